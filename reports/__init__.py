@@ -1,4 +1,4 @@
-"""Logs and traces to tables, findings and timelines. Only it imports pandas, pyarrow and plotly.
+"""Read logs and traces into tables, findings and timelines, with pandas, pyarrow and plotly.
 
     import vjob
 
@@ -6,8 +6,8 @@
     job.steps.took_s.describe()
     vjob.reports.losses(job)
 
-docs/notebook.md has all tables and figures. They come with their first use: importing this
-imports none of those libraries.
+docs/notebook.md describes all tables and figures. The libraries are imported with the first use of
+a table or figure, not with this package.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Tables to figures and findings: `measures.analyse` computes every figure of a report, and
-`findings.find_all` writes those worth a sentence.
+"""Turn a run's tables into figures and findings: `measures.analyse` computes every figure of a
+report, and `findings.find_all` writes a sentence for each one that matters.
 
-Reads no file but through `load`. Imports `load`, and of `varuna_core` the records and schedules.
+All files are read through `load`. Imports `load` and, from `varuna_core`, the records and
+schedules.
 """

@@ -43,9 +43,9 @@ CLASSES: dict[str, str] = {
     "end": "after the last step",
     "unknown": "nothing measured it",
 }
-"""Every class, and what it means; the order of the bar."""
+"""Every class of time and its description, in the order of the report's bar."""
 STEPS = ("compute", "steps", "bubble", "communication", "data", "checkpoint", "evaluate", "other")
-"""What steps are spent on."""
+"""The classes of time that can be spent within a step."""
 _OF_KIND = {
     **dict.fromkeys((*COMPUTE, "optimizer", "memcpy"), "compute"),
     **{kind: kind for kind in ("data", "checkpoint", "evaluate", "other")},
@@ -53,71 +53,70 @@ _OF_KIND = {
 
 
 def name_class(kind: str) -> str:
-    """The class of a kind of trace event."""
+    """Return the class of time that a kind of trace event belongs to."""
     return "communication" if kind in COMMUNICATION else _OF_KIND.get(kind, "other")
 
 
 TOLERANCE = 0.001
-"""Classes may exceed the time that there was by this part of it."""
+"""The sum of the classes may exceed the whole time by this fraction without being an error."""
 ROUNDED_S = 1e-5
-"""Rank-seconds below which a sum is what rounding left of it."""
+"""Sums of fewer rank-seconds than this are rounding errors."""
 WAITS = ("attempt", "rank", "bubble_s", "transfer_s", "exposed_s", "overlapped_s", "late_s")
-"""Columns of how the waits of the steps with details divide: waits of actions for work and for
-messages, communication beside no work and beside work, and the part of the former for ranks that
-came late."""
+"""Columns of the table of waits in detailed steps: waits of actions for work and for messages,
+communication that no work hides and that work hides, and the part of the unhidden communication
+spent on ranks that came late."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One start of the ranks, seconds since 1970."""
+    """One start of the ranks. Times are seconds since 1970."""
 
     label: str
     since: float
-    """The end of the attempt before, or the submit."""
+    """The end of the previous attempt, or the submit for the first one."""
     started: float
     ended: float
     is_queued: bool
-    """Whether it waited in the queue since then."""
+    """True if the attempt waited in the scheduler's queue between `since` and its start."""
     is_lost: bool
-    """Whether what came after its last step was in vain: a rank failed, or its nodes changed."""
+    """True if work after the attempt's last step was lost: a rank failed, or the nodes changed."""
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Accounting:
-    """Seconds by rank and class."""
+    """Rank-seconds of a run, divided by rank and class of time."""
 
     rows: pd.DataFrame
-    """A row an attempt and rank: attempt, rank, span_s, `<class>_s` of each, overlap_s. The classes
-    less overlap_s are span_s."""
+    """A row for each attempt and rank, with the columns attempt, rank, span_s, `<class>_s` of each
+    class, and overlap_s. The sum of the classes less overlap_s equals span_s."""
     attempts: tuple[Attempt, ...]
     is_split: bool
-    """Whether traces tell what the steps were spent on."""
+    """True if traces divide the time of the steps into classes."""
     was_cancelled: bool = False
-    """Whether the last attempt was ended by a cancel."""
+    """True if a cancel ended the last attempt."""
     may: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of `unknown` that may belong to steps, to the start or to the end."""
+    """By class, the seconds of `unknown` that may belong to it: to steps, the start or the end."""
     slack_s: float = 0.0
-    """Error of the seconds of `steps`: they may be less by this, since the times at which lines
-    were written are not exact."""
+    """Error of the seconds of `steps`: the true value may be smaller by this much, since the times
+    at which log lines were written are not exact."""
     start: Mapping[str, float] = field(default_factory=dict)
-    """Parts of the start (START), of the ranks of which it is known when they began."""
+    """Seconds by part of the start (see START), for ranks whose beginning is known."""
 
     @property
     def total_s(self) -> float:
-        """Rank-seconds of all classes."""
+        """Rank-seconds of all classes together."""
         return float(self.rows["span_s"].sum())
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Rank-seconds by class. Classes of less than ROUNDED_S are left out: that is an error of
-        rounding and no time."""
+        """Rank-seconds by class, without classes below ROUNDED_S, which are rounding errors."""
         sums = {name: float(self.rows[f"{name}_s"].sum()) for name in CLASSES}
         return {name: seconds for name, seconds in sums.items() if seconds > ROUNDED_S}
 
     @property
     def shares(self) -> dict[str, float]:
-        """Share of all rank-seconds by class; the sum exceeds 1 by what is claimed twice."""
+        """Share of all rank-seconds by class. The sum exceeds 1 by time that two classes claim."""
         total = self.total_s
         return {name: seconds / total for name, seconds in self.seconds.items()} if total else {}
 
@@ -140,21 +139,21 @@ class Accounting:
 
     @property
     def overlap(self) -> float:
-        """The part of all time that two classes claim."""
+        """The fraction of all time that two classes claim."""
         total = self.total_s
         return float(self.rows["overlap_s"].sum()) / total if total else 0.0
 
     @property
     def stepping_s(self) -> float:
-        """Rank-seconds within steps that count; 0 where these are not known."""
+        """Rank-seconds within steps that count; 0 if the steps' times are not known."""
         known_s = sum(self.seconds.get(name, 0.0) for name in STEPS)
         most_s = known_s + self.may.get("steps", 0.0)
         return known_s if known_s >= LEAST_COVERED * most_s else 0.0
 
 
 START = ("checks and container", "imports", "communicators, data and loading", "in the program")
-"""Until a rank's process began; until it opened its trace; until its first step; and the last two
-together, of a rank without a trace."""
+"""Parts of a start: until a rank's process began, until it opened its trace, and until its first
+step; the last two together for a rank without a trace."""
 
 
 def divide_start(
@@ -162,8 +161,9 @@ def divide_start(
     begun: Mapping[tuple[str, int], float],
     opened: Mapping[tuple[str, int], float],
 ) -> dict[str, float]:
-    """Seconds of all ranks by START. `begun` and `opened`: when the process of an attempt's rank
-    began, and when it opened its trace, since 1970. Who left no exit began with the others."""
+    """Return the seconds of all ranks by part of the start (see START). `begun` has the time at
+    which the process of each attempt's rank began, and `opened` the time at which the rank opened
+    its trace, both since 1970. A rank without an entry in `begun` began with the others."""
     started = {attempt.label: attempt.started for attempt in found.attempts}
     usual = {
         label: float(np.mean([at for (own, _), at in begun.items() if own == label]))
@@ -188,8 +188,8 @@ def divide_start(
 
 
 def format_least(found: Accounting, name: str) -> str:
-    """`12 %`; `12 % or more` where more of the time may be of this class; `8 % to 12 %` where it
-    may also be less."""
+    """Format a class's share: `12 %`; `12 % or more` if more of the time may be of this class; `8 %
+    to 12 %` if less may be."""
     low, high = found.bounds[name]
     share = found.shares.get(name, 0.0)
     if share - low > TOLERANCE:
@@ -216,8 +216,8 @@ def list_attempts(
     ranks: Mapping[str, Sequence[int]],
     failed: Sequence[str],
 ) -> list[Attempt]:
-    """The attempts by time. `labels` in order; `spans` are their first and last moments by
-    whatever else tells, `failed` those that did not end well."""
+    """Return the attempts in order of time. `labels` are in order; `spans` has the first and last
+    known moment of each attempt by other sources, and `failed` the attempts that ended badly."""
     asked = [float(e["time"]) for e in history if e.get("kind") in ("intent", "submitted")]
     requeues = [float(e["time"]) for e in history if e.get("kind") == "requeued"]
     found: list[Attempt] = []
@@ -249,7 +249,7 @@ def list_attempts(
 def _find_times(
     history: Sequence[Mapping[str, Any]], kind: str, label: str, labels: Sequence[str]
 ) -> list[float]:
-    """At most one time: an attempt that was tried again has such an event for each try."""
+    """Return the time of this event in the try of the attempt named `label`, if it has one."""
     number, _, earlier = label.partition(".earlier-")
     times = sorted(
         float(event["time"])
@@ -271,11 +271,14 @@ def account(
     log_lines: pd.DataFrame,
     hung: Mapping[str, float] | None = None,
 ) -> Accounting:
-    """`steps`: of the traces, begin_s since 1970. `after`: attempt, rank and seconds by class of
-    what came after the last step. `waits`: WAITS. `readings`: by attempt, for those without
-    traces. `log_lines`: attempt, step, took_s and count of log lines, for
-    ranks that were killed before they wrote the last steps into their traces. `hung`: seconds by
-    attempt in which its ranks hung."""
+    """Divide the time of all attempts by class.
+
+    `steps` are the steps of the traces, with begin_s since 1970. `after` has attempt, rank and the
+    seconds by class after each rank's last step. `waits` has the columns WAITS. `readings`, by
+    attempt, serve attempts without traces. `log_lines` has attempt, step, took_s and a count of log
+    lines, for ranks that were killed before their last steps reached their traces. `hung` is the
+    seconds by attempt in which its ranks hung.
+    """
     labels = [item.label for item in attempts]
     every = pd.concat([steps[["attempt", "step"]], log_lines[["attempt", "step"]]])
     log_lines = log_lines.assign(again=count_repeated(log_lines, every, labels))
@@ -318,7 +321,7 @@ def account(
 
 
 def _take_hung(row: dict[str, Any], seconds: float) -> None:
-    """A hang's time from where it would be counted without its record."""
+    """Move the seconds of a hang from the classes that counted them into `hung_s`."""
     for name in ("lost", "end", "unknown", "bubble", "communication"):
         part = min(row[f"{name}_s"], seconds)
         row[f"{name}_s"] -= part
@@ -333,7 +336,7 @@ def _add_traced(
     tail: Mapping[str, Any],
     log_lines: pd.DataFrame,
 ) -> None:
-    """A rank with a trace: what came before its first step, its steps, what came after."""
+    """Add the time of a rank with a trace: before its first step, in its steps, and after."""
     first, last = float(sums["first"]), float(sums["last"])
     start = first - attempt.started
     early = min(float(sums["early_s"]), max(start, 0.0))  # such as data read before the first step
@@ -363,8 +366,8 @@ def _add_traced(
 def _add_logged(
     row: dict[str, Any], attempt: Attempt, found: Readings | None, *, are_steps_told: bool
 ) -> dict[str, float]:
-    """A rank without a trace: its steps are those of the log. Time in which it may have done steps
-    is unknown; returns of each class how much of that may belong to it."""
+    """Add the time of a rank without a trace, with its steps from the log. Time in which it may
+    have taken steps is unknown; return how much of that may belong to each class."""
     room = attempt.ended - attempt.started
     if found is None or not found.steps_s > 0:
         is_lost = found is None and attempt.is_lost and are_steps_told
@@ -391,9 +394,9 @@ def _add_logged(
 
 
 def _take_apart(steps: pd.DataFrame, waits: pd.DataFrame, again: pd.Series[bool]) -> pd.DataFrame:
-    """A row an attempt and rank: first, last, early_s (what is of before the first step), step (the
-    last one), and the seconds of each class between first and last, with lost_s, unknown_s and
-    overlap_s."""
+    """Return a row for each attempt and rank: first, last, early_s (time before the first step that
+    a class claims), step (the last one), the seconds of each class between first and last, and
+    lost_s, unknown_s and overlap_s."""
     names = ["attempt", "rank", "first", "last", "early_s"]
     columns = [*names, "step", *(f"{name}_s" for name in (*STEPS, "lost", "unknown", "overlap"))]
     if steps.empty:
@@ -448,16 +451,16 @@ def _take_apart(steps: pd.DataFrame, waits: pd.DataFrame, again: pd.Series[bool]
 
 
 def _compute_drain(steps: pd.DataFrame) -> pd.Series[float]:
-    """From the last action of a rank until that of the last rank of its replica, in each step."""
+    """Return, by step, the seconds from a rank's last action to the last one in its replica."""
     own = steps["last_s"].astype(float)
     last = own.groupby([steps[name] for name in ("attempt", "replica", "step")]).transform("max")
     return (last - own).fillna(0.0)
 
 
 def _compute_ratios(rows: pd.DataFrame, waits: pd.DataFrame) -> pd.DataFrame:
-    """Ratios of each row: `bubble`, the part of its waits that is for work; `exposed`, the part of
-    its communication beside no work; `late`, the part of that for late ranks; `is_known`. Measured
-    in the steps with details of the same rank and attempt, else of the attempt."""
+    """Return ratios for each row: `bubble`, the part of its waits that is for work; `exposed`, the
+    part of its communication that no work hides; `late`, the part of exposed communication spent on
+    late ranks; `is_known`. They are measured in detailed steps of the same rank or else attempt."""
 
     def divide(table: pd.DataFrame) -> pd.DataFrame:
         waited = table["bubble_s"] + table["transfer_s"]
@@ -479,7 +482,7 @@ def _compute_ratios(rows: pd.DataFrame, waits: pd.DataFrame) -> pd.DataFrame:
 
 
 def compute_late(events: pd.DataFrame) -> pd.DataFrame:
-    """attempt, rank, late_s: of all-reduces, the part before the last rank joined in."""
+    """Return attempt, rank and late_s of each all-reduce: its time before the last rank joined."""
     own = events[events["kind"].isin(["all-reduce", "communication"])]
     if own.empty:
         empty: dict[str, list[float]] = {"attempt": [], "rank": [], "late_s": []}

@@ -1,4 +1,4 @@
-"""Work of stages and of ranks against each other: a more even partition, and slow ranks."""
+"""Compare the work of stages and of ranks: suggest a more even partition, and find slow ranks."""
 
 from __future__ import annotations
 
@@ -21,29 +21,31 @@ from varuna_core.records.logs.slow_ranks import (
 
 @dataclass(frozen=True, kw_only=True)
 class Suggestion:
-    """Another partition."""
+    """A partition that would make the slowest stage faster than the present one."""
 
     partition: Partition
     slowest_now_s: float
     slowest_then_s: float
-    """What the slowest stage would take; messages and bubbles are not in it."""
+    """Seconds of the slowest stage under the suggestion, without messages and bubbles."""
 
     def __str__(self) -> str:
         return self.partition.spell()
 
     @property
     def gain(self) -> float:
-        """The part of the slowest stage's time that is saved."""
+        """The fraction of the slowest stage's time that the suggestion saves."""
         return 1 - self.slowest_then_s / self.slowest_now_s if self.slowest_now_s else 0.0
 
 
 def suggest_partition(partition: Sequence[int], work_s: Sequence[float]) -> Suggestion | None:
-    """The partition whose slowest stage is fastest; None where this one is, or nothing is known.
+    """Return the partition with the fastest slowest stage; None if the present one is best, or too
+    little is known.
 
-    Layers are alike, and a layer costs on each stage what it costs there now: stages on faster GPUs
-    take more. What a stage without layers does (an embedding, a loss) stays with it. The first and
-    the last stage keep one where they have one: it may be the part of the model that only they can
-    hold, so a conf with the suggestion is accepted whichever way its numbers are counted.
+    All layers are taken to be alike, and a layer to cost on each stage what it costs there now, so
+    a stage on slower GPUs takes longer. The work of a stage without layers (an embedding, a loss)
+    stays where it is. The first and the last stage keep at least one layer if they have one now:
+    that layer may be the part of the model that only they can hold, so a conf with the suggestion
+    stays valid however its layers are counted.
     """
     if len(partition) != len(work_s) or not 0 < sum(partition) < 10_000 or min(work_s) < 0:
         return None
@@ -70,27 +72,27 @@ def suggest_partition(partition: Sequence[int], work_s: Sequence[float]) -> Sugg
 
 @dataclass(frozen=True, kw_only=True)
 class Straggler:
-    """A slow rank."""
+    """A rank that is slower than its peers."""
 
     attempt: str
     rank: int
     stage: int
     host: str
     ratio: float
-    """Its work against the median of its peers', in the median step."""
+    """The rank's work divided by the median work of its peers, in the median step."""
     share_of_steps: float
-    """In how many steps it was slower than a rung of `slow_ranks` allows."""
+    """The fraction of the steps in which the rank was slower than a rung of `slow_ranks` allows."""
     num_steps: int = 0
-    """Of a stretch in which it was slow; 0 is the whole attempt."""
+    """Length in steps of the stretch in which the rank was slow; 0 means the whole attempt."""
     num_peers: int
     device: str = ""
-    """Its kind and its peers'; empty is not known."""
+    """Kind of device of the rank and its peers; empty if not known."""
 
 
 def find_stragglers(steps: pd.DataFrame, ranks: pd.DataFrame) -> list[Straggler]:
-    """The slowest first. `ranks` has attempt, rank, stage, host and device.
+    """Return the slow ranks, slowest first. `ranks` has attempt, rank, stage, host and device.
 
-    Peers are the other ranks of an attempt with the same stage and device.
+    A rank's peers are the other ranks of its attempt with the same stage and device.
     """
     if steps.empty or ranks.empty:
         return []
@@ -141,9 +143,10 @@ def _holds(rung: Rung, ratios: npt.NDArray[np.float64]) -> bool:
 
 
 def compute_slow_stretch(ratios: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The ratios of the worst steps in a row in which a rank was PERSISTENT; empty without any.
+    """Return the ratios of the worst consecutive steps in which a rank was slow by the rule
+    PERSISTENT; empty if there are none.
 
-    As whoever watched the run saw its last steps: 60 of them, or fewer after the warm-up.
+    The stretch is as long as the window of the live monitor: 60 steps, or fewer after the warm-up.
     """
     slow = ratios > PERSISTENT.times
     if slow.sum() < PERSISTENT.share * PERSISTENT.num_steps:
@@ -166,9 +169,9 @@ def compute_slow_stretch(ratios: npt.NDArray[np.float64]) -> npt.NDArray[np.floa
 
 
 def compute_medians_of_others(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """For each number the median of the others in its row, without NaN.
+    """Return, for each number, the median of the other numbers in its row, ignoring NaN.
 
-    All rows are sorted once: to leave out one number moves the middle by one place at most.
+    Each row is sorted once: leaving out one number moves the middle by at most one position.
     """
     order = np.argsort(values, axis=1)  # NaN comes last
     places = np.empty_like(order)

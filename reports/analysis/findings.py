@@ -1,7 +1,7 @@
-"""The figures as sentences: a number, its evidence, and the conf key that changes it.
+"""Write the figures as findings: a number, its evidence, and the conf key that changes it.
 
-First how a run ended that did not end well, then what is wrong, then all else; each of these the
-most expensive first, by the part of the time that each is about.
+A bad end of the run comes first, then problems, then everything else; within each group the
+findings are sorted by the share of time that they concern.
 """
 
 from __future__ import annotations
@@ -37,41 +37,41 @@ from vjob.reports.load.tables import Job
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One sentence of the report."""
+    """One statement of the report, with the number and the evidence behind it."""
 
     rule: str = ""
-    """The name of the observation, which stays where its words change."""
+    """Stable name of the observation; it stays the same if the words change."""
     weight: float
-    """The part of the time that it is about; 1 and more for what must be read first."""
+    """The share of time that the finding concerns; 1 or more for what must be read first."""
     sentence: str
     evidence: str
-    """Where the number comes from."""
+    """The source of the number."""
     key: str
     """The conf key to change; empty where no key helps."""
     cause: str = ""
-    """One of CAUSES where it is about something wrong; such findings stand first."""
+    """A member of CAUSES if the finding is about a problem; such findings are listed first."""
     lost_s: float = 0.0
-    """Rank-seconds that it costs; all that a change may save."""
+    """Rank-seconds that the problem costs: the most that a change can save."""
     cost: str = ""
-    """The same in hours, and in money where there are prices."""
+    """`lost_s` as hours, and as money if there are prices."""
     values: Mapping[str, Any] = field(default_factory=dict)
-    """The numbers and names of the sentence: plain JSON values."""
+    """The numbers and names in the sentence, as plain JSON values."""
 
 
 GROUP = "vjob.findings"
 OWN_PROGRAMS = ("script", "module", "command", "function", "deepspeed")
 OWN_TRACE = "a script writes one by varuna_core.trace, or by torch.profiler (docs/script.md)"
 DOUBTFUL_NS = 1_000_000
-"""Clocks that agree to within less are good enough."""
+"""Errors of the clocks below this are too small to mention."""
 
 
 def name_saves_key(job: Job) -> str:
-    """The key for how often a run saves; empty where the program decides that by itself."""
+    """Return the conf key for how often a run saves; empty if the program decides by itself."""
     return "" if job.plan.program in OWN_PROGRAMS else "train.checkpoint.every"
 
 
 def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
-    """Missing traces and details, doubtful clocks, files that were not read whole."""
+    """Yield findings on missing traces and details, doubtful clocks, and truncated files."""
     is_own = job.plan.program in OWN_PROGRAMS  # the conf's keys for traces do not reach it
     yield from _list_gaps_of_logs(job)
     if job.traces.is_log:
@@ -183,7 +183,7 @@ def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 
 def _list_gaps_of_logs(job: Job) -> Iterator[Finding]:
-    """Logs that are missing or another job's, steps whose calls are cut, clocks that contradict."""
+    """Yield findings on missing logs, another job's logs, cut lists of calls, and wrong clocks."""
     missing = job.missing
     if missing is not None:
         many = len(missing.indices)
@@ -238,7 +238,7 @@ def _name_steps(first: int, last: int) -> str:
 
 
 def _name_some(names: Sequence[object]) -> str:
-    """`n1, n2 and 3 more`."""
+    """Join names for a sentence, such as `n1, n2 and 3 more`."""
     shown = ", ".join(map(str, names[:MOST_NAMED]))
     return shown + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")
 
@@ -256,22 +256,22 @@ def _name_runs(numbers: Sequence[int]) -> str:
 
 MOST_NAMED = 8
 MOST_PACE = 0.9
-"""Weight of a stage that sets the pace: what makes it slow is said before."""
+"""Weight of a finding on the stage that sets the pace, below the findings on its causes."""
 CLOCKS_WRONG, STEPS_CUT, LOGS_MISSING = 0.95, 0.96, 0.97
-"""Weights of what other figures rest on: read before all that is no cause."""
+"""Weights of doubts about the data: read before every finding that is not a cause."""
 MUST = 9.0
-"""Weight of what is read before all else."""
+"""Weight of findings that are read before all others."""
 MUCH_BUBBLE = 0.05
-"""A bubble this much above its ideal is worth a sentence; so is this part of the time elsewhere."""
+"""A bubble this much above its ideal gets a finding; so do other losses of this share."""
 TIGHT = 0.92
-"""Memory in use beyond this part may not fit the next batch."""
+"""If more than this fraction of the memory is in use, the next batch may not fit."""
 MOST_STRAGGLERS = 5
 MUCH_IMBALANCE = 0.1
-"""A partition that saves this part of the slowest stage's time is worth a change."""
+"""A partition that saves this fraction of the slowest stage's time is worth a change."""
 
 
 def find_all(job: Job, analysis: Analysis) -> list[Finding]:
-    """All that is worth saying."""
+    """Return all findings on a run, sorted for the report."""
     found = [finding for make in MAKERS for finding in make(job, analysis)]
     found += _ask_plugins(job, analysis)
     found += find_causes(job, analysis, found)
@@ -280,7 +280,7 @@ def find_all(job: Job, analysis: Analysis) -> list[Finding]:
 
 
 def _ask_plugins(job: Job, analysis: Analysis) -> list[Finding]:
-    """The findings of plug-ins; one that fails is left out with one warning."""
+    """Return the findings of plug-ins. A plug-in that fails is skipped with a warning."""
     found: list[Finding] = []
     for name in list_plugins(GROUP):
         make = load_plugin(GROUP, name)
@@ -293,7 +293,7 @@ def _ask_plugins(job: Job, analysis: Analysis) -> list[Finding]:
 
 
 def _price(finding: Finding, analysis: Analysis) -> Finding:
-    """With what it costs, as people count it."""
+    """Return the finding with its `cost` filled in."""
     head = analysis.headline
     hours, cost = value_of(head.rank_hours), value_of(head.cost)
     if finding.lost_s <= 0 or not hours:
@@ -426,7 +426,7 @@ def _on_communication(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 
 def _is_pipeline(job: Job) -> bool:
-    """False for a script without a pipeline: the layout's keys have no effect on it."""
+    """Return False for a script without a pipeline, on which the layout's keys have no effect."""
     return job.plan.program not in OWN_PROGRAMS or (job.plan.pipeline or 1) > 1
 
 
@@ -610,7 +610,7 @@ def _on_goodput(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 
 def _explain_no_steps(job: Job, analysis: Analysis, wall_s: float) -> Finding:
-    """A finding for runs whose steps, or the times of these, are not known."""
+    """Return a finding that explains why the steps, or their times, are not known."""
     many = len(analysis.goodput.attempts)
     ran = f"The run took {in_units(wall_s)}" + (f" in {many} attempts" if many > 1 else "")
     failed = len(job.exits) and int((job.exits["code"].astype(float) != 0).sum())
@@ -657,13 +657,13 @@ def _on_prediction(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 
 SILENCE_S = 60.0
-"""Without a step before the end, beyond which a run is said to have stood still."""
+"""Seconds without a step before the end after which a run is reported as stalled."""
 MUCH_SILENCE = 3
-"""Times the longest time between two lines or steps, beyond which no step was under way."""
+"""A silence is a stall if it is this many times longer than any other gap between lines."""
 
 
 def _on_end(job: Job, analysis: Analysis) -> Iterator[Finding]:
-    """How a run ended that did not end well, or that had nothing to do."""
+    """Yield a finding on a run that ended badly or had nothing to do."""
     state = analysis.headline.state
     if has_ended_badly(job):
         advice = ""
@@ -688,7 +688,7 @@ def _on_end(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 
 def _on_silence(job: Job, analysis: Analysis) -> Iterator[Finding]:
-    """A long time without a step before the end: ranks hung, or waited for something."""
+    """Yield a finding on a long time without a step at the end: ranks hung or waited."""
     attempts, times = analysis.accounting.attempts, analysis.times
     if not attempts or not has_ended_badly(job) or not analysis.goodput.tells_silence:
         return
@@ -727,7 +727,7 @@ MAKERS = (
     _on_prediction,
     list_gaps,
 )
-"""Every function that yields findings, in no certain order: their weights sort them."""
+"""Functions that yield findings, in any order: findings are sorted by weight."""
 
 
 # What is wrong, in the manner of jobstats: a rule each, with what it costs.
@@ -749,32 +749,32 @@ CAUSES = (
     "limit",
 )
 MUCH = 0.1
-"""Of the time of the steps, spent on waiting for data or on saves, is worth a change."""
+"""Waits for data or saves are a problem above this fraction of the steps' time."""
 MUCH_COMMUNICATION = 0.2
 MUCH_SAVING = 0.05
 HELPFUL_SAVING = 0.02
-"""What a suggested interval of saves costs."""
+"""The fraction of time that saves cost at a suggested interval."""
 LONG_START_S = 60.0
-"""A start that is shorter is none to save on."""
+"""A start shorter than this leaves nothing worth saving."""
 LAUNCHES = 0.25
-"""Fixed costs of a forward beyond this part of it: the micro-batch is too small."""
+"""If fixed costs take more than this fraction of a forward, the micro-batch is too small."""
 ROOMY = 0.6
-"""Memory in use below this part leaves room for more samples at once."""
+"""Below this fraction of memory in use, there is room for more samples at once."""
 BARE = 0.2
-"""So little of every GPU's memory in use: the job fits on fewer or smaller ones."""
+"""Below this fraction of memory in use on every GPU, the job fits on fewer or smaller GPUs."""
 IDLE_GPU = 0.5
 HOT_C = 88.0
 HELD_DOWN = ("sw_thermal", "hw_thermal", "hw_slowdown", "hw_power_brake")
-"""The driver's reasons for a clock below what the GPU is made for; a power cap is the usual one."""
+"""The driver's reasons for a lowered clock, except a power cap, which is usual."""
 HELD_PART = 0.1
-"""Of a GPU's samples, beyond which it counts as held down."""
+"""Fraction of a GPU's samples with a lowered clock above which the GPU is reported as throttled."""
 SWAPPED_MB = 512
 MUCH_LIMIT = 5.0
 LONG_LIMIT_S = 3600.0
 LONG_QUEUE_S = 60.0
-"""A wait that a shorter time limit may save a part of."""
+"""Seconds in the queue above which a shorter time limit may be worth suggesting."""
 LEAST_STEPS = 3
-"""Before and after, to say that steps became longer."""
+"""Steps needed both before and after an event to say that steps became longer."""
 
 
 def find_causes(job: Job, analysis: Analysis, before: Sequence[Finding]) -> list[Finding]:
@@ -789,12 +789,12 @@ def find_causes(job: Job, analysis: Analysis, before: Sequence[Finding]) -> list
 
 
 def _has(job: Job, target: Target) -> bool:
-    """True where a conf of this run's kind has the target."""
+    """Return True if the confs of this run's kind have a key for the target."""
     return job.plan.context in SPELLINGS[target]
 
 
 def _spell_exclude(job: Job, host: str) -> str:
-    """The key that leaves a node out; empty on one machine."""
+    """Return the conf key that excludes a node; empty on one machine."""
     if job.plan.context is Context.CONF:
         return f"cluster.exclude: [{host}]" if host else "cluster.exclude"
     return render(Remedy(Action.EXCLUDE, Target.NODE, value=host), job.plan.context)
@@ -849,7 +849,7 @@ def _on_saves(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 
 def _round_up(number: float) -> int:
-    """To one or two digits that people write: 240 for 237, 2400 for 2370."""
+    """Round up to one or two significant digits: 237 becomes 240, and 2361 becomes 2400."""
     size = 10 ** max(0, len(str(int(number))) - 2)
     return int(-(-number // size) * size)
 
@@ -884,7 +884,7 @@ def _on_exposed(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 
 def _on_hang(job: Job, analysis: Analysis) -> Iterator[Finding]:
-    """Said first: what hung, since when, what was done, and what it cost."""
+    """Yield findings on hangs: what hung, since when, what was done, and what it cost."""
     rows = analysis.accounting.rows
     for label, hang in job.hangs.items():
         held = float(rows.loc[rows["attempt"] == label, "hung_s"].sum())
@@ -1068,7 +1068,7 @@ def _on_swap(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 
 def _compute_growth(job: Job, analysis: Analysis, since: float) -> float:
-    """How many times as long as before the steps took that began after this time; 1 if few did."""
+    """Return the length of steps after `since` divided by that before; 1 if there are too few."""
     later = analysis.times[analysis.times.duplicated("attempt")]
     is_after = later["begin_s"].astype(float) + job.traces.zero_ns / 1e9 > since
     if min(is_after.sum(), (~is_after).sum()) < LEAST_STEPS:
@@ -1108,7 +1108,7 @@ def _on_unused_memory(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 
 def _on_limit(job: Job, analysis: Analysis) -> Iterator[Finding]:
-    """A shorter limit starts sooner, where a job waits in a queue."""
+    """Yield a finding that suggests a shorter time limit for a job that waited in a queue."""
     asked = job.conf.get("cluster")
     limit = asked.get("walltime_min") if isinstance(asked, dict) else None
     attempts = analysis.accounting.attempts
@@ -1135,7 +1135,7 @@ def _on_limit(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 
 def _on_gpu_use(job: Job, analysis: Analysis, explained_s: float) -> Iterator[Finding]:
-    """Low use, after the manner of jobstats; that which other causes explain is no cause itself."""
+    """Yield a finding, as jobstats does, on low use of GPUs that no other cause explains."""
     samples = _during_steps(job, analysis)
     samples = samples[samples["gpu"] != "cpu"] if len(samples) else samples
     used = samples["utilization"].astype(float).dropna() / 100 if len(samples) else None
@@ -1164,7 +1164,7 @@ def _on_gpu_use(job: Job, analysis: Analysis, explained_s: float) -> Iterator[Fi
 
 
 def _during_steps(job: Job, analysis: Analysis) -> pd.DataFrame:
-    """Samples from the first step of an attempt to its last; none where these are not known."""
+    """Return the samples between an attempt's first and last step, if these times are known."""
     samples = job.gpus
     if samples.empty or not analysis.goodput.covers:
         return samples.iloc[:0]

@@ -1,4 +1,4 @@
-"""The first lines of a report: what ran, how fast, how much of it was of use, and what it cost."""
+"""Compute the first lines of a report: what ran, its pace, the useful share of time, the cost."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from vjob.reports.analysis.step_times import Goodput, drop_first
 from vjob.reports.load.tables import Job
 
 LAYER_LAUNCH_S = LAUNCH_S
-"""What starting the kernels of a layer's forward takes, as the planner has it."""
+"""Seconds to launch the kernels of one layer's forward; the planner uses the same figure."""
 LITTLE_HOURS = 0.1
-"""Rank-hours that are not worth a line, unless they have a price."""
+"""Fewer rank-hours than this are not worth a line, unless they have a price."""
 BACKWARD = 2
-"""Operations of a backward for each of the forward; a recompute is no work of the model."""
+"""Operations of a backward for each operation of the forward, without a recompute."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """Model FLOPs a second of the GPUs of one kind, without recompute."""
+    """Model FLOPs a second on GPUs of one kind, without recompute."""
 
     kind: str
     num_ranks: int
     tflops: float
-    """Of each rank, in the median step."""
+    """TFLOP/s of each rank in the median step."""
     peak: float | None
-    """The data sheet's, None for a kind that the table has not."""
+    """The peak on the data sheet; None for a kind that is not in the table."""
     source: str
-    """Whose figure the peak is."""
+    """The source of the peak."""
 
     @property
     def utilization(self) -> float | None:
@@ -63,31 +63,31 @@ class Headline:
     state: str
     nodes: int
     devices: Mapping[str, int]
-    """How many of each kind."""
+    """The number of devices of each kind."""
     duration_s: Known[float]
     queued_s: Known[float]
     last_step: Known[int]
     is_counted: bool
-    """`last_step` is the number of optimizer steps: no line tells the program's own number."""
+    """True if `last_step` counts optimizer steps because no line prints the program's number."""
     num_steps: Known[int]
     step_s: Known[float]
-    """The median, without each attempt's first."""
+    """Seconds of the median step, without the first step of each attempt."""
     left_s: Known[float]
-    """Until the last step at that pace."""
+    """Seconds left until the last step, at the median pace."""
     samples_per_s: Known[float]
     tokens_per_s: Known[float]
     goodput: Bounded[float]
     start: Bounded[float]
-    """Share of all time that the starts took."""
+    """Share of all time that starts took."""
     idle: Known[float]
-    """Share of a step in which ranks wait for other ranks' work."""
+    """Share of a step in which ranks wait for the work of other ranks."""
     rank_hours: Known[float]
-    """From the first start to the end, of all ranks; by STEP_LINES only of the steps."""
+    """Hours of all ranks from first start to end; if read by STEP_LINES, of the steps only."""
     cost: Known[float]
-    """In the unit of the conf's prices."""
+    """The cost in the currency of the conf's prices."""
     speeds: tuple[Speed, ...]
     hung: str = ""
-    """The longest hang, in a sentence; empty where there was none."""
+    """The longest hang, as a sentence; empty if nothing hung."""
     hung_hours: float = 0.0
     """Rank-hours of all hangs."""
 
@@ -99,7 +99,7 @@ class Headline:
 def summarise(
     job: Job, accounting: Accounting, goodput: Goodput, times: pd.DataFrame, idle: Known[float]
 ) -> Headline:
-    """`times` as of build_step_times."""
+    """Compute the headline figures. `times` is the table of build_step_times."""
     step, is_counted = _find_last(goodput)
     total = goodput.attempts[-1].steps.total if is_counted else find_num_steps(job)
     judged = [one.steps for one in goodput.attempts]
@@ -149,7 +149,7 @@ def summarise(
 
 
 def _describe_hangs(job: Job) -> str:
-    """The longest one, and how many more there were."""
+    """Describe the longest hang and count the others."""
     hangs = sorted(job.hangs.values(), key=lambda one: (one.until or one.seen_at) - one.since)
     more = f"; and {len(hangs) - 1} more" if len(hangs) > 1 else ""
     return describe_hang(hangs[-1]) + more if hangs else ""
@@ -159,7 +159,7 @@ STEP_LINES = "lines about steps"
 
 
 def _count_ranks(job: Job) -> int:
-    """The ranks of a folder without a record; 0 is not known."""
+    """Count the ranks of a folder without a run record; 0 means not known."""
     said = job.job_info.get("WORLD_SIZE", "")
     if said.isascii() and said.isdecimal():
         return int(said)
@@ -167,11 +167,11 @@ def _count_ranks(job: Job) -> int:
 
 
 LEAST_STEPS = 3
-"""Steps with a time, of lines, from which a pace is known."""
+"""The number of timed steps from log lines that are needed for a pace."""
 
 
 def measure_pace(times: pd.DataFrame, goodput: Goodput) -> Known[float]:
-    """Seconds of the median step; a single line is no pace."""
+    """Return the seconds of the median step; not known from fewer than LEAST_STEPS lines."""
     counted = [one.readings.step_s for one in goodput.attempts if one.readings is not None]
     known = [step_s for step_s in counted if step_s is not None]
     if known:
@@ -187,7 +187,7 @@ def measure_pace(times: pd.DataFrame, goodput: Goodput) -> Known[float]:
 
 
 def _find_last(goodput: Goodput) -> tuple[Known[int], bool]:
-    """The furthest step, and whether it is counted only."""
+    """Return the furthest step, and True if it is only a count."""
     found = [one.steps for one in goodput.attempts if isinstance(one.steps.step, Value)]
     numbered = [one.step for one in found if not one.is_counted]
     if numbered:
@@ -212,7 +212,7 @@ def _estimate_left(
 
 
 def _compute_rate(job: Job, name: str, step_s: Known[float]) -> Known[float]:
-    """Samples or tokens a second: of the batch and the pace, else as lines print them."""
+    """Return samples or tokens a second from the batch and the pace, or else from log lines."""
     iterations, training = job.logs["iterations"], job.training
     batch, pace_s = _find_batch(training, iterations), value_of(step_s)
     if name == "tokens_per_s" and batch:
@@ -228,7 +228,7 @@ def _compute_rate(job: Job, name: str, step_s: Known[float]) -> Known[float]:
 
 
 def find_num_steps(job: Job) -> Known[int]:
-    """The steps that the training is to take: by its lines, else by the conf."""
+    """Return the number of steps of the whole training, from its log or else from the conf."""
     iterations = job.logs["iterations"]
     totals = iterations["num_steps"].dropna() if len(iterations) else iterations
     if len(totals):
@@ -243,7 +243,7 @@ def find_num_steps(job: Job) -> Known[int]:
 
 
 class Fact(NamedTuple):
-    """A figure as people write it."""
+    """A figure formatted for people."""
 
     name: str
     value: str
@@ -313,12 +313,12 @@ def format_bounded(share: Value[float] | Within[float]) -> str:
 
 
 def format_count(number: float) -> str:
-    """`812`, `12,345`."""
+    """Format a count with separators: `812`, `12,345`."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def has_ended_well(job: Job) -> bool:
-    """True where record or events say so."""
+    """Return True if the run record or the events say that the run ended well."""
     return _describe_state(job).startswith(("COMPLETED", "ended well"))
 
 
@@ -326,22 +326,22 @@ BADLY = {
     *("FAILED", "TIMEOUT", "CANCELLED", "PREEMPTED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL"),
     *("DEADLINE", "REFUSED", "failed"),
 }
-"""Words of states in which a run is over and did not end well."""
+"""Scheduler states of a run that is over and did not end well."""
 
 
 def has_ended_badly(job: Job) -> bool:
-    """False too where it goes on, or nothing says how it ended."""
+    """Return True if the run ended badly; False also if it goes on or its end is not known."""
     return _describe_state(job).partition(":")[0] in BADLY
 
 
 def goes_on(job: Job) -> bool:
-    """Return True if the scheduler's state of the job is one of a run that has not ended; False
-    also if no scheduler was asked, as for a folder of logs."""
+    """Return True if the scheduler's state says that the job has not ended; False also if no
+    scheduler was asked, as for a folder of logs."""
     return job.state.partition(":")[0] in ("RUNNING", "COMPLETING", "SUSPENDED")
 
 
 def _describe_state(job: Job) -> str:
-    """The run's own record is followed; without one, as of a folder of logs, its events are."""
+    """Return the state from the run record or, without one, from the events."""
     if job.state:
         return job.state
     ends = [event for event in job.history if event.get("kind") == "ended"]
@@ -356,14 +356,14 @@ def _describe_state(job: Job) -> str:
 
 
 def _count_nodes(job: Job) -> int:
-    """While a run goes on some nodes have printed nothing, and none has left exit codes."""
+    """Count the nodes by all files, since not every node need have printed lines so far."""
     found = {node for attempt in job.sources.attempts for node, _ in (*attempt.logs, *attempt.gpus)}
     found |= {str(node) for node in job.exits["node"] if node}
     return max(len(found), len({trace.host for trace in job.traces.ranks if trace.host}))
 
 
 def _count_devices(job: Job, accounting: Accounting) -> dict[str, int]:
-    """GPUs that samples name, else what the ranks say that they run on."""
+    """Count the devices by kind: GPUs named in samples, or else the devices that ranks report."""
     gpus = job.gpus
     if len(gpus) and (gpus["gpu"] != "cpu").any():
         own = gpus[gpus["gpu"] != "cpu"].drop_duplicates(["node", "gpu"])
@@ -374,7 +374,7 @@ def _count_devices(job: Job, accounting: Accounting) -> dict[str, int]:
 
 
 def _find_batch(training: Training | None, iterations: pd.DataFrame) -> float | None:
-    """Samples a step."""
+    """Return the number of samples in a step; None if not known."""
     if training is not None:
         return float(training.global_batch_size)
     sizes = iterations["global_batch_size"].dropna() if len(iterations) else iterations
@@ -382,7 +382,7 @@ def _find_batch(training: Training | None, iterations: pd.DataFrame) -> float | 
 
 
 def _measure_speeds(job: Job, step_s: float | None) -> Iterator[Speed]:
-    """Each kind's share of the model by the layers of its stages, in the last attempt."""
+    """Yield the speed of each kind of GPU in the last attempt, by the layers on its stages."""
     training, traces = job.training, [t for t in job.traces.ranks if t.has_header]
     if training is None or not step_s or not traces:
         return
@@ -429,13 +429,13 @@ def _measure_speeds(job: Job, step_s: float | None) -> Iterator[Speed]:
 
 
 def _find_product(kind: str) -> GpuProduct | None:
-    """The one product that it may be; of several sizes the peaks are alike."""
+    """Return the product of this kind; None if several products with different peaks match."""
     found = list_gpus(kind)
     return found[0] if len({gpu.half_tflops for gpu in found}) == 1 else None
 
 
 def _compute_cost(job: Job, hours: Known[float]) -> Known[float]:
-    """By the conf's prices of a node-hour, of each group by its GPU's type or its own name."""
+    """Compute the cost from the conf's prices of a node-hour, by GPU type or name of the group."""
     proof = (Evidence("the conf's prices", Sure.INFERRED),)
     unknown = NotKnown("the conf has no prices for all of its nodes", proof)
     prices = job.conf.get("prices")

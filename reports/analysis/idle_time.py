@@ -1,4 +1,5 @@
-"""Idle time of a step: bubbles against their ideal, and communication that the work hid or not."""
+"""Measure idle time in a step: bubbles against their ideal, and communication not hidden by
+work."""
 
 from __future__ import annotations
 
@@ -17,25 +18,25 @@ from vjob.reports.analysis.pipeline import Order, Pipeline, list_waits
 from vjob.reports.load.trace_lines import Column
 
 _KINDS: dict[Kind, int] = {"F": 0, "f": 0, "R": 1, "B": 2, "I": 3, "W": 4, "O": 5, "L": 6}
-"""Kinds of action by what they cost: a forward costs the same whatever it keeps."""
+"""Cost class of each kind of action: all forwards cost the same, whatever activations they keep."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bubbles:
-    """Idle parts of the ranks' time in one step of one pipeline."""
+    """Idle fractions of the ranks' time in one step of one pipeline."""
 
     measured: float
     ideal: float
-    """The same order with these stage times, messages for nothing."""
+    """Idle fraction of the same order with the measured stage times and free messages."""
     ideal_even: float
-    """The same order with the same work on every stage."""
+    """Idle fraction of the same order with equal work on every stage."""
     makespan_s: float
     ideal_s: float
     ideal_even_s: float
 
 
 def compare_bubbles(pipelines: list[Pipeline]) -> list[Bubbles | str]:
-    """Each step against its ideals, or why that cannot be said."""
+    """Compare each step with its ideals, or return the reason why that is not possible."""
     orders: dict[int, list[int]] = {}
     for at, pipeline in enumerate(pipelines):
         orders.setdefault(id(pipeline.order), []).append(at)
@@ -47,7 +48,7 @@ def compare_bubbles(pipelines: list[Pipeline]) -> list[Bubbles | str]:
 
 
 def _compare_alike(pipelines: list[Pipeline]) -> list[Bubbles | str]:
-    """Compare pipelines that ran the same order, all at once."""
+    """Compare pipelines that ran the same order."""
     order = pipelines[0].order
     costs = measure_costs(order, pipelines)
     stages = costs.shape[1]
@@ -73,7 +74,7 @@ def _compare_alike(pipelines: list[Pipeline]) -> list[Bubbles | str]:
 
 
 def measure_costs(order: Order, pipelines: list[Pipeline]) -> Column:
-    """The mean work of each kind of action on each stage: [kind, stage, pipeline]."""
+    """Return the mean work of each kind of action by stage, indexed [kind, stage, pipeline]."""
     took = np.array([pipeline.end_s - pipeline.ready_s for pipeline in pipelines])
     took = np.where(took > 0, took, 0.0).T
     totals = np.zeros((len(set(_KINDS.values())), order.schedule.num_stages, len(pipelines)))
@@ -87,8 +88,8 @@ def measure_costs(order: Order, pipelines: list[Pipeline]) -> Column:
 
 
 def simulate_free(order: Order, costs: Column) -> tuple[Column, Column]:
-    """Makespan and idle share for each column of costs, as `simulate` finds them where messages
-    take no time; ScheduleError if the ranks get stuck."""
+    """Return the makespan and idle fraction for each column of costs, equal to those of `simulate`
+    with free messages. Raise ScheduleError if the ranks get stuck."""
     schedule = order.schedule
     free = np.zeros((schedule.num_ranks, costs.shape[2]))
     busy = np.zeros_like(free)
@@ -114,8 +115,9 @@ def simulate_free(order: Order, costs: Column) -> tuple[Column, Column]:
 
 
 def measure_communication(events: pd.DataFrame, pipelines: list[Pipeline]) -> pd.DataFrame:
-    """A row a rank: work_s; bubble_s, its waits for messages not yet made; exposed_s, its waits for
-    messages under way and communication beside which it did nothing; overlapped_s, the rest."""
+    """Return a row for each rank: work_s; bubble_s, waits for messages that were not yet sent;
+    exposed_s, waits for messages under way and communication that no work hid; overlapped_s, the
+    other communication."""
     ordered = events.sort_values(["rank", "ready_s"], kind="stable")
     is_work = ordered["kind"].isin(COMPUTE).to_numpy()
     is_link = ordered["kind"].isin(COMMUNICATION).to_numpy()
@@ -155,16 +157,16 @@ def measure_communication(events: pd.DataFrame, pipelines: list[Pipeline]) -> pd
 
 
 def _cut_by_rank(ranks: npt.NDArray[Any], ordered: npt.NDArray[Any]) -> Iterator[slice]:
-    """The slice of each rank's rows."""
+    """Yield the slice of rows that belongs to each rank."""
     starts = np.searchsorted(ordered, ranks).tolist()
     ends = np.searchsorted(ordered, ranks, side="right").tolist()
     return map(slice, starts, ends)
 
 
 def _measure_overlap(work: npt.NDArray[Any], links: npt.NDArray[Any]) -> float:
-    """Seconds of communication beside which the rank worked, on one thing at a time.
+    """Return the seconds of communication during which the rank also worked.
 
-    Rows are begin, ready, end; those of work in the order of ready.
+    Rows are begin, ready, end; those of `work` are sorted by ready. Parallel messages count once.
     """
     if not len(work) or not len(links):
         return 0.0

@@ -1,4 +1,4 @@
-"""Every figure of the report, computed once from the tables and without side effects."""
+"""Compute every figure of the report once from the tables, without side effects."""
 
 from __future__ import annotations
 
@@ -48,45 +48,45 @@ from vjob.reports.load.trace_file import RankTrace
 from vjob.reports.load.trace_reader import ClockConflict
 
 MOST_STAGES = 10_000
-"""A number beyond is none of a stage."""
+"""Stage numbers above this are read as errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepAnalysis:
-    """One step of which the events were read."""
+    """One step whose events were read."""
 
     name: str
-    """first, median, slowest or last."""
+    """Why the step was chosen: first, median, slowest or last."""
     attempt: str
     step: int
     pipelines: tuple[Pipeline, ...]
-    """Those of the replicas that can be put together."""
+    """The pipelines of those replicas whose events fit together."""
     bubbles: tuple[Bubbles, ...]
     path: tuple[PathPart, ...]
-    """The critical path of the replica that took longest."""
+    """The critical path of the slowest replica."""
     communication: pd.DataFrame
     stage_work_s: tuple[float, ...]
-    """Work of each stage, the mean over its ranks that are not slow."""
+    """Work of each stage: the mean over its ranks, slow ranks excluded."""
     slowest: tuple[tuple[int, float], ...]
-    """The rank of each stage that worked longest, and how long."""
+    """For each stage, the rank that worked longest, and its seconds."""
     trouble: str
-    """Why pipelines or bubbles are missing."""
+    """The reason why pipelines or bubbles are missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """Curves that the training log has: loss, learning rate, norms."""
+    """Curves from the training log: loss, learning rate, norms."""
 
     table: pd.DataFrame
-    """A row a line: step, loss, grad_norm, loss_scale, learning_rate, skipped, nan."""
+    """A row for each log line: step, loss, grad_norm, loss_scale, learning_rate, skipped, nan."""
     skipped: int
     nan: int
     evaluations: pd.DataFrame
-    """Metrics that were not of training, one a row: step, split (val, test, dev), metric, value."""
+    """Metrics of evaluations, one a row: step, split (val, test, dev), metric, value."""
 
     def list_evaluated(self) -> list[tuple[str, str, pd.DataFrame]]:
-        """Each split with the name of its loss, or of another metric if it has none, and its rows;
-        `train` is the training's own data, measured beside."""
+        """Return for each split its name, the name of its loss (or of another metric if it has
+        none), and its rows. The split `train` is an evaluation on the training data."""
         found = []
         for split, own in self.evaluations.groupby("split", sort=False):
             names = list(dict.fromkeys(own["metric"]))
@@ -99,31 +99,31 @@ class Curves:
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """All findings' figures."""
+    """The figures that all findings rest on."""
 
     times: pd.DataFrame
-    """Step times (reports/analysis/step_times.py)."""
+    """Times of the steps, with the columns of step_times.build_step_times."""
     bubbles: pd.DataFrame
-    """Of every step."""
+    """Makespan and bubble of each step."""
     steps: tuple[StepAnalysis, ...]
     outliers: tuple[Outlier, ...]
     stragglers: tuple[Straggler, ...]
     partition: tuple[int, ...]
-    """Of the attempt that the median step is of."""
+    """Layers of each stage in the attempt of the median step."""
     suggestion: Suggestion | None
     goodput: Goodput
     accounting: Accounting
-    """Every second of every rank."""
+    """The seconds of every rank, by class of time."""
     headline: Headline
     curves: Curves
     memory: pd.DataFrame
-    """The most of each rank and each GPU: who, used_mb, total_mb (NaN is not known)."""
+    """The highest memory use of each rank and GPU: who, used_mb, total_mb (NaN if not known)."""
     missing_ranks: tuple[int, ...]
-    """Ranks of the plan that wrote no trace, where others did."""
+    """Ranks of the plan without a trace, in a run in which other ranks wrote traces."""
 
     @property
     def stepping_s(self) -> float:
-        """Rank-seconds within steps; 0 is not known."""
+        """Rank-seconds within steps; 0 means not known."""
         hours = self.headline.rank_hours
         if isinstance(hours, Value) and hours.evidence[0].source == STEP_LINES:
             return 3600 * hours.value
@@ -134,7 +134,7 @@ class Analysis:
 
 
 def analyse(job: Job) -> Analysis:
-    """Everything at once; what there is no data for is empty or None."""
+    """Compute all figures; those without data are empty or None."""
     labels = [attempt.label for attempt in job.sources.attempts]
     failed = _list_failed(job)
     cut = {*failed, *labels[:-1]}
@@ -186,7 +186,7 @@ def analyse(job: Job) -> Analysis:
 
 
 def _measure_idle(bubbles: pd.DataFrame, median: StepAnalysis | None) -> Known[float]:
-    """The bubble: of all steps where traces have them, else of the one that was looked at."""
+    """Return the idle share: the median of traced steps, or else that of the detailed step."""
     shares = bubbles["bubble_share"].dropna()
     if len(shares):
         return Value(float(shares.median()), (Evidence("trace", Sure.MEASURED, seen=len(shares)),))
@@ -198,7 +198,7 @@ def _measure_idle(bubbles: pd.DataFrame, median: StepAnalysis | None) -> Known[f
 
 
 def _list_failed(job: Job) -> list[str]:
-    """Attempts that did not end well."""
+    """Return the labels of attempts that did not end well."""
     failed = {str(label) for label in job.exits[job.exits["code"] != 0]["attempt"]}
     ends = [event for event in job.history if event.get("kind") == "ended" and event.get("code")]
     return sorted(failed | {str(event.get("attempt", "")) for event in ends})
@@ -265,11 +265,11 @@ def _find_latest(*numbers: float | None) -> float | None:
 
 
 MOST_RANKS = 1 << 16
-"""That a plan is believed to have."""
+"""Plans with more ranks than this are not believed."""
 
 
 def _list_after(traces: Sequence[RankTrace]) -> pd.DataFrame:
-    """attempt, rank, and seconds by class of what ranks did after their last step."""
+    """Return attempt, rank and the seconds by class that each rank spent after its last step."""
     rows = []
     for trace in traces:
         row: dict[str, Any] = {"attempt": trace.attempt, "rank": trace.rank}
@@ -281,7 +281,7 @@ def _list_after(traces: Sequence[RankTrace]) -> pd.DataFrame:
 
 
 def _measure_waits(job: Job, looked_at: Sequence[StepAnalysis]) -> pd.DataFrame:
-    """The waits of the ranks in the steps with details, as accounting.WAITS has them."""
+    """Return the waits of the ranks in detailed steps, with the columns accounting.WAITS."""
     tables = []
     for step in looked_at:
         waits = list_waits(list(step.pipelines)).groupby("rank")[["bubble_s", "transfer_s"]].sum()
@@ -302,7 +302,7 @@ def _measure_waits(job: Job, looked_at: Sequence[StepAnalysis]) -> pd.DataFrame:
 
 
 def _list_log_lines(job: Job) -> pd.DataFrame:
-    """attempt, step, took_s, count: a row a line about steps, of some with no time."""
+    """Return attempt, step, took_s (may be missing) and count of each log line about steps."""
     lines = job.logs["iterations"]
     times = build_step_times(job.traces.steps.iloc[:0], lines)[
         ["attempt", "step", "took_s", "count"]
@@ -314,7 +314,7 @@ def _list_log_lines(job: Job) -> pd.DataFrame:
 
 
 def list_ranks(job: Job) -> pd.DataFrame:
-    """Ranks that wrote traces, one row a file."""
+    """Return the ranks that wrote traces, one row for each trace."""
     names = ["attempt", "rank", "stage", "replica", "host", "device", "residual_ns"]
     rows = [
         {
@@ -379,7 +379,7 @@ def _analyse_step(
 
 
 def find_conflict(job: Job, attempt: str, step: int) -> ClockConflict | None:
-    """Clocks of a step that contradict each other."""
+    """Return the contradiction between clocks that affects a step; None if there is none."""
     return next(
         (
             one

@@ -1,4 +1,4 @@
-"""The opening of a report: one sentence on how the run went, and what to change first."""
+"""Write the opening sentence of a report: how the run went, and what to change first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vjob.reports.load.tables import Job
 
 
 def write_opening(job: Job, analysis: Analysis, findings: Sequence[Finding]) -> str:
-    """Write the answer to "how did it go, and what should I change"; only of what is known."""
+    """Return a sentence that says how the run went and what to change, using known figures only."""
     head = analysis.headline
     went = "The run is not known to have ended"
     if has_ended_well(job):
@@ -41,6 +41,6 @@ def write_opening(job: Job, analysis: Analysis, findings: Sequence[Finding]) -> 
 
 
 def _lower(sentence: str) -> str:
-    """The sentence as the end of another one; names and numbers keep their letters."""
+    """Lower a sentence's first letter to continue another one; names and acronyms keep theirs."""
     first = sentence.split(" ", 1)[0]
     return sentence[0].lower() + sentence[1:] if first.istitle() else sentence

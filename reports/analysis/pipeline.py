@@ -1,7 +1,8 @@
-"""One step of each pipeline as it ran: its order, and what waited for what.
+"""Reconstruct how each pipeline ran in one step: the order of its actions, and which action waited
+for which.
 
-The schedule is not asked for: the order of the actions says what was run. Replicas mostly run the
-same order: what follows from it alone is found once for all of them.
+The order comes from the recorded actions, not from the configured schedule. Replicas mostly share
+an order, so whatever depends on the order alone is computed once for all of them.
 """
 
 from __future__ import annotations
@@ -32,27 +33,27 @@ class Ran:
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """Actions of a step by place, without the ranks that ran them."""
+    """The actions of a step in sequence, independent of which ranks of the job ran them."""
 
     schedule: Schedule
     actions: tuple[Action, ...]
-    """Of all ranks, one rank after the other."""
+    """The actions of all ranks, rank by rank."""
     ranks: Column
     """The schedule's rank of each action."""
 
     @cached_property
     def places(self) -> dict[Action, int]:
-        """Index of each action in `actions`."""
+        """Map from each action to its index in `actions`."""
         return {action: at for at, action in enumerate(self.actions)}
 
     @cached_property
     def senders(self) -> Column:
-        """The place of the action whose message each takes; -1 where there is none."""
+        """By action, the index of the action that sent its message; -1 if it takes no message."""
         found = [self.find_sender(action) for action in self.actions]
         return np.array([-1 if action is None else self.places[action] for action in found])
 
     def find_sender(self, action: Action) -> Action | None:
-        """The action whose message this one takes."""
+        """Return the action whose message `action` takes; None if it takes no message."""
         source = find_source(action, self.schedule.num_stages)
         if source is None:
             return None
@@ -66,14 +67,14 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """Actions and waits of one replica in one step."""
+    """Begin and end of the actions of one replica in one step."""
 
     replica: int
     ranks: tuple[int, ...]
-    """The rank of the job that each rank of the schedule is."""
+    """The job's rank for each rank of the schedule."""
     order: Order
     begin_s: Column
-    """Of each of the order's actions, as the others."""
+    """Begin of each action, in the sequence of `order`, as the other columns."""
     ready_s: Column
     end_s: Column
 
@@ -83,7 +84,7 @@ class Pipeline:
 
     @cached_property
     def ran(self) -> dict[Action, Ran]:
-        """The same, by action."""
+        """Begin, ready and end of each action, by action."""
         ranks = [self.ranks[at] for at in self.order.ranks]
         times = (self.begin_s.tolist(), self.ready_s.tolist(), self.end_s.tolist())
         return {
@@ -99,15 +100,17 @@ class Pipeline:
 
     @cached_property
     def bubble_share(self) -> float:
-        """Part of the ranks' time, from the first action to the last, that was no work."""
+        """Fraction of the ranks' time without work, from the first action to the last."""
         busy = sum((self.end_s - self.ready_s).tolist())
         return 1 - busy / (self.makespan * len(self.ranks)) if self.makespan else 0.0
 
 
 def observe(events: pd.DataFrame) -> Iterator[tuple[int, Pipeline | str]]:
-    """Each replica's pipeline in the events of one step, or why there is none.
+    """Yield each replica's pipeline in the events of one step, or the reason why it cannot be
+    reconstructed.
 
-    Ranks that share a stage (tensor parallelism) do the same at the same time: the first counts.
+    Ranks that share a stage (tensor parallelism) do the same work at the same time, so only the
+    first of them is used.
     """
     names = ("replica", "rank", "stage", "microbatch", "begin_s", "ready_s", "end_s")
     columns = {name: events[name].to_numpy() for name in names}
@@ -129,7 +132,7 @@ def observe(events: pd.DataFrame) -> Iterator[tuple[int, Pipeline | str]]:
 def _observe_one(
     replica: int, own: dict[str, Column], known: dict[bytes, Order | None]
 ) -> Pipeline | str:
-    """Observe a replica by its actions in order of rank and time; `known` are the orders so far."""
+    """Reconstruct one replica from actions sorted by rank and time; `known` caches the orders."""
     if not len(own["rank"]):
         return "no actions"
     if own["goes_on"].any():
@@ -157,7 +160,8 @@ def _observe_one(
 def _join_pieces(own: dict[str, Column]) -> dict[str, Column]:
     """Join the pieces of interrupted actions.
 
-    An action begins with its first piece and ends with its last; the time between pieces is wait.
+    An action begins with its first piece and ends with its last; the time between pieces counts as
+    wait.
     """
     starts = np.flatnonzero(~own["goes_on"] | (np.arange(len(own["rank"])) == 0))
     last = np.append(starts[1:], len(own["rank"])) - 1
@@ -169,7 +173,7 @@ def _join_pieces(own: dict[str, Column]) -> dict[str, Column]:
 
 
 def _find_order(own: dict[str, Column], placement: list[int]) -> Order | None:
-    """None where an action is there twice."""
+    """Return the order of these actions; None if an action occurs twice."""
     kinds = [cast(Kind, ACTIONS[code]) for code in own["kind"]]
     stages, microbatches = own["stage"].tolist(), own["microbatch"].tolist()
     actions = tuple(map(Action, kinds, stages, microbatches))
@@ -192,7 +196,7 @@ class PathPart:
     """A part of the critical path."""
 
     what: str
-    """work, message (under way), or gap (between two actions of a rank)."""
+    """The kind of part: work, message (in flight), or gap (between two actions of a rank)."""
     rank: int
     stage: int
     action: str
@@ -200,10 +204,11 @@ class PathPart:
 
 
 def find_critical_path(pipeline: Pipeline) -> list[PathPart]:
-    """From the first action to the last: each piece waited for the one before it.
+    """Return the chain of parts from the first action to the last, each of which waited for the
+    previous one.
 
-    An action waited for its message if the sender ended after the rank's own action before it;
-    else for that one.
+    An action waited for its message if the sender ended after the previous action of its own rank;
+    otherwise it waited for that previous action.
     """
     before: dict[Action, Action] = {}
     for actions in pipeline.schedule.ranks:
@@ -242,7 +247,7 @@ def find_critical_path(pipeline: Pipeline) -> list[PathPart]:
 
 
 def list_waits(pipelines: list[Pipeline]) -> pd.DataFrame:
-    """Each action's wait, apart: bubble_s for its message to be made, transfer_s for it to come."""
+    """Return each action's wait: bubble_s until its message was sent, transfer_s to its arrival."""
     rows: dict[str, list[Column]] = {"rank": [], "bubble_s": [], "transfer_s": []}
     for pipeline in pipelines:
         senders = pipeline.order.senders

@@ -1,10 +1,11 @@
-"""Time of an attempt by its lines about steps: what they prove, and what they do not exclude.
+"""Bound the time of an attempt's steps by its log lines: what the lines prove, and what they do not
+exclude.
 
     began         first reading                    last reading       ended
       │ start, or steps │ steps, pauses, time unaccounted for │ steps, or end │
 
-A program that prints step 5, 10, 15 did at most five steps before the first line and four after the
-last. One that prints once, at its end, may have done steps all the time, or none.
+A program that prints steps 5, 10 and 15 took at most five steps before the first line and at most
+four after the last. A program that prints once, at its end, may have taken steps all the time.
 """
 
 from __future__ import annotations
@@ -24,29 +25,29 @@ from varuna_core.records.logs.step_counts import SLOW, StepCounts
 from vjob.reports.load.training_log import PHASES
 
 LEAST_COVERED = 0.9
-"""Part of the steps between the first and the last reading, and of the time there, that must be
-accounted for."""
+"""Fraction of the steps between the first and the last reading, and of the time between them, that
+must be accounted for."""
 LEAST_READINGS = 3
-"""So many lines show how often a program prints one."""
+"""The number of lines needed to know how often a program prints one."""
 NARROW = 0.03
-"""Bounds of a share that are no farther apart are one value."""
+"""Bounds of a share that differ by no more than this are shown as one value."""
 WIDE = 0.5
-"""Bounds of a share that are farther apart tell nothing."""
+"""Bounds of a share that differ by more than this are shown as not known."""
 LIKELY = 0.5
-"""Steps without a time must have had this part of the time that they take at the usual pace."""
+"""Untimed steps must have had at least this fraction of their time at the usual pace."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Readings:
-    """Seconds of one attempt. What may be steps is in `before_s`, `gap_s` and `after_s`."""
+    """Seconds of one attempt; possible steps are in `before_s`, `gap_s` and `after_s`."""
 
     steps_s: float
-    """Steps that the lines prove, between the first and the last and right before the first."""
+    """Seconds of proved steps: between the first and last line, and right before the first."""
     repeated_s: float = 0.0
-    """Part of `steps_s`: steps that a later attempt did again."""
+    """The part of `steps_s` in steps that a later attempt repeated."""
     first_at: float | None = None
-    """Time at which the first proved step began; `last_at`: the last line was written. Both in
-    seconds since 1970."""
+    """`first_at` is the time at which the first proved step began, and `last_at` the time at which
+    the last line was written, both in seconds since 1970."""
     last_at: float | None = None
     slack_s: float = 0.0
     """Error of the time between `first_at` and `last_at`."""
@@ -56,16 +57,16 @@ class Readings:
     gap_s: float = 0.0
     after_s: float = 0.0
     between_s: float = math.inf
-    """Time between two lines."""
+    """The usual time between two lines."""
     seen: int = 0
-    """Steps that are accounted for, of those that were done."""
+    """The number of steps that were done and are accounted for."""
     expected: int = 0
     step_s: float | None = None
-    """The median step, where all steps were counted."""
+    """Seconds of the median step; known only if all steps were counted."""
     covers: bool = False
-    """True where nearly all of the time from the first line to the last is accounted for."""
+    """True if nearly all of the time between the first and the last line is accounted for."""
     reason: str = ""
-    """Why not all of the steps' time is known; empty where it is."""
+    """Why part of the steps' time is not known; empty if all of it is."""
 
     @property
     def may_s(self) -> float:
@@ -73,13 +74,13 @@ class Readings:
 
 
 TRACE, LOG, COUNTER = "trace", "log", Source.COUNTER.value
-"""Sources of steps."""
+"""Names of the sources of step times."""
 
 
 def read_counter(counts: Iterable[StepCounts], spans: Mapping[str, float]) -> Readings | None:
-    """The readings of an attempt whose ranks counted their optimizer steps: those of the rank that
-    did the most. None where a count is not of all of its steps, or tells no time of a step.
-    `spans` as of to_spans."""
+    """Return the readings of an attempt whose ranks counted optimizer steps, from the rank with the
+    highest count. Return None if the count misses steps or has no time for them. `spans` comes from
+    to_spans."""
     found = max(counts, key=lambda one: one.count, default=None)
     if found is None or found.is_captured or found.starts > 1:
         return None
@@ -114,9 +115,12 @@ def measure_readings(
     *,
     is_traced: bool = False,
 ) -> Readings | None:
-    """`times` as of build_step_times, of one attempt; `steps` are those of all its lines, of which
-    some have no time. `spans` as of to_spans, as far as known.
-    A trace has no line between its steps: nothing that it lacks was before or after these."""
+    """Return the readings of one attempt.
+
+    `times` has the columns of build_step_times; `steps` are the numbers of all steps with a line,
+    with a time or without. `spans` comes from to_spans, as far as known. With `is_traced`, no steps
+    are assumed before the first or after the last one, since a trace records all of them.
+    """
     if not steps:
         return None
     numbers = sorted(set(steps))
@@ -200,7 +204,7 @@ def _multiply(count: float, pace_s: float) -> float:
 
 
 def limit(found: Readings, started: float | None, ended: float | None) -> Readings:
-    """The readings of an attempt whose ranks ran from `started` to `ended`: no step was outside."""
+    """Limit an attempt's readings to the time in which its ranks ran."""
     before_s, after_s = found.before_s, found.after_s
     if started is not None and found.first_at is not None:
         before_s = min(before_s, max(found.first_at - started, 0.0))
@@ -217,7 +221,7 @@ def bound_share(
     reason: str,
     slack_s: float = 0.0,
 ) -> Bounded[float]:
-    """The share of `part_s` in `whole_s`: there may be `may_s` more of it, or `slack_s` less."""
+    """Return the share of `part_s` in `whole_s`; it may be `may_s` larger or `slack_s` smaller."""
     evidence = tuple(proof)
     if not whole_s:
         why = "nothing tells when the run began and ended"
@@ -232,7 +236,7 @@ def bound_share(
 
 
 def to_spans(table: pd.DataFrame) -> dict[str, dict[str, float]]:
-    """By attempt: when the logs' first and last lines about steps were written, and phases."""
+    """Return by attempt the times of the first and last lines about steps, and phases' seconds."""
     if table.empty:
         return {}
     how = {"first_s": "min", "last_s": "max", **dict.fromkeys(("slack_s", *PHASES), "max")}

@@ -1,4 +1,4 @@
-"""Step times in their order: steps that stand out, and the useful part of the wall time."""
+"""Collect step times, find outliers, and compute the useful fraction of the wall time."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ from vjob.reports.analysis.readings import (
 )
 
 FAR = 6.0
-"""A step stands out beyond so many deviations (median absolute, scaled to a normal one's)..."""
+"""Outliers are this many (scaled median absolute) deviations above the median, and MUCH times
+it."""
 MUCH = 1.1
-"""...and beyond so many times the median."""
+"""The ratio to the median step from which a step may stand out."""
 _MAD = 1.4826
 
 
@@ -41,21 +42,22 @@ class Outlier:
     took_s: float
     median_s: float
     rank: int | None
-    """The rank that was busy longest in it, where a trace says so."""
+    """The rank that was busy longest in the step; None without a trace."""
     kind: str
-    """What of its work grew most: a kind of the trace, `wait`, or empty."""
+    """The kind of work that grew most: a kind of the trace, `wait`, or empty."""
 
 
 def build_step_times(
     steps: pd.DataFrame, iterations: pd.DataFrame, cut: Collection[str] = ()
 ) -> pd.DataFrame:
-    """attempt, step, begin_s, took_s, count, covers: from the traces, else from the log.
+    """Return attempt, step, begin_s, took_s, count, covers, from the traces or else from the log.
 
-    The log gives a mean over the steps since the line before: one row for those `count`, at the
-    last. How many the first line is about is taken from the second. A row `covers` the steps up to
-    its own: more than `count` where pauses between lines were left out; `is_told` is False where
-    its time is that between the writing of lines. Ranks that were killed have not written the last
-    seconds of their traces: of the attempts `cut`, later steps are the log's.
+    A log line has a mean over the steps since the previous line: one row stands for those `count`
+    steps, under the last one's number. The count of the first line is taken from the second. A row
+    `covers` the steps up to its own, which are more than `count` if pauses between lines were left
+    out. `is_told` is False if the time is the difference between the times at which two lines were
+    written. Killed ranks lose the last seconds of their traces: for attempts in `cut`, the steps
+    after the trace come from the log.
     """
     columns = ["attempt", "step", "begin_s", "took_s", "count", "covers", "is_told"]
     if not steps.empty:
@@ -93,8 +95,8 @@ def _follow_one(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def list_untraced(traced: pd.DataFrame, logged: pd.DataFrame, cut: Collection[str]) -> pd.DataFrame:
-    """Rows of the log, of steps after the last one that an attempt's traces have, one after the
-    other from that one's end. All tables are as of build_step_times."""
+    """Return the log's rows for steps after the last one in an attempt's traces, placed end to end
+    from there. All tables have the columns of build_step_times."""
     ends = (traced["begin_s"] + traced["took_s"]).groupby(traced["attempt"]).max()
     later = logged[logged["attempt"].isin(set(cut) & set(ends.index))].sort_values("step")
     # Of no rows pandas makes columns of text.
@@ -112,8 +114,8 @@ def list_untraced(traced: pd.DataFrame, logged: pd.DataFrame, cut: Collection[st
 def count_repeated(
     times: pd.DataFrame, every: pd.DataFrame, labels: Sequence[str]
 ) -> pd.Series[float]:
-    """Count the steps of each row, of its `count`, that a later attempt did too. `every`: attempt
-    and step of all that is known, as of lines without times; `labels` in order."""
+    """Count, for each row of `times`, how many of its `count` steps a later attempt repeated.
+    `every` has attempt and step of all known steps, also of untimed ones; `labels` are in order."""
     ends = pd.DataFrame({"attempt": times["attempt"], "step": times["step"] - times["count"] + 1})
     known = pd.concat([every[["attempt", "step"]], times[["attempt", "step"]], ends])
     known["step"] = known["step"].astype(float)
@@ -132,20 +134,20 @@ def count_repeated(
 
 
 def _join(spans: list[tuple[float, float]], first: float, last: float) -> list[tuple[float, float]]:
-    """Spans of steps that have none in common, with one more."""
+    """Merge a span of steps into a list of disjoint spans."""
     apart = [span for span in spans if span[1] < first or span[0] > last]
     whole = [(first, last), *(span for span in spans if span not in apart)]
     return [*apart, (min(span[0] for span in whole), max(span[1] for span in whole))]
 
 
 def drop_first(times: pd.DataFrame) -> pd.DataFrame:
-    """Without each attempt's first step, which warms up, unless nothing else is there."""
+    """Drop each attempt's first step, which is a warm-up, unless no other step is left."""
     later = times[times.duplicated("attempt")]
     return later if len(later) else times
 
 
 def find_outliers(times: pd.DataFrame, steps: pd.DataFrame, most: int = 10) -> list[Outlier]:
-    """The slowest first; an attempt's first step, which warms up, is none."""
+    """Return steps that took unusually long, slowest first, without the warm-up of an attempt."""
     later = times[times.duplicated("attempt")]
     if len(later) < 5:
         return []
@@ -165,7 +167,7 @@ def find_outliers(times: pd.DataFrame, steps: pd.DataFrame, most: int = 10) -> l
 
 
 def _find_cause(steps: pd.DataFrame, attempt: str, step: int) -> tuple[int | None, str]:
-    """Whose work of which kind grew most against its own median."""
+    """Return the rank and the kind of work that grew most against its own median in a step."""
     if steps.empty:
         return None, ""
     kinds = [name for name in steps.columns if name.endswith("_s") and name not in _SUMS]
@@ -183,7 +185,7 @@ _SUMS = ("begin_s", "took_s", "first_s", "last_s", "wait_s", "work_s")
 
 
 def measure_bubbles(steps: pd.DataFrame) -> pd.DataFrame:
-    """A row a step: attempt, step, makespan_s and bubble_share, the mean over the replicas."""
+    """Return attempt, step, makespan_s and bubble_share of each step: means over the replicas."""
     known = steps.dropna(subset=["first_s", "last_s"]) if not steps.empty else steps
     if known.empty:
         return pd.DataFrame(columns=["attempt", "step", "makespan_s", "bubble_share"])
@@ -201,21 +203,21 @@ def measure_bubbles(steps: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptSpan:
-    """One start of the ranks on the wall clock; seconds since 1970, None where nothing tells."""
+    """One start of the ranks on the wall clock, in seconds since 1970; None if not known."""
 
     label: str
     started: float | None
     ended: float | None
     ran: float | None
-    """Time at which its first rank began."""
+    """Time at which the attempt's first rank began."""
     first_step: int | None
     steps: Steps
-    """Its last step and their number, as of the judge."""
+    """The last step and the number of steps, from the same function that `vjob status` uses."""
     readings: Readings | None
-    """None where no step was read."""
+    """Readings of the attempt's steps; None if no step was read."""
     outcome: str
     may_s: float = 0.0
-    """Time that steps may have taken beside those that are known."""
+    """Seconds that steps may have taken in addition to the known ones."""
 
     @property
     def last_step(self) -> int | None:
@@ -227,18 +229,18 @@ class AttemptSpan:
 
     @property
     def repeated_s(self) -> float:
-        """Steps that a later attempt did again."""
+        """Seconds of steps that a later attempt repeated."""
         return self.readings.repeated_s if self.readings is not None else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Goodput:
-    """A job from the start of its first attempt to the end of its last."""
+    """The time of a job from the start of its first attempt to the end of its last."""
 
     attempts: tuple[AttemptSpan, ...]
     wall_s: float | None
     between_s: float
-    """Between an attempt's end and the next one's start."""
+    """Seconds between the end of an attempt and the start of the next one."""
     source: str
 
     @property
@@ -247,18 +249,18 @@ class Goodput:
 
     @property
     def covers(self) -> bool:
-        """True where nearly all of the time between first and last steps is accounted for."""
+        """True if nearly all of the time between first and last steps is accounted for."""
         found = [item.readings for item in self.attempts if item.readings is not None]
         return bool(self.useful_s) and all(one.covers for one in found)
 
     @property
     def tells_silence(self) -> bool:
-        """True where a step would have been seen soon after it was done."""
+        """True if every step is recorded soon after it ends, so that a silence means no step."""
         return self.source == TRACE or self.covers
 
     @property
     def reason(self) -> str:
-        """Why not all of the steps' time is known; empty where it is."""
+        """Why part of the steps' time is not known; empty if all of it is."""
         found = [item.readings for item in self.attempts if item.readings is not None]
         if not any(item.steps_s for item in self.attempts):
             return "no time of a step was read"
@@ -266,14 +268,14 @@ class Goodput:
 
     @property
     def proof(self) -> tuple[Evidence, ...]:
-        """Evidence: the number of steps that have a time, of all."""
+        """Evidence for the figure: the source, and how many of all steps have a time."""
         found = [item.readings for item in self.attempts if item.readings is not None]
         seen, expected = sum(one.seen for one in found), sum(one.expected for one in found)
         return (Evidence(self.source, Sure.MEASURED, seen=seen, expected=expected or None),)
 
     @property
     def share(self) -> Bounded[float]:
-        """The part of the time that was useful steps."""
+        """The fraction of the time spent on useful steps."""
         may_s = sum(item.may_s for item in self.attempts)
         if not self.useful_s and self.reason:
             return NotKnown(self.reason, self.proof)
@@ -294,12 +296,13 @@ def measure_goodput(
     total: int | None = None,
     counts: Mapping[str, Mapping[int, StepCounts]] | None = None,
 ) -> Goodput:
-    """`times` as of build_step_times, its `begin_s` counted from `zero_s`; `labels` in order.
+    """Measure the useful fraction of a job's time.
 
-    `iterations` are the lines about steps: some of them, the last ones above all, have no time.
-    `source` is TRACE where `times` begin with those of traces. `spans` as of to_spans; `total` is
-    the number of steps of the training. `counts` are counted optimizer steps by attempt and rank,
-    which go before the times of lines.
+    `times` has the columns of build_step_times, with `begin_s` counted from `zero_s`; `labels` are
+    in order. `iterations` are the log lines about steps, some of which (mostly the last) have no
+    time. `source` is TRACE if `times` begins with traced steps. `spans` comes from to_spans;
+    `total` is the number of steps of the whole training. `counts` has the counted optimizer steps
+    by attempt and rank, which are preferred to times of lines.
     """
     seen = [table[["attempt", "step"]] for table in (times, iterations) if len(table)]
     every = pd.concat(seen) if seen else times
@@ -394,8 +397,8 @@ def _judge(
     times: pd.DataFrame,
     is_traced: bool,
 ) -> Steps:
-    """The steps of an attempt, by the judge that status asks; tables of that attempt alone, but
-    `iterations`."""
+    """Return the steps of one attempt, by the same rules as `vjob status`. All tables but
+    `iterations` are of that attempt alone."""
     lines, reference = None, None
     own = iterations[iterations["attempt"] == label] if len(iterations) else iterations
     if len(own):
@@ -420,8 +423,8 @@ def _judge(
 def _collect_repeated(
     found: Readings, label: str, every: pd.DataFrame, labels: Sequence[str]
 ) -> Readings:
-    """Counted steps with the seconds of those that a later attempt did again, as far as lines have
-    the numbers of both; `every` and `labels` as of count_repeated."""
+    """Return readings with `repeated_s`: the seconds of counted steps that a later attempt
+    repeated, if lines tell the numbers. `every` and `labels` are as in count_repeated."""
     later = labels[labels.index(label) + 1 :]
     numbers = every.loc[every["attempt"] == label, "step"]
     if numbers.empty or not every["attempt"].isin(later).any():
@@ -433,7 +436,7 @@ def _collect_repeated(
 
 
 def _count_once(steps: pd.DataFrame) -> pd.Series[float]:
-    """Seconds of each row; the first stage begins a step while the last one ends that before."""
+    """Return each row's seconds without the overlap of the last stage with the next step."""
     all_s = steps["took_s"] * steps["count"]
     until_next = -steps.groupby("attempt")["begin_s"].diff(-1)
     is_cut = (steps["count"] == 1) & (until_next > 0) & (until_next < all_s)
@@ -448,7 +451,7 @@ def _list_numbers(table: pd.DataFrame, name: str) -> list[float]:
 def _find_start(
     history: Sequence[Mapping[str, Any]], label: str, labels: Sequence[str]
 ) -> list[float]:
-    """When the batch script began this try of the attempt, if it said so: at most one time."""
+    """Return the time at which the batch script began this try of the attempt, if known."""
     number, _, earlier = label.partition(".earlier-")
     times = sorted(
         float(event["time"])

@@ -1,8 +1,8 @@
-"""The page's figures as plotly Figures, for notebooks.
+"""Draw the page's figures as plotly Figures, for notebooks.
 
-Each takes a job as `load_job` does. Where a job left nothing to draw, the figure is empty and its
-title says what is missing. The timeline of a step is the page's alone, on a canvas that draws a
-million events.
+Each function takes the same job argument as `load_job`. If a job left nothing to draw, the figure
+is empty and its title says what is missing. The timeline of a step is available only on the page,
+on a canvas that draws a million events.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ NO_TRACE = "no rank wrote a trace (docs/report.md, The trace)"
 
 
 def overview(job: JobLike) -> go.Figure:
-    """The whole run: work of ranks, what happened, step times, loss and GPUs on one axis."""
+    """Figure of the whole run: work of ranks, events, step times, loss and GPUs over time."""
     tables = load_job(job)
     return _build(draw_run(tables.job, tables.analysis), f"{tables.name}: nothing to draw yet")
 
 
 def stages(job: JobLike) -> go.Figure:
-    """Work of each stage in the median step, and what the plan promised."""
+    """Figure of each stage's work in the median step, with the plan's estimate."""
     tables = load_job(job)
     return _build(run_page.draw_stages(tables.job, tables.analysis), f"{tables.name}: {NO_TRACE}")
 
@@ -40,21 +40,21 @@ def shares(job: JobLike) -> go.Figure:
 
 
 def training(job: JobLike) -> go.Figure:
-    """Loss, norm of the gradients, loss scale and learning rate by step."""
+    """Figure of loss, gradient norm, loss scale and learning rate by step."""
     tables = load_job(job)
     missing = f"{tables.name}: no log has a line about a step"
     return _build(run_page.draw_training(tables.analysis), missing)
 
 
 def timers(job: JobLike) -> go.Figure:
-    """Megatron's timers, rank by rank: the mean of all logged steps."""
+    """Figure of Megatron's timers for each rank: the mean of all logged steps."""
     tables = load_job(job)
     missing = f"{tables.name}: no log has Megatron's timers (profile.timers)"
     return _build(run_page.draw_timers(tables.job), missing)
 
 
 def losses(*jobs: JobLike) -> go.Figure:
-    """The loss by step, a line a job and attempt: of one job, or of several over each other."""
+    """Figure of the loss by step of one or several jobs, with a line for each job and attempt."""
     every = [load_job(job) for job in jobs]
     rows, lines = FigureRows(), []
     for number, tables in enumerate(every):
@@ -71,14 +71,14 @@ def losses(*jobs: JobLike) -> go.Figure:
 
 
 def memory(job: JobLike) -> go.Figure:
-    """Memory over time: of each GPU by its samples, or of each rank by Megatron's lines."""
+    """Figure of memory over time: of GPUs by their samples, or of ranks by Megatron's lines."""
     tables = load_job(job)
     figure = run_page.draw_memory(tables.job)
     return _build(figure, f"{tables.name}: no samples of GPUs, and no lines about memory")
 
 
 def _build(figure: Mapping[str, Any] | None, missing: str) -> go.Figure:
-    """A figure of the page in plotly's own colours; the page's come from its style sheet."""
+    """Convert a figure of the page, coloured by a style sheet, to plotly's own colours."""
     if figure is None:
         return go.Figure(layout={
             "title": {"text": plain(missing), "font": {"size": 15}}, "height": 160,

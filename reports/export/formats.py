@@ -1,6 +1,7 @@
-"""The forms in which `vjob report --export` writes a job: built-in ones, then plug-ins.
+"""List the forms in which `vjob report --export` writes a job: the built-in ones, then those of
+plug-ins.
 
-An exporter is a function of a job's tables and a path, and returns the paths that it wrote.
+An exporter is a function that takes a job's tables and a path, and returns the paths that it wrote.
 """
 
 from __future__ import annotations

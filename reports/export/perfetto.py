@@ -1,8 +1,8 @@
-"""The chosen steps as Chrome's JSON trace, gzipped: opens in ui.perfetto.dev.
+"""Write the chosen steps as a gzipped Chrome JSON trace, which ui.perfetto.dev opens.
 
-A process a stage, a thread a rank; what runs beside the work of a rank has a thread of its own,
-since slices of one thread must not overlap. Arrows go from the action that sent to the one that
-took the message. Events are written one by one: nothing is held but the table itself.
+A stage is a process and a rank is a thread; whatever runs beside the rank's work has a thread of
+its own, since slices of one thread must not overlap. Arrows lead from the action that sent a
+message to the one that took it. Events are written one by one, so only the table is held in memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NAMES = {
 
 
 def write_perfetto(job: Job, analysis: Analysis, path: Path) -> int:
-    """The number of slices."""
+    """Write the trace to `path` and return the number of slices."""
     count = 0
     with gzip.open(path, "wt", encoding="utf-8", compresslevel=6) as handle:
         handle.write('{"displayTimeUnit":"ms","traceEvents":[\n')
@@ -47,7 +47,7 @@ def write_perfetto(job: Job, analysis: Analysis, path: Path) -> int:
 
 
 def list_events(job: Job, analysis: Analysis) -> Iterator[dict[str, Any]]:
-    """Names, slices and arrows; times in microseconds since the job's first step."""
+    """Yield names, slices and arrows, with times in microseconds since the job's first step."""
     yield from _list_names(job)
     columns = ["rank", "kind", "step", "stage", "microbatch", "begin_s", "ready_s", "end_s"]
     rows = job.events[[*columns, "bytes", "what"]].itertuples(index=False)

@@ -1,7 +1,7 @@
-"""The tables of a job: for Python as `JobTables`, and as files, CSV or Parquet.
+"""Offer a job's tables to Python as `JobTables`, and write them as CSV or Parquet files.
 
-Their columns are those of `schema.TABLES`. A table is made when it is first asked for, from files
-that were read once: what a running job writes later is not in it.
+The columns are those of `schema.TABLES`. A table is built at its first use from files that were
+read once; later output of a running job is not included.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 
 class HasFolder(Protocol):
-    """A job of `vjob.job`."""
+    """Protocol of `vjob.job`'s jobs: anything with a run folder."""
 
     @property
     def folder(self) -> Path: ...
 
 
 JobLike = Union["JobTables", HasFolder, str, "os.PathLike[str]"]
-"""Loaded tables, a job, or the path of a run folder, a folder of logs or one log."""
+"""Loaded tables, a job, or the path of a run folder, of a folder of logs, or of one log."""
 
 
 class JobTables(Mapping[str, pd.DataFrame]):
@@ -50,7 +50,7 @@ class JobTables(Mapping[str, pd.DataFrame]):
 
     @property
     def name(self) -> str:
-        """The name of the run folder, the folder or the log."""
+        """Name of the run folder, the folder of logs, or the log."""
         return self.job.sources.name
 
     @cached_property
@@ -59,7 +59,7 @@ class JobTables(Mapping[str, pd.DataFrame]):
         return analyse(self.job)
 
     def describe(self, name: str) -> pd.DataFrame:
-        """The columns of a table: type, unit and meaning."""
+        """Return type, unit and meaning of each column of a table."""
         rows = [(c.name, c.type, c.unit, c.doc) for c in TABLES[name].columns]
         return pd.DataFrame(rows, columns=["column", "type", "unit", "meaning"]).set_index("column")
 
@@ -86,7 +86,7 @@ class JobTables(Mapping[str, pd.DataFrame]):
         return f"<tables of {self.name}: {', '.join(TABLES)}>"
 
     __hash__ = object.__hash__
-    """By identity, as __eq__: a comparison of all tables would be nobody's wish."""
+    """Hash by identity: tables are never compared by content."""
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -263,7 +263,7 @@ def _make_nodes(job: Job, analysis: Analysis) -> pd.DataFrame:
 
 
 def _read_reports(attempt: Path) -> dict[str, tuple[Any, Any]]:
-    """By host: its index in the plan, and its group."""
+    """Return the index in the plan and the group of each host."""
     folder = AttemptFolder(attempt, 0).node_report(0).parent
     values = [read_json(path) for path in list_files(folder, "*.json")]
     found = {
@@ -337,7 +337,7 @@ def _make_phases(job: Job, analysis: Analysis) -> pd.DataFrame:
 
 
 def _read_date(text: str) -> float | None:
-    """Megatron names no zone: this machine's, as for all lines with dates of their own."""
+    """Convert a date printed by Megatron, assumed in this machine's time zone, to a time."""
     try:
         return datetime.strptime(text, "%Y-%m-%d %H:%M:%S").timestamp()
     except (ValueError, OverflowError):
@@ -379,7 +379,7 @@ MAKERS: dict[str, Callable[[Job, Analysis], pd.DataFrame]] = {
 
 
 def write_csv(tables: JobTables, folder: Path) -> list[Path]:
-    """A file a table that has rows; `events.csv` is every event. Times are ISO 8601."""
+    """Write a file for each table with rows; `events.csv` has all events. Times are ISO 8601."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name, frames in _list_frames(tables):
@@ -391,7 +391,7 @@ def write_csv(tables: JobTables, folder: Path) -> list[Path]:
 
 
 def write_parquet(tables: JobTables, folder: Path) -> list[Path]:
-    """The same as Parquet, which keeps types and is far smaller."""
+    """Write a Parquet file, which keeps types and is small, for each table with rows."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -412,7 +412,7 @@ def write_parquet(tables: JobTables, folder: Path) -> list[Path]:
 
 
 def _list_frames(tables: JobTables) -> Iterator[tuple[str, Iterator[pd.DataFrame]]]:
-    """Each table that has rows, in pieces: all events may be more than memory holds."""
+    """Yield each table that has rows, in pieces, since all events may exceed the memory."""
     job = tables.job
     for name in TABLES:
         if name == "events" and any(trace.num_events for trace in job.traces.ranks):
@@ -422,7 +422,7 @@ def _list_frames(tables: JobTables) -> Iterator[tuple[str, Iterator[pd.DataFrame
 
 
 def _gather(job: Job, rows: int = 200_000) -> Iterator[pd.DataFrame]:
-    """All events in pieces of about so many rows: a piece a rank would be a thousand small ones."""
+    """Yield all events in pieces of about `rows` rows, to avoid many small pieces."""
     held: list[pd.DataFrame] = []
     for frame in stream_events(job.traces):
         held.append(frame)

@@ -1,4 +1,4 @@
-"""The report for a terminal."""
+"""Render the report for a terminal, and as JSON."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from vjob.reports.load.tables import Job
 from vjob.reports.page.sections import ReportTable, build_sections, explain_time, shorten
 
 MOST_LINES = 12
-"""Rows of a table, at its start and end together."""
+"""Rows shown of a table, counting those at its start and at its end."""
 
 
 def render_text(job: Job, analysis: Analysis, findings: list[Finding], *, is_partial: bool) -> str:
-    """All sections that have something to say; control characters of logs do not get through."""
+    """Render all sections that have content. Control characters from logs are replaced."""
     lines: list[str] = [f"report of {job.sources.name}"]
     if is_partial:
         lines.append("the job has not ended: this is what is there so far")
@@ -47,7 +47,7 @@ def render_text(job: Job, analysis: Analysis, findings: list[Finding], *, is_par
 def build_json(
     job: Job, analysis: Analysis, findings: list[Finding], *, is_partial: bool, end: End | None
 ) -> dict[str, Any]:
-    """The figures of the header, the end, where the time of all ranks went, and the findings."""
+    """Build the report's JSON: headline, end of the run, time of all ranks by class, findings."""
     accounting = analysis.accounting
     seconds, shares, bounds = accounting.seconds, accounting.shares, accounting.bounds
     return {
@@ -71,7 +71,7 @@ def build_json(
 
 
 def show_headline(found: Headline) -> dict[str, Any]:
-    """Each figure with its evidence: a value, its bounds, or the reason why it is not known."""
+    """Return each headline figure with its evidence: a value, bounds, or why it is not known."""
     values = {one.name: getattr(found, one.name) for one in fields(found)}
     speeds = [{**asdict(one), "utilization": one.utilization} for one in found.speeds]
     known = (Value, Within, NotKnown)
@@ -83,14 +83,14 @@ def show_headline(found: Headline) -> dict[str, Any]:
 
 
 def show_finding(found: Finding) -> dict[str, Any]:
-    """Show a finding: its rule and values, then the sentence that is made of them."""
+    """Return a finding as a mapping: rule and values, then the sentence made from them."""
     values = {name: _to_plain(value) for name, value in found.values.items()}
     evidence = [asdict(Evidence(found.evidence, Sure.MEASURED))]
     return {**asdict(found), "values": values, "evidence": evidence}
 
 
 def _to_plain(value: Any) -> Any:
-    """Numbers of numpy as Python's, which alone are JSON."""
+    """Convert a numpy number to a Python number for JSON."""
     return value.item() if hasattr(value, "item") else value
 
 
@@ -109,7 +109,7 @@ def _render_findings(findings: list[Finding]) -> Iterator[str]:
 
 
 def render_table(table: ReportTable, most: int = MOST_LINES) -> Iterator[str]:
-    """Pairs as `key: value`, all others as columns."""
+    """Render a table: two columns without names as `key: value`, others as aligned columns."""
     rows, left_out = shorten(table.rows, most)
     if len(table.columns) == 2 and not table.columns[0]:
         lines = [f"{key}: {value}" for key, value in rows]
@@ -126,13 +126,13 @@ def render_table(table: ReportTable, most: int = MOST_LINES) -> Iterator[str]:
 
 
 def _align(row: tuple[str, ...], widths: list[int]) -> str:
-    """The last column, often words, to the left."""
+    """Align a row, with the last column, which often holds words, to the left."""
     first = [cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False)]
     return "  ".join([*first, row[-1]])
 
 
 def _list_time(analysis: Analysis) -> ReportTable:
-    """List the time of all ranks by class."""
+    """Build the table of all ranks' time by class."""
     found = analysis.accounting
     rows = [
         (

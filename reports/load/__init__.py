@@ -1,4 +1,6 @@
-"""Logs and traces of a job to tables: `tables.load_job`; `sources.locate_sources` lists the files.
+"""Read a job's logs and traces into tables: `tables.load_job` reads, and `sources.locate_sources`
+lists the files.
 
-Memory is bounded whatever the files hold. Imports of ours only `varuna_core.records`.
+The use of memory is bounded whatever the files contain. Imports only `varuna_core.records` from
+this project.
 """

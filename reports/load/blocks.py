@@ -1,4 +1,5 @@
-"""Large files within a bound of memory: pieces of whole lines, and lists that thin out."""
+"""Read large files in bounded memory: blocks of whole lines, and lists that thin out as they
+grow."""
 
 from __future__ import annotations
 
@@ -10,13 +11,14 @@ from varuna_core.records.files import open_file
 
 BLOCK_BYTES = 1 << 20
 LONGEST_LINE = 1 << 22
-"""A line beyond this is no line of ours: it is passed over, and counted as one."""
+"""A longer line is not one that we wrote: it is skipped and counted."""
 
 
 class BlockReader:
-    """Iterates over (offset, whole lines); counts what it passed over, and says why it stopped.
+    """Iterator over (offset, whole lines) of a file. It counts the lines that it skipped and
+    records why it stopped.
 
-    The last line is given even if it has no end: whether it is torn shows when it is read.
+    The last line is yielded even without a line end; the parser decides whether it is complete.
     """
 
     def __init__(self, path: Path, size: int = BLOCK_BYTES) -> None:
@@ -55,8 +57,8 @@ class BlockReader:
 
 
 def read_spans(path: Path, spans: Iterable[tuple[int, int]]) -> Iterator[bytes]:
-    """The same pieces again, each by its place and length; short or none if the file has changed
-    since."""
+    """Yield the blocks at the given (offset, length) spans of a file; a block is shorter or missing
+    if the file has changed since."""
     try:
         with open_file(path) as handle:
             for start, length in spans:
@@ -70,7 +72,7 @@ MOST_ROWS = 100_000
 
 
 class Thinned:
-    """Rows evenly spread over all that were given."""
+    """List that keeps an evenly spread sample of the rows added to it."""
 
     def __init__(self, most: int = MOST_ROWS) -> None:
         self.rows: list[dict[str, Any]] = []

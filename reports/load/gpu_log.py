@@ -1,4 +1,4 @@
-"""GPU samples: our JSON lines, or the text of gpustat, which tells no time but in its headings."""
+"""Read GPU samples: our JSON lines, or gpustat's text, in which only headings have times."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from varuna_core.records.logs.gpu_text import is_heading, parse_heading, parse_l
 from vjob.reports.load.blocks import BlockReader, Thinned
 
 MOST_SAMPLES = 20_000
-"""Rows kept of a node, evenly spread."""
+"""Samples kept for a node, evenly spread."""
 NUMBERS = ("temperature", "utilization", "memory_used_mb", "memory_total_mb", "power_w")
-"""Columns; text tells no power."""
+"""Columns of a GPU; gpustat's text has no power."""
 HOST = {"cpu_percent": "cpu_percent", "swap_mb": "swap_used_mb"}
-"""Columns of the node, the same for all its GPUs, and their names in our JSON lines."""
+"""Columns of the node, with the same value for all its GPUs, and their names in our JSON lines."""
 
 
 def read_gpus(attempt: str, node: str, path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Rows (attempt, node, time, gpu, name, temperature, utilization, memory_used_mb,
-    memory_total_mb, power_w, throttle, and HOST's; None is not known), and how many lines made no
-    sense."""
+    """Return rows (attempt, node, time, gpu, name, temperature, utilization, memory_used_mb,
+    memory_total_mb, power_w, throttle, and the columns HOST; None if not known), and the number of
+    lines that could not be parsed."""
     rows, skipped, time = Thinned(MOST_SAMPLES), 0, None
     blocks = BlockReader(path)
     for _, block in blocks:

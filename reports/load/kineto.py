@@ -29,7 +29,7 @@ from vjob.reports.load.trace_lines import Column
 
 ENDINGS = (".json", ".json.gz")
 MOST_PIECES = 4000
-"""Drawn of a kind and step; of more, neighbours are merged. Sums are exact."""
+"""The most pieces drawn of a kind and step; of more, neighbours are merged. Sums stay exact."""
 _BLOCK = 1 << 20
 _LARGEST_EVENT = 1 << 24
 _LARGEST_HEAD = 1 << 24
@@ -41,7 +41,7 @@ _LINK = re.compile(r"nccl|rccl|gloo:|c10d::", re.IGNORECASE)
 
 @dataclass
 class Intervals:
-    """Begins and ends in nanoseconds, and which name each has."""
+    """Begins and ends of intervals in nanoseconds, and the index of each one's name."""
 
     begin: array[int] = field(default_factory=lambda: array("q"))
     end: array[int] = field(default_factory=lambda: array("q"))
@@ -50,15 +50,15 @@ class Intervals:
 
 @dataclass(kw_only=True)
 class Profile:
-    """The intervals of one file."""
+    """The intervals read from one profile."""
 
     rank: int | None = None
     host: str = ""
     device: str = ""
     base_ns: int = 0
-    """The origin of its times; 0 where they are counted from 1970."""
+    """The origin of the file's times; 0 if they are counted from 1970."""
     steps: list[tuple[int, int, int]] = field(default_factory=list)
-    """(number, begin, end)."""
+    """(number, begin, end) of each step."""
     kinds: dict[str, Intervals] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
     has_gpu: bool = False
@@ -66,7 +66,7 @@ class Profile:
 
 
 def is_profile(path: Path) -> bool:
-    """True if the file begins like one of torch.profiler."""
+    """Return True if the file begins like a profile of torch.profiler."""
     try:
         head = next(_read_text(path), "")[:4096]
     except (OSError, zlib.error):
@@ -75,7 +75,7 @@ def is_profile(path: Path) -> bool:
 
 
 def read_profile(path: Path) -> Profile:
-    """Read a file. Bad content does not raise: `trouble` says why reading ended early."""
+    """Read a profile without raising on bad content; `trouble` says why reading ended early."""
     found = Profile()
     names: dict[str, int] = {}
     try:
@@ -88,7 +88,7 @@ def read_profile(path: Path) -> Profile:
 
 
 def _read_text(path: Path) -> Iterator[str]:
-    """The text in pieces, decompressed; of a file that was cut off, as far as it goes."""
+    """Yield the decompressed text in pieces, up to the cut if the file was cut off."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     with open_file(path) as handle:
         is_packed = handle.read(2) == b"\x1f\x8b"
@@ -106,7 +106,7 @@ def _read_text(path: Path) -> Iterator[str]:
 
 
 def _read_events(pieces: Iterator[str], found: Profile) -> Iterator[dict[str, Any]]:
-    """The events one by one; what precedes them is stored in `found`."""
+    """Yield the events one by one, and store what precedes them in `found`."""
     text = ""
     while (at := text.find('"traceEvents"')) < 0:
         piece = next(pieces, None)
@@ -197,7 +197,7 @@ def _find_kind(category: str, name: str) -> str | None:
 
 
 def _shorten(name: str) -> str:
-    """A kernel's name without its arguments: `ncclDevKernel_AllReduce_Sum_f32_RING_LL`."""
+    """Return a kernel's name without its arguments: `ncclDevKernel_AllReduce_Sum_f32_RING_LL`."""
     return _FOREIGN.sub("_", name.removeprefix("void ").partition("(")[0])[:_LONGEST_NAME]
 
 
@@ -205,7 +205,7 @@ def _shorten(name: str) -> str:
 
 
 def fold(profile: Profile, rank: int) -> Iterator[str]:
-    """The lines of a trace of these steps."""
+    """Yield the lines of a rank's trace with the profile's steps."""
     steps = sorted(profile.steps)
     kinds = _choose_kinds(profile)
     if not steps:  # prof.step() was not called: everything counts as one step
@@ -250,8 +250,8 @@ def _write(value: Any) -> str:
 
 
 def _choose_kinds(profile: Profile) -> dict[str, tuple[Column, Column]]:
-    """Choose the kinds of events that stand for actions, by the name of the action; each has the
-    begins and ends of its stretches of events in order, and the longest event's name in each."""
+    """Choose the kinds of events that stand for actions. For each action's name, return begins and
+    ends of its stretches in order, and the name of the longest event in each stretch."""
     united = {kind: _unite([held]) for kind, held in profile.kinds.items()}
     links = [profile.kinds[kind] for kind in ("call", "link") if kind in profile.kinds]
     if links:
@@ -283,7 +283,7 @@ def _sort(spans: Column, name: Column | None = None) -> tuple[Column, Column]:
 
 
 def _join(spans: Column, name: Column) -> tuple[Column, Column]:
-    """Sorted intervals, those without a gap as one, by the name of the longest in it."""
+    """Merge adjacent sorted intervals; the result has the name of its longest part."""
     reach = np.maximum.accumulate(spans[:, 1])
     starts = np.flatnonzero(np.append(True, spans[1:, 0] > reach[:-1]))
     lasts = np.append(starts[1:], len(spans)) - 1
@@ -293,7 +293,7 @@ def _join(spans: Column, name: Column) -> tuple[Column, Column]:
 
 
 def _subtract(spans: Column, name: Column, other: Column) -> tuple[Column, Column]:
-    """The parts of the spans outside the others; both are sorted and without overlap."""
+    """Return the parts of `spans` outside `other`; both are sorted and free of overlaps."""
     cuts = np.unique(np.concatenate([spans.ravel(), other.ravel()]))
     pieces = np.column_stack([cuts[:-1], cuts[1:]])
     own = np.searchsorted(spans[:, 0], pieces[:, 0], side="right") - 1
@@ -306,8 +306,8 @@ def _subtract(spans: Column, name: Column, other: Column) -> tuple[Column, Colum
 
 
 def _list_pieces(spans: Column, name: Column) -> Iterator[tuple[int, int, int, int]]:
-    """(begin, wait, work, name) of each piece to draw; of too many, neighbours are merged, and the
-    gaps between them count as wait."""
+    """Yield (begin, wait, work, name) for each piece to draw. If there are too many, neighbours are
+    merged, and the gaps between them count as wait."""
     stride = -(-len(spans) // MOST_PIECES)
     starts = np.arange(0, len(spans), stride)
     lasts = np.append(starts[1:], len(spans)) - 1
@@ -320,10 +320,11 @@ def _list_pieces(spans: Column, name: Column) -> Iterator[tuple[int, int, int, i
 def fold_files(
     paths: Sequence[Path], taken: set[int], folder: Path
 ) -> tuple[list[Path], dict[str, str]]:
-    """Write `folder/<rank>.jsonl` of an attempt's files, several of a rank one after another.
+    """Write the profiles of an attempt as traces, `folder/<rank>.jsonl`; several files of one rank
+    are written one after another.
 
-    Ranks that are `taken` have a trace of their own, with every step. Return the written files,
-    and by the name of a profile what of it was not read.
+    Ranks in `taken` have a trace of their own with every step, and are skipped. Return the written
+    files and, by profile, what could not be read.
     """
     skipped: dict[str, str] = {}
     written: list[Path] = []

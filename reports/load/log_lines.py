@@ -1,4 +1,4 @@
-"""The lines of all logs with the times at which they were written; of large logs the end."""
+"""Read the lines of all logs with the times of writing; of large logs only the end."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from varuna_core.records.logs.times import MarkReader
 from vjob.reports.load.sources import AttemptSources, Sources
 
 MOST_BYTES = 1 << 26
-"""Of all logs together; each has the same share."""
+"""Bytes read from all logs together, divided equally among the logs."""
 LEAST_BYTES = 1 << 12
 LONGEST_LINE = 1 << 16
-"""More of a line is cut off."""
+"""Longer lines are cut off here."""
 
 
 def read_log_lines(sources: Sources, most_bytes: int = MOST_BYTES) -> pd.DataFrame:
-    """attempt, node, stream, offset, time (seconds since 1970, None if unknown), rank, text."""
+    """Return attempt, node, stream, offset, time (since 1970, or None), rank and text of lines."""
     logs = [
         (attempt, node, stream, path)
         for attempt in sources.attempts

@@ -1,4 +1,4 @@
-"""Settings that each node's log prints: which node it is, whose job, and who left no log."""
+"""Interpret the settings that nodes print into their logs, and find nodes without a log."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from vjob.reports.load.logged_calls import read_size
 from vjob.reports.load.sources import AttemptSources
 
 HEAD_BYTES = 16 * 1024
-"""Bytes at the beginning of a log, in which its settings stand."""
+"""The settings are looked for in this many bytes at the beginning of a log."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MissingNodes:
-    """Nodes of a job of which the folder has no log."""
+    """Nodes of a job that have no log in the folder."""
 
     num_nodes: int
-    """The job's, by its own word."""
+    """The number of nodes of the job, by its own settings."""
     indices: tuple[int, ...]
     ranks: tuple[int, ...]
     names: tuple[str, ...]
-    """Nodes that left other files, and no log."""
+    """Names of nodes that left other files but no log."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OtherJob:
-    """A job whose logs are in the folder too, and are left out."""
+    """Another job whose logs are in the same folder, and which is not reported on."""
 
     master: str
     nodes: tuple[str, ...]
 
 
 def place_nodes(settings: Mapping[str, Sequence[Mapping[str, str]]]) -> dict[int, str]:
-    """The node of each NODE_RANK; a file into which several nodes printed is none's."""
+    """Return the node of each NODE_RANK; a file with the output of several nodes is left out."""
     found: dict[int, set[str]] = {}
     for node, blocks in settings.items():
         own = {block.get("NODE_RANK", "") for block in blocks}
@@ -54,7 +54,7 @@ def place_nodes(settings: Mapping[str, Sequence[Mapping[str, str]]]) -> dict[int
 
 
 def place_ranks(nodes: Mapping[int, str], info: Mapping[str, str]) -> dict[int, str]:
-    """The node of each rank, by the nodes' ranks; every node has the same number of ranks."""
+    """Return the node of each rank from the node of each NODE_RANK; nodes have equal sizes."""
     per = _count_ranks(info)
     return {
         rank: name
@@ -64,13 +64,13 @@ def place_ranks(nodes: Mapping[int, str], info: Mapping[str, str]) -> dict[int, 
 
 
 def _count_ranks(info: Mapping[str, str]) -> int:
-    """Ranks of each node; 0 is not known."""
+    """Return the number of ranks on each node; 0 means not known."""
     world, count = read_size(info, "WORLD_SIZE"), read_size(info, "NNODES")
     return world // count if world and count and world % count == 0 else 0
 
 
 def place_devices(hosts: Mapping[int, str], gpus: pd.DataFrame) -> dict[int, str]:
-    """The kind of GPU of each rank, by the samples of its node; ranks use GPUs in their order."""
+    """Return the kind of GPU of each rank, by its node's samples; ranks use GPUs in order."""
     if gpus.empty:
         return {}
     own = gpus[gpus["gpu"] != "cpu"].drop_duplicates(["node", "gpu"])
@@ -92,7 +92,7 @@ def find_missing(
     settings: Mapping[str, Sequence[Mapping[str, str]]],
     info: Mapping[str, str],
 ) -> MissingNodes | None:
-    """None where all are there, or nothing tells."""
+    """Return the nodes without a log; None if all have one or their number is not known."""
     count, per = read_size(info, "NNODES") or 0, _count_ranks(info)
     logs = {node for node, _ in attempt.logs}
     printed = [
@@ -109,7 +109,7 @@ def find_missing(
 
 
 def choose_job(attempt: AttemptSources) -> tuple[AttemptSources, tuple[OtherJob, ...]]:
-    """The files of one job of a folder, that of the most logs, then the newest; and the others."""
+    """Choose the job in a folder with the most, then the newest logs; return it and the others."""
     owners = {}
     for node, path in attempt.logs:
         head = _read_head(path)

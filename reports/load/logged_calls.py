@@ -35,20 +35,20 @@ from vjob.reports.load.trace_reader import STEP_COLUMNS, ClockConflict, LeftOut,
 
 ACTIONS = {"forward-compute": "F", "backward-compute": "B"}
 AROUND = ("forward-backward", "interval-time")
-"""Timers around all others."""
+"""Timers that contain all others."""
 SUMS = ("grads-all-reduce", "grads-reduce-scatter", "all-grads-sync")
-"""Timers of a sum over the ranks of a stage, once a step."""
+"""Timers of an all-reduce over the ranks of a stage, which runs once a step."""
 TIMES = ("begin_s", "ready_s", "end_s")
 MOST_CLOCKS = 512
-"""Clocks that are compared with each other, at most."""
+"""The most clocks that are compared with each other."""
 LEAST_S = 0.001
-"""A difference of clocks that is worth saying."""
+"""A smaller difference between clocks is not reported."""
 
 
 class Layout:
     """The ranks of each stage, from the sizes that Megatron prints at its start.
 
-    Without these sizes all ranks are one stage.
+    Without these sizes, all ranks are in one stage.
     """
 
     def __init__(self, info: Mapping[str, str], num_ranks: int) -> None:
@@ -73,30 +73,30 @@ class Layout:
 
 
 def read_size(info: Mapping[str, str], name: str) -> int | None:
-    """A setting that is a positive number."""
+    """Return a setting as a positive number; None if it is none."""
     text = info.get(name, "")
     return as_whole(text) or None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """The node and the log of each rank, as far as they are known."""
+    """The node, device and logs of each rank, as far as known."""
 
     hosts: Mapping[int, str]
-    """Node of each rank."""
+    """The node of each rank."""
     devices: Mapping[int, str]
-    """Kind of GPU of each rank."""
+    """The kind of GPU of each rank."""
     logs: Mapping[tuple[str, str], Path]
-    """By attempt and node."""
+    """The log of each (attempt, node)."""
 
 
 def read_calls(
     logs: Mapping[str, pd.DataFrame], info: Mapping[str, str], places: Places
 ) -> tuple[Traces, pd.DataFrame] | None:
-    """Traces and their events; None where no timer tells what ranks worked.
+    """Return the traces of logged calls and their events; None if no timer shows the work of ranks.
 
-    `info` are the job's settings, as its log spells them, and ORDER, how ranks are numbered: data
-    (a stage's ranks adjoin) or pipeline (a replica's do).
+    `info` has the job's settings as its log spells them, with ORDER for the numbering of ranks:
+    data (ranks of a stage are neighbours) or pipeline (ranks of a replica are).
     """
     calls, works = _choose_calls(logs["timer_calls"]), logs["rank_works"]
     if calls.empty and works.empty:
@@ -167,7 +167,7 @@ def read_calls(
 
 
 def _choose_calls(calls: pd.DataFrame) -> pd.DataFrame:
-    """Those that do not lie within others; none where no forward is among them."""
+    """Return the calls that are not nested in others; none if no forward is among them."""
     calls = calls[~calls["timer"].isin(AROUND)]
     if not (calls["timer"] == "forward-compute").any():
         return calls.iloc[:0]
@@ -177,7 +177,7 @@ def _choose_calls(calls: pd.DataFrame) -> pd.DataFrame:
 
 
 class Block:
-    """The calls of all ranks in the steps up to one."""
+    """The calls of all ranks in the steps up to and including step `last`."""
 
     def __init__(
         self,
@@ -187,8 +187,8 @@ class Block:
         layout: Layout,
         usual: Collection[tuple[int, str]] = (),
     ) -> None:
-        """`num_steps`: since the line before; 0 is not known. `usual`: each rank's timers before;
-        a log that is cut lacks those that are printed last."""
+        """`num_steps` counts the steps since the previous line; 0 means not known. `usual` has each
+        rank's timers in earlier blocks: a cut log lacks the timers printed last."""
         self._calls, self._layout = calls, layout
         pairs = calls[["rank", "timer"]].drop_duplicates().itertuples(index=False)
         self.timed = {(int(rank), timer) for rank, timer in pairs if _is_in_each_step(timer)}
@@ -207,7 +207,7 @@ class Block:
         """False for stages in several pieces, whose calls cannot be told apart."""
 
     def build_events(self) -> pd.DataFrame:
-        """Columns as of read_events, but for the attempt."""
+        """Return the events, with the columns of read_events except the attempt."""
         rows = [
             row
             for rank, own in self._calls.groupby("rank")
@@ -256,7 +256,7 @@ def _is_in_each_step(timer: str) -> bool:
 
 
 def _match_kind(timer: str) -> str:
-    """The kind of a trace's action that a timer stands for."""
+    """Return the kind of trace action that a timer stands for."""
     marks = (
         ("send", "send"),
         ("all-reduce", "all-reduce"),
@@ -271,8 +271,8 @@ def _match_kind(timer: str) -> str:
 
 
 def sum_up(events: pd.DataFrame) -> pd.DataFrame:
-    """A row a rank and step, as traces have them; without the time of the first action and the last
-    where clocks contradict each other."""
+    """Return a row for each rank and step, as traces have. If clocks contradict each other, the
+    times of the first and the last action are missing."""
     keys = ["attempt", "rank", "stage", "replica", "step"]
     took = events["end_s"] - events["ready_s"]
     is_work = events["kind"].isin(COMPUTE)
@@ -323,12 +323,12 @@ def _build_rank(
 
 @dataclass(frozen=True, kw_only=True)
 class Clock:
-    """A rank's clock against those of most."""
+    """The offset of a rank's clock from that of most ranks."""
 
     ahead_s: float
-    """0 where calls do not prove that clocks differ."""
+    """Seconds ahead; 0 if the calls do not prove that clocks differ."""
     within_s: float | None
-    """The most that this may be wrong; None where it is not known."""
+    """The largest possible error of `ahead_s`; None if not known."""
 
     @property
     def is_wrong(self) -> bool:
@@ -338,8 +338,8 @@ class Clock:
 def compare_clocks(
     events: pd.DataFrame, layout: Layout, hosts: Mapping[int, str]
 ) -> dict[int, Clock] | float:
-    """The clock of each rank in one block, those of a node together; or by how many seconds the
-    calls contradict all clocks that only differ."""
+    """Return the clock of each rank in one block, equal for ranks of a node; or the seconds by
+    which the calls contradict any constant difference of clocks."""
     ranks = sorted(map(int, events["rank"].unique()))
     names = {rank: hosts.get(rank) or str(rank) for rank in ranks}
     nodes = list(dict.fromkeys(names.values()))
@@ -375,11 +375,11 @@ def compare_clocks(
 
 
 _Bounds = tuple[Column, Column, Column]
-"""Pairs of clocks, and how many seconds the second is ahead of the first at most."""
+"""Pairs of clocks, and the most seconds by which the second is ahead of the first."""
 
 
 def _list_messages(events: pd.DataFrame) -> Iterator[_Bounds]:
-    """An action begins after the one whose message it takes has ended."""
+    """Yield clock bounds from messages: an action begins after its message was sent."""
     keys = ["step", "replica", "microbatch", "stage"]
     for kind, towards in (("F", 1), ("B", -1)):
         own = events[(events["kind"] == kind) & (events["microbatch"] >= 0)]
@@ -389,7 +389,7 @@ def _list_messages(events: pd.DataFrame) -> Iterator[_Bounds]:
 
 
 def _list_sums(events: pd.DataFrame, layout: Layout) -> Iterator[_Bounds]:
-    """A sum ends after all have joined; only of sums that each rank did once in a step."""
+    """Yield clock bounds from all-reduces run once a step: none ends before all ranks joined."""
     own = events[events["what"].isin(SUMS)]
     own = own.assign(part=own["rank"] % layout.tensor)
     keys = ["step", "what", "stage", "part"]

@@ -1,7 +1,7 @@
-"""Files that a report can read, found in a run folder or in a bare folder of per-node logs.
+"""Find the files that a report can read, in a run folder or in a bare folder of per-node logs.
 
-Nothing is named by hand: attempts are the `attempt-<n>` folders and the `earlier-<n>` tries in
-them; nodes are the files' names.
+Attempts are the `attempt-<n>` folders and the `earlier-<n>` tries in them; nodes are named by their
+files.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from vjob.reports.load.kineto import ENDINGS, is_profile
 
 LOGS = (".out", ".log", ".txt")
 _LOG_NAME = re.compile(r"\.(out|log|txt|err|[oe]?\d+)$|^[^.]+$")
-"""Of one log: also `train.o4711`, and names without an ending."""
+"""Names of logs, including `train.o4711` and names without an extension."""
 MOST_ATTEMPTS = 200
-"""The newest of a run that are read; each costs time, even an empty one."""
+"""The most attempts of a run that are read, newest first; each costs time, even an empty one."""
 _OF_BATCH = re.compile(r"scheduler(\.[\w-]+)?\.out")
-"""What a batch script printed is no node's log."""
+"""Output of the batch script, which is not the log of a node."""
 
 
 class SourceError(ValueError):
-    """There is nothing to read; the message says what was looked for."""
+    """Raised if there is nothing to read; the message says what was looked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,17 +37,17 @@ class AttemptSources:
     """`0`, or `0.earlier-1`; empty in a bare folder."""
     folder: Path
     logs: tuple[tuple[str, Path], ...]
-    """(node, its standard output)."""
+    """(node, file of its standard output)."""
     errors: tuple[tuple[str, Path], ...]
-    """(node, its standard error)."""
+    """(node, file of its standard error)."""
     traces: tuple[Path, ...]
     profiles: tuple[Path, ...] = ()
     """torch.profiler's files."""
     gpus: tuple[tuple[str, Path], ...]
-    """(node, samples): JSON lines where there are any, else text."""
+    """(node, file of its samples): JSON lines if there are any, else text."""
     exits: tuple[Path, ...]
     counts: tuple[tuple[int, Path], ...] = ()
-    """(rank, its counted optimizer steps)."""
+    """(rank, file of its counted optimizer steps)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +56,14 @@ class Sources:
 
     name: str
     run: RunFolder | None
-    """None for a bare folder."""
+    """The run folder; None for a bare folder."""
     attempts: tuple[AttemptSources, ...]
     num_left_out: int = 0
-    """Older attempts, beyond MOST_ATTEMPTS."""
+    """The number of older attempts beyond MOST_ATTEMPTS, which are not read."""
 
 
 def locate_sources(path: Path) -> Sources:
-    """`path` is a run folder, a folder of logs, or one log."""
+    """Find the files of a job. `path` is a run folder, a folder of logs, or one log."""
     if path.is_file():
         if not _LOG_NAME.search(path.name):
             raise SourceError(
@@ -103,7 +103,7 @@ def locate_sources(path: Path) -> Sources:
 
 
 def _find_earlier(attempt: AttemptFolder) -> list[AttemptSources]:
-    """Tries of this attempt that were set aside, oldest first."""
+    """Return the earlier tries of an attempt, oldest first."""
     numbers = sorted(
         int(match.group(1))
         for path in list_files(attempt.path, "earlier-*")
@@ -137,14 +137,14 @@ def _collect_attempt(label: str, folder: Path) -> AttemptSources:
 
 
 MOST_FILES = 10_000
-"""Files searched for profiles in each of the two folders of an attempt, and in one elsewhere."""
+"""The most files searched for profiles in each of an attempt's two folders, or elsewhere."""
 LATE_S = 10.0
-"""A file system's clock may be so far ahead of the one that wrote the end."""
+"""Seconds by which a file system's clock may be ahead of the one that wrote the end."""
 
 
 def find_profiles(folder: Path) -> list[Path]:
-    """torch.profiler's files in `trace/` and `ranks/`, at any depth; in the folder itself only
-    those with the ending that its handler gives."""
+    """Return torch.profiler's files at any depth of `trace/` and `ranks/`, and those with its
+    handler's extension in the folder itself."""
     found = [path for _, path in _list(folder, (".pt.trace.json", ".pt.trace.json.gz"))]
     for name in ("trace", "ranks"):
         deep = walk_files(folder / name, MOST_FILES)
@@ -153,8 +153,8 @@ def find_profiles(folder: Path) -> list[Path]:
 
 
 def _add_outer_profiles(run: RunFolder, attempts: list[AttemptSources]) -> list[AttemptSources]:
-    """Profiles in the folder that the conf names: each is of the attempt that was the last to have
-    begun when it was written. Others may have left files there before, or leave some later."""
+    """Add the profiles in the folder that the conf names, each to the attempt that began last
+    before it was written. Files from before or after the run are left out: they may be others'."""
     plan = read_plan(run.plan)
     if plan is None or plan.traces is None or not attempts:
         return attempts
@@ -179,7 +179,7 @@ def _add_outer_profiles(run: RunFolder, attempts: list[AttemptSources]) -> list[
 
 
 def _list(folder: Path, endings: tuple[str, ...]) -> list[tuple[str, Path]]:
-    """(name without its ending, file), numbers in their order."""
+    """Return (name without extension, file) in numeric order."""
     paths = [] if is_foreign_link(folder) else list_files(folder)
     children = [
         path

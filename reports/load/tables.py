@@ -1,4 +1,4 @@
-"""All files of a job as tables, in one call; broken files are counted, not raised."""
+"""Read all files of a job into tables. Broken files are recorded and do not raise an error."""
 
 from __future__ import annotations
 
@@ -55,47 +55,47 @@ class GroupFacts:
 
     name: str
     gpu_type: str
-    """Empty where the conf does not name it."""
+    """The type of GPU; empty if the conf does not name it."""
     count: int
     ranks: int
-    """Of each node."""
+    """Ranks on each node."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanFacts:
-    """Facts from plan.json; empty or None where it has none."""
+    """Facts from plan.json; those that it lacks are empty or None."""
 
     shown: tuple[tuple[str, str], ...] = ()
-    """Of SHOWN, as text."""
+    """The facts named in SHOWN, as text."""
     groups: tuple[tuple[str, str], ...] = ()
-    """Each group of nodes by name, in words."""
+    """Each group of nodes: its name and a description."""
     nodes: tuple[GroupFacts, ...] = ()
     pipeline: int | None = None
     tensor: int | None = None
     order: str = ""
-    """Whose neighbours have neighbouring ranks, data's or the pipeline's."""
+    """Which ranks have neighbouring numbers: those of a stage (data) or of a replica (pipeline)."""
     layers: int | None = None
-    """Of the model, where the plan's program has one."""
+    """Layers of the model; None if the plan's program has none."""
     partition: Partition | None = None
     """Blocks of each stage, without embedding and head."""
     world: int | None = None
     """The number of ranks."""
     prediction: Prediction | None = None
     progress: str | None = None
-    """The user's own regular expression of lines about steps."""
+    """The user's regular expression for lines about steps."""
     program: str = ""
-    """What ranks run: script, megatron, ...; empty where an older version submitted."""
+    """The program of the ranks: script, megatron, ...; empty in plans of older versions."""
     scheduler: str = ""
-    """Its name in plans; empty where there is no plan."""
+    """The scheduler's name as plans spell it; empty without a plan."""
 
     @property
     def context(self) -> Context:
-        """The words of remedies for this run."""
+        """The kind of reader for whom remedies are worded in this run."""
         return context_of(self.scheduler)
 
 
 def read_plan_facts(path: Path) -> PlanFacts:
-    """Empty where the file is missing or torn."""
+    """Read the facts of a plan; all are empty if the file is missing or torn."""
     value, training = read_json(path), read_json(RunFolder(path.parent).training)
     layers = training.get("layers") if isinstance(training, dict) else None
     if not isinstance(value, dict):
@@ -162,45 +162,45 @@ def _count_ranks(groups: list[Any]) -> int | None:
 
 
 MOST_REASON = 300
-"""Characters of why a run is in its state."""
+"""Characters kept of the reason for a run's state."""
 MOST_STEPS = 200
-"""That anybody would look at one by one."""
+"""The most steps offered for a look at each one."""
 
 
 @dataclass(kw_only=True)
 class Job:
-    """All that was read of a job."""
+    """Everything that was read from a job's files."""
 
     sources: Sources
     traces: Traces
     events: pd.DataFrame
-    """Of the chosen steps, and of further ones where asked for: columns as of read_events."""
+    """Events of the chosen steps, and of further steps if asked for; columns as in read_events."""
     chosen: dict[str, tuple[str, int]]
-    """(attempt, step) of `first`, `median`, `slowest`, `last`."""
+    """(attempt, step) of the steps `first`, `median`, `slowest`, `last`."""
     logs: dict[str, pd.DataFrame]
-    """iterations, memory, phases, timers_by_rank, timers_by_step, timer_calls."""
+    """The tables iterations, memory, phases, timers_by_rank, timers_by_step and timer_calls."""
     job_info: dict[str, str]
     partitions: dict[str, str]
-    """What the log of each attempt says of its own."""
+    """The partition that the log of each attempt prints."""
     gpus: pd.DataFrame
     history: list[dict[str, Any]]
-    """events*.jsonl in time order."""
+    """The events of events*.jsonl in order of time."""
     exits: pd.DataFrame
     counts: dict[str, dict[int, StepCounts]]
-    """Counted optimizer steps of each attempt's ranks; none of programs that are ours."""
+    """Counted optimizer steps of each attempt's ranks; empty for built-in programs."""
     outcomes: dict[str, str]
-    """How each attempt ended, in words; an attempt without an outcome is not here."""
+    """How each attempt ended, in words; an attempt without a known outcome is left out."""
     plan: PlanFacts
     training: Training | None
-    """What a built-in program trains."""
+    """What a built-in program trains: its model and batch."""
     conf: dict[str, Any]
-    """resolved.yaml; empty where there is none."""
+    """Content of resolved.yaml; empty without this file."""
     hangs: dict[str, Hang]
     """Hangs that the agents of an attempt found."""
     worlds: dict[str, int]
-    """The number of ranks of each attempt that has a plan of its own."""
+    """The number of ranks of each attempt that has its own plan."""
     skipped: dict[str, str]
-    """What of which file could not be read."""
+    """By file, what could not be read."""
     commit: str = ""
     """Commit of the user's code: `1a2b3c4d5e on main, dirty`."""
     missing: MissingNodes | None = None
@@ -214,7 +214,7 @@ class Job:
     empty where no record says it."""
 
     def find_partition(self, attempt: str) -> Partition | None:
-        """Blocks of each stage in an attempt, where anything says so: as the log counts them."""
+        """Return the blocks of an attempt's stages, counted as in its log; None if not known."""
         ranks = (trace for trace in self.traces.ranks if trace.attempt == attempt)
         said = next((trace.partition for trace in ranks if trace.partition), "")
         said = said or self.partitions.get(attempt, "")
@@ -230,9 +230,11 @@ def load_job(
     *,
     more_events: int = 0,
 ) -> Job:
-    """Read all; SourceError where there is nothing. `say` hears of the progress.
+    """Read a job's files. Raise SourceError if there is nothing to read. `say` is called with
+    progress.
 
-    `more_events` asks for further steps' events, about so many, to look at beside the chosen ones.
+    `more_events` asks for the events of further steps, about that many, in addition to the chosen
+    ones.
     """
     sources = locate_sources(path)
     others: tuple[OtherJob, ...] = ()
@@ -330,7 +332,7 @@ def _read_with_profiles(
     skipped: dict[str, str],
     say: Callable[[str], object],
 ) -> Traces:
-    """The traces, and for ranks without one their files of torch.profiler."""
+    """Read the traces and, for ranks without a trace, their torch.profiler files."""
     if not any(attempt.profiles for attempt in sources.attempts):
         return read_traces(paths)
     folder = Path(tempfile.mkdtemp(prefix="vjob-profiles-"))
@@ -355,7 +357,7 @@ def _read_commit(sources: Sources) -> str:
 
 
 def _read_state(sources: Sources) -> str:
-    """State of a run that is over; a running one is known to its scheduler alone."""
+    """Return the state of a run that is over; empty for a running one."""
     record = None if sources.run is None else read_record(sources.run)
     if record is None or record.state not in (ENDED, REFUSED):
         return ""
@@ -364,7 +366,7 @@ def _read_state(sources: Sources) -> str:
 
 
 def format_state(word: str, message: str) -> str:
-    """`COMPLETED: all 2 ranks exited 0`."""
+    """Format a state such as `COMPLETED: all 2 ranks exited 0`."""
     reason = " ".join(message.split())[:MOST_REASON]
     return f"{word}: {reason}" if reason else word
 
@@ -375,7 +377,7 @@ def _read_errors(
     readers: list[LogReader],
     pattern: re.Pattern[str] | None,
 ) -> None:
-    """Steps of standard error where standard output has none, and of bars where neither has any."""
+    """Read steps from standard error if standard output has none, and lastly from bars."""
     errors: dict[str, list[LogReader]] = {}
     if not any(reader.has_steps for reader in readers):
         for node, log in attempt.errors:
@@ -391,13 +393,13 @@ def _read_errors(
 
 
 def _measure_steps(steps: pd.DataFrame) -> pd.Series:
-    """Duration of each step, by (attempt, step)."""
+    """Return the duration of each step, by (attempt, step)."""
     return steps.groupby(["attempt", "step"])["took_s"].max()
 
 
 def list_whole_steps(traces: Traces) -> list[tuple[str, int]]:
-    """Steps with details of all ranks, or of as large a part of an attempt's as there is: who is
-    killed takes with it what it has not written yet."""
+    """Return the steps for which all ranks have details, or the largest number of an attempt's
+    ranks that any step has: killed ranks lose what they had not yet written."""
     ranks = Counter(trace.attempt for trace in traces.ranks if trace.has_header)
     seen = traces.steps.groupby(["attempt", "step"])["rank"].nunique()
     shares = {pair: int(seen[pair]) / ranks[pair[0]] for pair in traces.detailed_steps}
@@ -406,8 +408,8 @@ def list_whole_steps(traces: Traces) -> list[tuple[str, int]]:
 
 
 def choose_steps(detailed: list[tuple[str, int]], took: pd.Series) -> dict[str, tuple[str, int]]:
-    """The steps to look at closely, of those that have details; the median is the one nearest to
-    that of all steps, as those with details may be the slower ones."""
+    """Choose the steps to show closely among those with details. The median is the detailed step
+    closest to the median of all steps, since detailed steps may be slower than others."""
     if not detailed:
         return {}
     # The first step warms up: it is no measure of the others.
@@ -420,7 +422,7 @@ def choose_steps(detailed: list[tuple[str, int]], took: pd.Series) -> dict[str, 
 
 
 def _list_settings(plan: PlanFacts, sources: Sources) -> dict[str, str]:
-    """A run's settings by the names of a log's: a checkout's own scripts, not vjob, print those."""
+    """Return a run's settings under the names that scripts of a Megatron checkout print."""
     train = _read_conf(sources).get("train")
     train = train if isinstance(train, dict) else {}
     found = {
@@ -454,7 +456,7 @@ def choose_more(traces: Traces, most_events: int) -> set[tuple[str, int]]:
 
 
 def read_counts(sources: Sources) -> dict[str, dict[int, StepCounts]]:
-    """By attempt and rank; an attempt without a counted step is not here."""
+    """Return counted optimizer steps by attempt and rank; an attempt without any is left out."""
     found: dict[str, dict[int, StepCounts]] = {}
     for attempt in sources.attempts:
         for rank, path in attempt.counts:
@@ -499,7 +501,7 @@ def _read_conf(sources: Sources) -> dict[str, Any]:
 
 
 MOST_CONF = 1 << 20
-"""Bytes of a resolved conf; a larger file is none of ours, and takes long to read."""
+"""Bytes of a resolved conf; a larger file is not one that vjob wrote, and is not read."""
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 

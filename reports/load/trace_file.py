@@ -1,4 +1,4 @@
-"""One rank's trace: its header and clock, a row for each whole step, and repair of wrong clocks."""
+"""Read one rank's trace (header, clock, a row for each whole step) and correct wrong clocks."""
 
 from __future__ import annotations
 
@@ -19,47 +19,47 @@ from vjob.reports.load.trace_lines import Column, TracePiece
 
 @dataclass(kw_only=True)
 class RankTrace:
-    """One file: who wrote it, and where its steps are."""
+    """The trace of one rank: who wrote it, and where its steps are in the file."""
 
     path: Path
     attempt: str
     rank: int
     order: int = 0
-    """In which traces were begun: in a file of a node those of several ranks are mixed."""
+    """Position among traces by their beginning; a node's file mixes traces of several ranks."""
     stages: tuple[int, ...] = (0,)
     replica: int = 0
     host: str = ""
     device: str = ""
     partition: str = ""
     origin: int = 0
-    """Nanoseconds since 1970 where the file's times begin."""
+    """Origin of the file's times, in nanoseconds since 1970."""
     offsets: list[tuple[int, int, int]] = field(default_factory=list)
-    """(at, offset, residual) in the file's order."""
+    """(at, offset, residual) of each clock comparison, in the file's order."""
     spans: list[tuple[Column, int, int]] = field(default_factory=list)
-    """(steps, place, length) of every piece with events."""
+    """(steps, offset, length) of every block with events."""
     shifted_ns: int = 0
-    """What was added to a clock that was plainly wrong (reports/load/trace_file.py)."""
+    """Nanoseconds added to correct a clock that was clearly wrong."""
     after_s: dict[str, float] = field(default_factory=dict)
-    """Seconds of each kind after the last step: its line is the trace's last."""
+    """Seconds by kind after the last step, from the trace's last line."""
     has_header: bool = False
     num_events: int = 0
     num_rows: int = 0
-    """Lines of whole steps."""
+    """The number of lines of whole steps."""
     skipped: int = 0
     trouble: str = ""
 
     @property
     def is_blank(self) -> bool:
-        """True until something was read of it."""
+        """True until something is read into this trace."""
         return not self.has_header and not self.spans
 
     @property
     def residual_ns(self) -> int | None:
-        """The largest doubt about the clock; None where it was never held against rank 0's."""
+        """The clock's largest error in ns; None if it was never compared with rank 0's."""
         return max((residual for _, _, residual in self.offsets), default=None)
 
     def align(self, times: Column) -> Column:
-        """The file's own times as nanoseconds since 1970 on rank 0's clock."""
+        """Convert times of the file to nanoseconds since 1970 on rank 0's clock."""
         if not self.offsets:
             return times + self.origin
         at, offset, _ = np.array(sorted(self.offsets), dtype=np.int64).T
@@ -77,7 +77,7 @@ _LARGEST = 2**61  # more than now in ns since 1970; sums of three fit in 64 bits
 
 
 class StepRows:
-    """Rows of steps; tables hold them in a sixth of the room of dicts."""
+    """Rows of steps, kept as tables, which take a sixth of the memory of dicts."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -89,7 +89,7 @@ class StepRows:
             self._pack()
 
     def build_frame(self, traces: Sequence[RankTrace]) -> pd.DataFrame:
-        """All rows, those of each trace together and in this order."""
+        """Return all rows as one table, those of each trace together, in the order of `traces`."""
         self._pack()
         frames, self.frames = self.frames, []
         if not frames:
@@ -114,7 +114,7 @@ _ORDER = itertools.count()
 
 
 class File:
-    """A trace for each header of the file: a writer that starts again writes another."""
+    """Reader of one file, with a trace for each header; a restarted writer adds a header."""
 
     def __init__(self, attempt: str, path: Path) -> None:
         digits = path.name.partition(".")[0]
@@ -149,14 +149,14 @@ class File:
         self._now = trace
 
     def list_traces(self) -> list[RankTrace]:
-        """Those of a node by their ranks; called once, when all of the file was read."""
+        """Return the traces sorted by rank. Call this once, after the whole file was read."""
         last = self.traces[-1]
         last.skipped += self.blocks.skipped
         last.trouble = self.blocks.trouble or last.trouble
         return sorted(self.traces, key=lambda t: (t.rank, t.order)) if self._last else self.traces
 
     def _turn_to(self, rank: Any) -> RankTrace:
-        """The trace of the rank whose batch begins here."""
+        """Return the trace of the rank whose batch of lines begins here."""
         rank = rank if _is_whole(rank) else -1
         found = self._last.get(rank)
         if found is None:
@@ -176,7 +176,7 @@ class File:
 
 
 def _take_header(trace: RankTrace, value: dict[str, Any]) -> str:
-    """Take over the header's values; the text says why it is refused, empty if it is not."""
+    """Copy the header's values into the trace; return why it is refused, or an empty text."""
     if value["trace"] != FORMAT:
         return f"format {str(value['trace'])[:20]}, this vjob reads {FORMAT}"
     numbers = [value.get(name) for name in ("rank", "replica", "origin")]
@@ -191,7 +191,7 @@ def _take_header(trace: RankTrace, value: dict[str, Any]) -> str:
 
 
 def _take_record(trace: RankTrace, value: dict[str, Any], rows: StepRows) -> bool:
-    """False where the line is none that the writer writes."""
+    """Store a line of the trace; return False if its form is not one that the writer uses."""
     if "offset" in value:
         at, offset, residual = (value.get(name) for name in ("at", "offset", "residual"))
         if _is_whole(at) and _is_whole(offset) and _is_whole(residual):
@@ -246,7 +246,7 @@ def _is_whole(value: Any) -> TypeGuard[int]:
 
 
 def _list_unique(steps: Column) -> Column:
-    """The steps of a piece: often it has one."""
+    """Return the distinct steps of a block, which often has just one."""
     if (steps == steps[0]).all():
         alone: Column = steps[:1].copy()
         return alone
@@ -255,8 +255,8 @@ def _list_unique(steps: Column) -> Column:
 
 
 def cut_at_headers(blocks: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    """Pieces in which a header, or the line that begins a rank's batch, is the first line, if there
-    is one."""
+    """Cut blocks so that each header, and each line that begins a rank's batch, is the first line
+    of its block."""
     for place, data in blocks:
         start = 0
         for cut in sorted({*_find_all(data, b'\n{"trace":'), *_find_all(data, b'\n{"rank":')}):
@@ -273,10 +273,10 @@ def _find_all(data: bytes, word: bytes) -> Iterator[int]:
 
 
 WRONG = 0.5
-"""Of a median step."""
+"""A clock is wrong if it is off by more than this fraction of a median step."""
 STEADY = 0.25
-"""Of the shift. A wrong clock is wrong by the same at every step: where the middle half of the ends
-differ by more, the ranks do not wait for each other."""
+"""Spread of the shift, as a fraction of it. A wrong clock is off by the same amount at every step:
+if the middle half of the steps' ends spreads further, the ranks do not wait for each other."""
 
 
 @dataclass(frozen=True)
@@ -288,15 +288,16 @@ class Ends:
     took_s: Column
 
     def list_by_step(self, trace: RankTrace) -> dict[int, int]:
-        """When each step ended, where it ran again the last time."""
+        """Return the time at which each step ended, the last time for a repeated step."""
         ends = trace.align(self.begin_ns) + (self.took_s * 1e9).astype(np.int64)
         return dict(zip(self.step.tolist(), ends.tolist(), strict=True))
 
 
 def put_right(found: Iterable[tuple[RankTrace, Ends]]) -> None:
-    """Shift the origins of wrong clocks; `shifted_ns` says by how much.
+    """Shift the origins of wrong clocks, and record the shift in `shifted_ns`.
 
-    Ranks of one machine have one clock: theirs are apart because they do not wait for each other.
+    Ranks on one machine share a clock; if their times differ, it is because they do not wait for
+    each other.
     """
     attempts: dict[str, list[tuple[RankTrace, Ends]]] = {}
     for trace, ends in found:

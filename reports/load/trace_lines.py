@@ -1,8 +1,9 @@
-"""Lines of a trace to columns: quickly where they are as the writer writes them, else one by one.
+"""Parse lines of a trace into columns: quickly if they have exactly the writer's form, else one by
+one.
 
-The two ways agree on every line that the writer can have written, whole or torn: commas take an
-event apart, and a piece in which anything else turns up is read again with `json.loads`. Small
-pieces are read many at a time: a call for each would cost more than what it reads.
+Both ways agree on every line that the writer can have written, whole or torn: commas separate an
+event's values, and a block with anything else is parsed again with `json.loads`. Small blocks are
+parsed many at a time, since a call for each would cost more than the parsing.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ _CONVERT = csv.ConvertOptions(
 
 @dataclass(kw_only=True)
 class Events:
-    """Events as columns; kinds and whats are numbers into their names."""
+    """Events as columns; `kinds` and `whats` are indices into their lists of names."""
 
     columns: dict[str, Column]
-    """`step` to `bytes` of COLUMNS."""
+    """The columns `step` to `bytes` of COLUMNS."""
     kinds: Column
     kind_names: list[str]
     whats: Column
@@ -51,7 +52,7 @@ class Events:
         return len(self.kinds)
 
     def select(self, rows: slice | Column) -> Events:
-        """Some of them, by place or by a mask."""
+        """Return a subset of the events, by index or by a mask."""
         return Events(
             columns={name: values[rows] for name, values in self.columns.items()},
             kinds=self.kinds[rows],
@@ -63,7 +64,7 @@ class Events:
 
 @dataclass(kw_only=True)
 class TracePiece:
-    """Content of a piece of a trace."""
+    """The parsed content of a block of a trace."""
 
     events: Events | None
     objects: list[dict[str, Any]]
@@ -71,7 +72,7 @@ class TracePiece:
 
 
 def parse_lines(data: bytes) -> TracePiece:
-    """Every line is an event, an object, empty, or counted as skipped."""
+    """Parse lines. Each is an event, an object, empty, or counted as skipped."""
     arrays, texts = _split(data)
     objects, skipped = _parse_objects(texts)
     ((events, bad),) = _parse_arrays([arrays])
@@ -79,7 +80,7 @@ def parse_lines(data: bytes) -> TracePiece:
 
 
 def parse_pieces(pieces: Iterable[tuple[Key, bytes]]) -> Iterator[tuple[Key, TracePiece]]:
-    """The lines of each piece, as parse_lines has them, with its key and in order."""
+    """Parse many blocks as parse_lines does; yield the content of each with its key, in order."""
     held: list[tuple[Key, bytes]] = []
     size = 0
     for piece in pieces:
@@ -100,7 +101,7 @@ def _parse_held(held: Sequence[tuple[Key, bytes]]) -> Iterator[tuple[Key, TraceP
 
 
 def _parse_arrays(pieces: Sequence[bytes]) -> list[tuple[Events | None, int]]:
-    """The events of each piece of `_split`, and how many of its lines are none."""
+    """Return the events of each block of event lines, and the number of invalid lines."""
     joined = b"".join(pieces)
     if not joined.strip():
         return [(None, 0)] * len(pieces)
@@ -126,7 +127,7 @@ def _parse_arrays(pieces: Sequence[bytes]) -> list[tuple[Events | None, int]]:
 
 
 def _split(data: bytes) -> tuple[bytes, list[bytes]]:
-    """Apart: lines that begin with `{`, and all others."""
+    """Separate lines that begin with `{` from all others."""
     lines = b"\n" + data
     pieces, texts, start = [], [], 0
     while (found := lines.find(b"\n{", start)) >= 0:
@@ -146,7 +147,7 @@ def _parse_objects(texts: list[bytes]) -> tuple[list[dict[str, Any]], int]:
 
 
 def _parse_quickly(data: bytes) -> tuple[Events, int]:
-    """Raises for a piece that holds what the writer does not write."""
+    """Parse event lines in the writer's exact form; raise an error for any other line."""
     if not data.isascii() or b"\r" in data or b"\\" in data or b"\x00" in data:
         raise ValueError("no line of the writer")
     torn: list[str] = []
@@ -178,7 +179,7 @@ def _parse_quickly(data: bytes) -> tuple[Events, int]:
 
 
 def _decode(column: Any, before: str, after: str) -> tuple[Column, list[str]]:
-    """Names without their brackets; ValueError where one has none."""
+    """Return names without their brackets; raise ValueError if one has none."""
     whole = column.unify_dictionaries().combine_chunks()
     if isinstance(whole, pa.ChunkedArray):
         whole = pa.concat_arrays(whole.chunks) if whole.num_chunks else pa.array([], _NAME)
@@ -192,7 +193,7 @@ def _decode(column: Any, before: str, after: str) -> tuple[Column, list[str]]:
 
 
 def parse_slowly(data: bytes) -> tuple[Events, int]:
-    """The same with `json.loads`, line by line."""
+    """Parse event lines one by one with `json.loads`."""
     rows, skipped = [], 0
     for line in data.split(b"\n"):
         if not line.strip():

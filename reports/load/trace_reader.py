@@ -26,57 +26,56 @@ STEP_COLUMNS = [
     "attempt", "rank", "stage", "replica", "step",
     "begin_s", "took_s", "first_s", "last_s", "wait_s", "work_s",
 ]  # fmt: skip
-"""The columns of `Traces.steps`, for a table without rows."""
+"""The columns of `Traces.steps`; needed for a table without rows."""
 _MANY_ROWS = 20_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """Steps of a log that are left out: some rank lacks calls."""
+    """Logged steps that are left out because some rank lacks calls."""
 
     attempt: str
     file: str
     first: int
     last: int
     num_whole: int
-    """Ranks that lack none."""
+    """The number of ranks with all of their calls."""
     num_ranks: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClockConflict:
-    """Steps whose times contradict each other, however far the nodes' clocks are apart."""
+    """Steps whose times contradict each other whatever the offsets of the nodes' clocks."""
 
     attempt: str
     first: int
     last: int
     seconds: float
-    """At least."""
+    """The smallest possible size of the contradiction."""
 
 
 @dataclass(kw_only=True)
 class Traces:
-    """All ranks of a run."""
+    """The traces of all ranks of a run."""
 
     ranks: list[RankTrace]
     steps: pd.DataFrame
-    """A row a rank and step: attempt, rank, stage, replica, step, begin_s, took_s, first_s, last_s,
-    wait_s, work_s (both of the actions), and `<kind>_s` (work) of every kind."""
+    """A row for each rank and step: attempt, rank, stage, replica, step, begin_s, took_s, first_s,
+    last_s, wait_s and work_s (of the actions), and `<kind>_s` (work) for every kind."""
     zero_ns: int
-    """Nanoseconds since 1970 where the tables' seconds begin."""
+    """Nanoseconds since 1970 from which the tables' seconds are counted."""
     is_sample: bool = False
-    """True for files of torch.profiler and for logs, which hold a few steps and nothing of the
-    others."""
+    """True for files of torch.profiler and for logs, which record only a few of the steps."""
     is_log: bool = False
-    """True for calls of Megatron's timers (reports/load/logged_calls.py)."""
+    """True for traces made from calls of Megatron's timers (reports/load/logged_calls.py)."""
     works: pd.DataFrame = field(default_factory=pd.DataFrame)
-    """attempt, rank, stage, step, work_s of further steps, of which only sums were printed."""
+    """attempt, rank, stage, step and work_s of further steps, for which only sums were printed."""
     left_out: tuple[LeftOut, ...] = ()
     conflicts: tuple[ClockConflict, ...] = ()
 
     @property
     def detailed_steps(self) -> list[tuple[str, int]]:
-        """(attempt, step) of which events may be there, in order."""
+        """(attempt, step) of the steps that may have events, in order."""
         found = {
             (trace.attempt, step)
             for trace in self.ranks
@@ -89,7 +88,7 @@ class Traces:
 
 
 def read_traces(paths: Iterable[tuple[str, Path]]) -> Traces:
-    """The first pass over (attempt, file)."""
+    """Read the traces at (attempt, file) once, keeping steps but not events."""
     files = [File(attempt, path) for attempt, path in paths]
     rows = StepRows()
 
@@ -130,7 +129,7 @@ def _build_traces(ranks: list[RankTrace], frame: pd.DataFrame) -> Traces:
 
 
 def _add_ranks(frame: pd.DataFrame, known: list[RankTrace]) -> pd.DataFrame:
-    """Rows with who wrote them, on one clock; columns in the order in which the ranks use them."""
+    """Add attempt, rank, stage and replica to rows, and convert their times to one clock."""
     counts = [trace.num_rows for trace in known]
     steps, begins, took = (frame[name].to_numpy() for name in ("step", "begin_ns", "took_s"))
     owned = [slice(end - count, end) for end, count in zip(np.cumsum(counts), counts, strict=True)]
@@ -153,8 +152,8 @@ def _add_ranks(frame: pd.DataFrame, known: list[RankTrace]) -> pd.DataFrame:
 
 
 def read_events(traces: Traces, wanted: Iterable[tuple[str, int]]) -> pd.DataFrame:
-    """Events of the (attempt, step)s: attempt, rank, replica, kind, step, stage, microbatch,
-    begin_s, ready_s, end_s, bytes, what; at most MOST_EVENTS."""
+    """Read the events of the wanted (attempt, step) pairs: attempt, rank, replica, kind, step,
+    stage, microbatch, begin_s, ready_s, end_s, bytes, what; at most MOST_EVENTS."""
     steps = _group_steps(wanted)
     own = [trace for trace in traces.ranks if trace.attempt in steps]
     found = _stop_at_most(_read_spans(own, steps))
@@ -163,7 +162,7 @@ def read_events(traces: Traces, wanted: Iterable[tuple[str, int]]) -> pd.DataFra
 
 
 def _group_steps(wanted: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
-    """Steps by attempt."""
+    """Group step numbers by attempt."""
     steps: dict[str, list[int]] = {}
     for attempt, step in wanted:
         steps.setdefault(attempt, []).append(step)
@@ -171,14 +170,14 @@ def _group_steps(wanted: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
 
 
 def stream_events(traces: Traces) -> Iterator[pd.DataFrame]:
-    """All events, a piece at a time."""
+    """Yield all events, a block at a time."""
     return _build_frames(_read_spans(traces.ranks, None), traces.zero_ns)
 
 
 def _stop_at_most(
     found: Iterable[tuple[RankTrace, Events]],
 ) -> Iterator[tuple[RankTrace, Events]]:
-    """The rank that goes beyond is the last, and is there whole."""
+    """Yield events until MOST_EVENTS is exceeded; the last rank's are yielded whole."""
     count, last = 0, None
     for trace, events in found:
         if count > MOST_EVENTS and trace is not last:
@@ -226,13 +225,13 @@ def _read_spans(
 
 
 def _holds(held: Column, steps: Sequence[int]) -> Column:
-    """Which of them are asked for."""
+    """Return a mask of the held steps that are asked for."""
     found: Column = np.isin(held, steps)
     return found
 
 
 def _build_frame(found: Sequence[tuple[RankTrace, Events]], zero_ns: int) -> pd.DataFrame:
-    """Events of ranks as a table."""
+    """Build a table of the events of several ranks."""
     counts = [len(events) for _, events in found]
     columns = {
         name: np.concatenate([events.columns[name] for _, events in found]) for name in NUMBERS

@@ -1,8 +1,8 @@
-"""Training lines of each node's standard output, in one pass over each log.
+"""Read the training lines of each node's standard output, in one pass over each log.
 
-Only what stands at a known word is looked at, so gigabytes of other lines cost little. Timers are
-added up by rank and by step; the seed's lists of when each call began and ended are kept of four
-blocks a log: the first, the slowest, the last two.
+Only lines with a known word are parsed, so gigabytes of other lines cost little. Timers are summed
+by rank and by step. The lists of begins and ends that the original Varuna's logs print for each
+call are kept for four blocks of a log: the first, the slowest, and the last two.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ from vjob.reports.load.trace_lines import Column
 
 LOG_BLOCK_BYTES = 1 << 23
 LARGEST_TIMERS = 1 << 26
-"""Timers of one step beyond this are cut."""
+"""Bytes read of one step's timers; the rest is cut."""
 _JOB_INFO_MARK = b"NODE_RANK: "
 _JOB_INFO_BYTES = 4096
 _HEAD = re.compile(rb"iteration +\d+/")
-"""A Megatron line, or the torn beginning of one."""
+"""The beginning of a Megatron line, whole or torn."""
 PHASES = ("checkpoint_s", "evaluate_s", "pause_s")
 RARE = ("samples_per_s", "tokens_per_s")
-"""Columns only of logs that have them. One more is `timed`: the number of steps that `time_ms` is
-the mean of, where it follows from times of writing."""
+"""Columns that exist only if the log has them. A further one is `timed`: the number of steps over
+which `time_ms` is a mean, if that follows from the times of writing."""
 _NO_COLUMNS = (
     "losses", "others", "is_bar", "is_named", "epoch", "num_epochs", "is_from_zero", "unit",
     "evaluations",
@@ -73,13 +73,13 @@ COLUMNS = tuple(
 )
 _IDLE_MARK = b"nothing to do: "
 _IDLE = re.compile(rb"^(?:\d+: )?(nothing to do: train\.steps is [^\r\n]{1,200})", re.MULTILINE)
-"""A line of varuna_core/programs/lines.py."""
+"""The line that varuna_core/programs/lines.py prints if no steps are left."""
 ACTION_TIMERS = (b"forward-compute", b"backward-compute")
 _WORKS = ["attempt", "step", "rank", "work_s"]
 _CALLS = ["attempt", "node", "step", "num_steps", "timer", "rank", "begin", "end"]
 _MOST_IN_VAIN = 2000
-"""Lines with other trainers' words that tell no step, so many more than ten times those that do:
-then the rest of a log is not searched for them."""
+"""Limit for lines with another trainer's words that are not about steps: once there are this many
+more than ten times the lines about steps, the rest of the log is not searched for them."""
 
 
 @dataclass(kw_only=True)
@@ -89,14 +89,14 @@ class _Timers:
     step: int
     time_ms: float
     num_steps: int
-    """Since the line before; 0 is not known."""
+    """Steps since the previous line; 0 means not known."""
     pieces: list[bytes] = field(default_factory=list)
     size: int = 0
 
 
 @dataclass(kw_only=True)
 class LogTables:
-    """Rows and settings that are read from all logs of a job."""
+    """Rows and settings read from all logs of a job."""
 
     iterations: Thinned = field(default_factory=Thinned)
     memory: Thinned = field(default_factory=Thinned)
@@ -104,28 +104,29 @@ class LogTables:
     """Metrics of evaluations, one a row."""
     phases: Thinned = field(default_factory=Thinned)
     job_info: dict[str, str] = field(default_factory=dict)
-    """Settings by name; of several values the first."""
+    """Settings by name; if there are several values, the first."""
     partitions: dict[str, str] = field(default_factory=dict)
-    """By attempt."""
+    """The partition printed by each attempt."""
     spans: list[dict[str, Any]] = field(default_factory=list)
-    """Rows with the times at which a log's first line about a step and its last line about steps,
-    saves or evaluations were written, the error of the time between them, and PHASES: seconds of
-    saves and evaluations, by their own lines or between lines about steps."""
+    """For each log, the times at which its first line about a step and its last line about steps,
+    saves or evaluations were written, the error of the time between them, and PHASES: the seconds
+    of saves and evaluations, from their own lines or from the lines around them."""
     calls: list[pd.DataFrame] = field(default_factory=list)
     works: dict[tuple[str, int, int], dict[str, float]] = field(default_factory=dict)
-    """(attempt, step, rank): seconds of a step by ACTION_TIMERS, the mean since the line before."""
+    """Mean seconds of a step since the previous line, by (attempt, step, rank) and
+    ACTION_TIMERS."""
     settings: dict[tuple[str, str], list[dict[str, str]]] = field(default_factory=dict)
-    """(attempt, node): each block of settings that its log has."""
+    """For (attempt, node), each block of settings in its log."""
     timers_by_rank: dict[tuple[str, int], list[float]] = field(default_factory=dict)
-    """(timer, rank): count, sum and most, ms."""
+    """For (timer, rank): count, sum and maximum, in ms."""
     timers_by_step: dict[tuple[str, int], list[float]] = field(default_factory=dict)
-    """(timer, step): least and most of all ranks, ms."""
+    """For (timer, step): minimum and maximum over all ranks, in ms."""
     skipped: dict[str, int] = field(default_factory=dict)
-    """Lines that look like ours and do not parse, by file."""
+    """By file, the number of lines that begin like ours but do not parse."""
     nothing_to_do: str = ""
     """The line of a program that found all its steps done."""
     left_out: dict[str, int] = field(default_factory=dict)
-    """Bytes that a log lacks by its own word, by file."""
+    """By file, the bytes that a log lacks according to its own note."""
 
     def build_tables(self) -> dict[str, pd.DataFrame]:
         by_rank = [
@@ -165,8 +166,8 @@ class LogTables:
 
 
 class LogReader:
-    """Reads one log into the tables; `close` adds rows for steps that only bars show, and for
-    losses without a step."""
+    """Reader of one log. `close` adds rows for steps that only progress bars show, and for losses
+    without a step."""
 
     def __init__(
         self,
@@ -176,7 +177,7 @@ class LogReader:
         path: Path,
         pattern: re.Pattern[str] | None = None,
     ) -> None:
-        """`pattern`: the user's own regular expression of lines about steps."""
+        """`pattern` is the user's regular expression for lines about steps."""
         self.tables, self.attempt, self.node, self.path = tables, attempt, node, path
         self.has_steps = False
         """True once a line was about a step: bars are then ignored."""
@@ -243,7 +244,7 @@ class LogReader:
             self.tables.skipped[f"{self.attempt}/{self.path.name}".lstrip("/")] = skipped
 
     def read_steps(self) -> None:
-        """Read only the steps, for standard error: other lines there are no records."""
+        """Read only lines about steps, for standard error, whose other lines are not records."""
         for offset, block in BlockReader(self.path, LOG_BLOCK_BYTES):
             self._note_cut(block)
             self._read_others(offset, block)
@@ -254,7 +255,7 @@ class LogReader:
         self._places = [*self._places[:1], place]
 
     def _find_phases(self, block: bytes) -> None:
-        """Saves and evaluations, whose lines have times of writing alone."""
+        """Find saves and evaluations, which are timed only by when their lines were written."""
         if not self._is_timed or len(self._phases) > MOST_ROWS:
             return
         seen = -1
@@ -266,7 +267,7 @@ class LogReader:
                     self._phases.append((self._offset + begin, *found))
 
     def _add_span(self) -> None:
-        """When the first and last steps were printed, as far as times of writing tell."""
+        """Record when the first and last steps were printed, if the log tells."""
         if not self._places:
             return
         marks = MarkReader(self.path.with_suffix(".times"), is_err=self.path.suffix == ".err")
@@ -335,7 +336,7 @@ class LogReader:
         self._add(block[start:])
 
     def _read_iteration(self, line: bytes, place: int) -> bool:
-        """False where the line is about something else."""
+        """Read a line about a step; return False if the line is about something else."""
         if self._pattern is not None:
             return False
         text = line.decode("utf-8", "replace")
@@ -363,10 +364,10 @@ class LogReader:
         return True
 
     def _read_others(self, offset: int, block: bytes) -> None:
-        """Lines of trainers that do not print as Megatron does.
+        """Read lines of trainers whose format differs from Megatron's.
 
-        A log that has Megatron's lines is read for those alone: a search for every word that
-        others use would take longer than all else.
+        If a log has Megatron's lines, these lines are not searched for: a search for every other
+        trainer's words would take longer than all else.
         """
         if self._in_vain > _MOST_IN_VAIN:
             return
@@ -397,7 +398,7 @@ class LogReader:
     def _add_evaluation(
         self, step: int | None, metrics: Mapping[str, Mapping[str, float]], at: float | None
     ) -> None:
-        """Record metrics by the part of the data."""
+        """Record metrics of an evaluation by split."""
         row = {"attempt": self.attempt, "node": self.node, "step": step, "written": at}
         for split, named in metrics.items():
             for metric, value in named.items():
@@ -406,7 +407,7 @@ class LogReader:
                 )
 
     def _find_time(self, text: str, place: int) -> tuple[float | None, float]:
-        """The earliest time at which a line was written, and how much later it may have been."""
+        """Return the earliest time at which a line was written, and its possible delay."""
         at, slack_s = self._find_written(text, place)
         self._line_at = at
         return (None, 0.0) if self._has_times else (at, slack_s)
@@ -428,7 +429,7 @@ class LogReader:
             return time.gmtime().tm_year
 
     def _note(self, reading: StepReading, between: bytes) -> None:
-        """Record a line about a step; `between` is the text since the one before."""
+        """Record a line about a step; `between` is the text since the previous such line."""
         found = reading.line
         if self._steps.is_slow(reading) and any(mark in between for mark in PHASE_MARKS):
             self._pause_s += (found.time_ms or 0.0) * (reading.num_timed or 1) / 1000
@@ -449,7 +450,7 @@ class LogReader:
             self._hold(found, reading.num_timed)
 
     def close(self, others: Iterable[LogReader] = ()) -> None:
-        """Add rows from bars of this log or of `others` of its node, with losses between them."""
+        """Add rows from bars of this log or the node's `others`, with the losses between them."""
         sources = [self, *others]
         source = next((reader for reader in sources if reader.bars.rows), None)
         if source is None or any(reader.has_steps for reader in sources):
@@ -475,7 +476,7 @@ class LogReader:
             self._add_row(*by_step[step])
 
     def _hold(self, found: Iteration, num_timed: int | None) -> None:
-        """Several lines about one step make one row."""
+        """Merge several lines about one step into one row."""
         if self._held is not None and self._held.step == found.step:
             self._held = join_lines(self._held, found)
             self._num_timed = num_timed or self._num_timed
@@ -599,7 +600,7 @@ class LogReader:
             add(name, min(values), max(values))
 
     def _read_calls(self, timers: _Timers) -> None:
-        """The lists of starts and ends, an own row a call."""
+        """Read the lists of begins and ends, with a row for each call."""
         name, rank, starts = "", -1, np.empty(0)
         heads: list[tuple[str, int]] = []
         calls: list[tuple[Column, Column]] = []
@@ -632,8 +633,8 @@ class LogReader:
 
 
 def _find_lines(block: bytes, marks: Collection[bytes]) -> list[tuple[int, int]]:
-    """Begin and end of the lines with one of these marks, in order; of all lines if no marks are
-    given."""
+    """Return begin and end of the lines that contain one of the marks, in order; of all lines if
+    there are no marks."""
     if not marks:
         ends = list(accumulate(len(line) + 1 for line in block.split(b"\n")))
         return [(begin, end - 1) for begin, end in zip([0, *ends], ends, strict=False)]
@@ -649,7 +650,7 @@ def _find_lines(block: bytes, marks: Collection[bytes]) -> list[tuple[int, int]]
 
 
 def _find_marks(block: bytes) -> list[tuple[int, bytes]]:
-    """Positions of the lines of interest, in order."""
+    """Return the positions of lines with known words, in order."""
     found = []
     for mark in (ITERATION_MARK, MEMORY_MARK, TIMERS_MARK, PHASE_MARK, _JOB_INFO_MARK):
         place = block.find(mark)

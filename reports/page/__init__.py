@@ -1,4 +1,4 @@
-"""Figures and tables to one HTML file: `run_page` and `comparison` each render one.
+"""Render figures and tables as one HTML file: `run_page` for a job, `comparison` for several.
 
 Imports `analysis` and `load`.
 """

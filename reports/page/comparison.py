@@ -1,4 +1,4 @@
-"""Comparison of several jobs: their figures, and the differences between their confs."""
+"""Compare several jobs: their figures, and the differences between their confs."""
 
 from __future__ import annotations
 
@@ -45,30 +45,30 @@ NAMES = {
     "best_loss": "best loss",
     "common_loss": "loss at the last step that all logged",
 }
-"""Keys of --json, and how they are shown."""
+"""Keys of `--json` and the names shown for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """One of the jobs."""
+    """One of the compared jobs."""
 
     name: str
     job: Job
     analysis: Analysis
     settings: Mapping[str, str]
-    """Of its conf, by dotted key; of a bare folder, what its logs print."""
+    """Values of the conf by dotted key; for a bare folder, the settings printed in its logs."""
     has_conf: bool
 
     @property
     def losses(self) -> pd.Series[float]:
-        """By step, as it was done last."""
+        """Loss by step; for a repeated step, the last one."""
         table = self.analysis.curves.table
         loss = pd.to_numeric(table["loss"], errors="coerce").set_axis(table["step"])
         return loss.dropna().groupby(level=0).last()
 
     @property
     def figures(self) -> dict[str, float | None]:
-        """By the keys of NAMES; None is not known."""
+        """Figures by the keys of NAMES; None means not known."""
         analysis = self.analysis
         later = drop_first(analysis.times)["took_s"]
         median = analysis.find_step("median")
@@ -102,7 +102,7 @@ def _find(value: Any) -> float | None:
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, str]:
-    """A conf by dotted keys; lists of mappings by their places."""
+    """Flatten a conf to dotted keys; a list of mappings uses the index as a key."""
     if isinstance(value, Mapping):
         pairs = [(str(key), item) for key, item in value.items()]
     elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
@@ -116,10 +116,10 @@ def flatten(value: Any, prefix: str = "") -> dict[str, str]:
 
 
 def find_differences(jobs: Sequence[Compared]) -> dict[str, list[str | None]]:
-    """The values of each key that differs between jobs; None for a job without the key.
+    """Return the values of each key that differs between jobs; None for a job without the key.
 
-    A conf and what a log prints have names of their own: a key of one job alone is no difference
-    there.
+    A conf and a log use different names for settings: if some jobs have no conf, a key that only
+    one job has does not count as a difference.
     """
     keys = Counter(key for job in jobs for key in job.settings)
     least = 1 if all(job.has_conf for job in jobs) else 2
@@ -132,7 +132,7 @@ def find_differences(jobs: Sequence[Compared]) -> dict[str, list[str | None]]:
 
 
 def build_comparison(jobs: Sequence[Compared]) -> list[ReportTable]:
-    """Figures, each against the first job's; and the confs' differences."""
+    """Build the tables of figures, compared with the first job's, and of conf differences."""
     columns = ("", *(job.name for job in jobs))
     figures = _collect(jobs)
     rows = []
@@ -180,7 +180,7 @@ def build_json(jobs: Sequence[Compared]) -> dict[str, Any]:
 
 
 def render_comparison(jobs: Sequence[Compared], *, made_at: str) -> str:
-    """The same as a page, with step times and losses over each other."""
+    """Render the comparison as a page, with step times and losses of all jobs in one chart."""
     figure = _draw_series(jobs)
     parts = [show_table(table) for table in build_comparison(jobs)]
     curves = [PagePart(title="Step by step", figure="figure-series")] if figure is not None else []

@@ -1,8 +1,8 @@
 """Building blocks of the page's figures: plotly's JSON as plain dicts.
 
-Colours of axes and texts come from the page's style sheet, which knows light, dark and print; those
-of the data are the same in all three, from a palette that the colour-blind can tell apart. Texts of
-users are escaped, since plotly would take tags out of them.
+Axes and texts take their colours from the page's style sheet, which has light, dark and print
+modes. Data has the same colours in all three, from a palette for the colour-blind. Texts of users
+are escaped, since plotly would interpret tags.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ ROW_GAP = 30
 Figure = dict[str, Any]
 
 LEAN: Figure = {"zeroline": False, "nticks": 5}
-"""An axis of a low row."""
+"""Settings of an axis of a low row."""
 
 
 def plain(text: object) -> str:
-    """Text that plotly shows as it is: it would take tags out of it."""
+    """Escape text so that plotly shows its tags literally."""
     return html.escape(str(text)[:200], quote=False)
 
 
@@ -50,7 +50,7 @@ def draw(data: list[Figure], **layout: Any) -> Figure:
 
 
 def thin(y: Matrix) -> npt.NDArray[np.int64]:
-    """Rows to draw: of each piece of a long series its least and its most, so no peak is lost."""
+    """Return the rows to draw: the least and greatest in each piece of a series, to keep peaks."""
     known = np.flatnonzero(~np.isnan(y))
     if len(known) <= MOST_POINTS:
         return known
@@ -61,14 +61,14 @@ def thin(y: Matrix) -> npt.NDArray[np.int64]:
 
 
 class FigureRows:
-    """Pictures above each other on one axis, each under its title; heights in pixels."""
+    """Charts stacked on one shared axis, each under its title; heights are in pixels."""
 
     def __init__(self) -> None:
         self.data: list[Figure] = []
         self.rows: list[tuple[int, str, Figure]] = []
 
     def add(self, height: int, title: str, axis: Figure, traces: list[Figure]) -> None:
-        """Nothing where there are no traces."""
+        """Add a chart, unless there are no traces."""
         if not traces:
             return
         self.rows.append((height, title, axis))
@@ -136,7 +136,7 @@ def draw_lines(
     place: Callable[[str, Matrix], Matrix] = lambda attempt, steps: steps,
     times: float = 1.0,
 ) -> list[Figure]:
-    """A column over the steps, a line an attempt; `place` says where on the axis a step is."""
+    """Draw a column over the steps, a line for each attempt; `place` maps steps to the axis."""
     lines = []
     for label, own in table.groupby("attempt", sort=False):
         attempt, steps = str(label), own["step"].to_numpy(dtype=float)
@@ -166,12 +166,12 @@ def _draw_line(
 
 
 def round_all(values: Matrix) -> list[float | None]:
-    """Six digits: more is not seen, and takes room; None where there is no number."""
+    """Round to six digits, more than can be seen; what is not finite becomes None."""
     return [float(f"{value:.6g}") if np.isfinite(value) else None for value in values.tolist()]
 
 
 def list_cells(values: Matrix) -> list[list[float | None]]:
-    """A heat map's; None where nothing is known."""
+    """Return the cells of a heat map; None where a value is not known."""
     return [[cell if cell == cell else None for cell in row] for row in values.tolist()]
 
 

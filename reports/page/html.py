@@ -1,7 +1,8 @@
-"""One HTML file that opens anywhere, without a network: a template, its style, its scripts.
+"""Render one HTML file that opens anywhere without a network: a template with its style and
+scripts.
 
-Findings and tables are plain HTML; the data of the figures lies beside them, deflated and in
-base64, and so does plotly, which takes a third of its size that way.
+Findings and tables are plain HTML. The data of the figures and plotly itself are embedded, deflated
+and in base64; this makes plotly a third of its size.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LEVEL = 6
 
 
 def pack_bytes(data: bytes) -> str:
-    """Pack numbers in the form that reports/web/unpack.js reads."""
+    """Compress bytes to the text form that reports/web/unpack.js reads."""
     return base64.b64encode(zlib.compress(data, LEVEL)).decode("ascii")
 
 
@@ -39,7 +40,7 @@ def pack_json(value: Any) -> str:
 
 
 def list_planes(column: npt.NDArray[Any]) -> bytes:
-    """32-bit numbers, the lowest byte of each first, then the next; what does not fit is cut."""
+    """Return 32-bit numbers as byte planes, lowest byte first; values out of range are clipped."""
     bounds = np.iinfo(np.int32)
     whole = np.clip(column, bounds.min, bounds.max).astype("<i4")
     planes: bytes = whole.view(np.uint8).reshape(-1, 4).T.tobytes()
@@ -49,12 +50,12 @@ def list_planes(column: npt.NDArray[Any]) -> bytes:
 WEB = files("vjob.reports") / "web"
 SCRIPTS = ("unpack.js", "steps.js", "raster.js", "painter.js", "timeline.js", "page.js")
 MOST_ROWS = 30
-"""Of a table; an export has all."""
+"""Rows of a table on the page; an export has all."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PagePart:
-    """A figure or a table of a section, as the template sees it."""
+    """A figure or a table of a section, as the template receives it."""
 
     title: str
     figure: str = ""
@@ -66,26 +67,26 @@ class PagePart:
 
 @dataclass(frozen=True, kw_only=True)
 class BarPart:
-    """One class of the time of all ranks."""
+    """One class in the bar of all ranks' time."""
 
     name: str
     share: float
     meaning: str
     value: str
-    """Its share and time, as people write them."""
+    """The share and time of the class, formatted for people."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """Parts of a page, top to bottom."""
+    """The content of a page, from top to bottom."""
 
     name: str
     made_at: str
     is_partial: bool = False
     opening: str = ""
-    """One sentence: how the run went, and what to change."""
+    """One sentence on how the run went and what to change."""
     facts: Sequence[Fact] = ()
-    """Figures at the top of the page."""
+    """The figures at the top of the page."""
     bar: Sequence[BarPart] = ()
     bar_note: str = ""
     findings: Sequence[Finding] = ()
@@ -93,18 +94,18 @@ class Page:
     is_own_program: bool = False
     """True for a user's script, on which the conf's keys for a timeline have no effect."""
     sections: Sequence[tuple[str, Sequence[PagePart]]]
-    """(title, parts)."""
+    """(title, parts) of each section."""
     conf: str = ""
     figures: dict[str, Any]
-    """plotly's, by the name that a part gives."""
+    """plotly figures, by the names that parts refer to."""
     timeline: dict[str, Any] | None = None
-    """What page.js wants to know of the steps."""
+    """Data about the steps that page.js needs."""
     steps: Sequence[str] = ()
-    """Packed, in the order of the timeline's."""
+    """Packed steps, in the order of the timeline."""
 
 
 def render(page: Page) -> str:
-    """The whole file."""
+    """Render the whole file."""
     return _render(
         page,
         model=pack_json({**_get_timeline(page), "figures": _name_figures(page)}),
@@ -119,7 +120,7 @@ def _pack_plotly() -> str:
 
 
 def read_scripts(names: Sequence[str]) -> str:
-    """Scripts of reports/web as one text."""
+    """Return scripts of reports/web as one text."""
     return "\n".join((WEB / name).read_text(encoding="utf-8") for name in names)
 
 
@@ -158,7 +159,7 @@ def _write_json(value: Any) -> bytes:
 
 
 def show_table(table: ReportTable, width: str = "whole", note: str = "") -> PagePart:
-    """Shortened, if it is long."""
+    """Return a table as a part of the page, shortened if it is long."""
     rows, left_out = shorten(table.rows, MOST_ROWS)
     if left_out:
         blank = ("",) * (len(table.columns) - 1)
@@ -170,7 +171,7 @@ def show_table(table: ReportTable, width: str = "whole", note: str = "") -> Page
 
 
 def _clean(value: Any) -> Any:
-    """Texts of logs without what would not be seen."""
+    """Remove unprintable characters from text that comes from logs."""
     if (
         isinstance(value, Markup)
         or not isinstance(value, str)

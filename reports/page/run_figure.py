@@ -1,6 +1,7 @@
-"""The figure of the whole run: ranks, marks, steps, loss and GPUs above each other on one axis.
+"""Draw the figure of the whole run: ranks, events, steps, loss and GPUs in charts stacked on one
+time axis.
 
-The run is cut into a few hundred columns of time. A step's work counts as spread evenly over the
+The run is divided into a few hundred columns of time. The work of a step is spread evenly over the
 step; between two steps nothing is known.
 """
 
@@ -36,17 +37,17 @@ from vjob.reports.page.figure import (
 
 NUM_BINS = 480
 MOST_ROWS = 256
-"""A row of a picture is then still higher than a pixel."""
+"""The most rows of a chart; with more, a row would be thinner than a pixel."""
 STALE = 3.0
-"""A sample holds for so many times the usual time between two, in case one is missing."""
+"""A sample is held for this many usual intervals, in case the next one is missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """The time axis that all of the run's pictures share."""
+    """The time axis shared by all charts of the run."""
 
     zero_s: float
-    """Seconds since 1970 at which the axis begins to count."""
+    """The origin of the axis, in seconds since 1970."""
     begin_s: float
     end_s: float
     unit: str
@@ -59,7 +60,7 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True)
 class Strips:
-    """A row a rank or GPU, a column a piece of the span; NaN where nothing is known."""
+    """Rows for ranks or GPUs, with a column for each piece of the span; NaN means not known."""
 
     names: list[str]
     values: list[Matrix]
@@ -70,7 +71,7 @@ class Strips:
 
 
 def find_span(job: Job, analysis: Analysis) -> Span | None:
-    """From the first attempt's start to the last one's end; None where no clock says."""
+    """Return the span from the first attempt's start to the last one's end; None without clocks."""
     known = [
         time
         for attempt in analysis.goodput.attempts
@@ -91,10 +92,12 @@ def find_span(job: Job, analysis: Analysis) -> Span | None:
 
 
 def build_work_strips(job: Job, span: Span) -> tuple[Strips, Strips]:
-    """Two strips: the part of its steps that a rank worked, and its work against its stage's.
+    """Return two charts: the fraction of its steps that a rank worked, and its work divided by its
+    stage's.
 
     The second has rows only for ranks that share their stage with others, and may be empty. Beyond
-    MOST_ROWS a row is several neighbours of a stage: their mean, and whoever is farthest off.
+    MOST_ROWS, a row stands for several neighbours in a stage: their mean in the first chart, and
+    the rank farthest from 1 in the second.
     """
     steps = job.traces.steps
     shift = job.traces.zero_ns / 1e9 - span.zero_s
@@ -131,7 +134,7 @@ def _choose_farthest(rows: Matrix) -> Matrix:
 
 
 def _fill_bins(steps: pd.DataFrame, shift: float, edges: Matrix) -> tuple[Matrix, Matrix]:
-    """Work over time in steps, and work a step, bin by bin, from their running sums."""
+    """Return for each bin work over time in steps, and work a step, from running sums."""
     steps = steps.sort_values("begin_s")
     begin = steps["begin_s"].to_numpy(dtype=float) + shift
     took = np.maximum(steps["took_s"].to_numpy(dtype=float), 0)
@@ -160,7 +163,7 @@ def _median(rows: Matrix) -> Matrix:
 
 
 def build_gpu_strips(job: Job, span: Span, name: str) -> Strips | None:
-    """`name` is utilization, temperature, power_w or memory_used_mb."""
+    """Return the samples named `name`: utilization, temperature, power_w or memory_used_mb."""
     if job.gpus.empty:
         return None
     samples = job.gpus.dropna(subset=["time", name])
@@ -185,7 +188,7 @@ def build_gpu_strips(job: Job, span: Span, name: str) -> Strips | None:
 
 
 def _hold(samples: pd.DataFrame, name: str, edges: Matrix) -> Matrix:
-    """The mean of the samples in a bin; in a bin without one, the sample before while it holds."""
+    """Return the mean of the samples in each bin, or else the last one while it is not stale."""
     times, values = samples["at"].to_numpy(), samples[name].to_numpy(dtype=float)
     bins = np.clip(np.searchsorted(edges, times, side="right") - 1, 0, NUM_BINS - 1)
     counts = np.bincount(bins, minlength=NUM_BINS)
@@ -240,7 +243,7 @@ def draw_run(job: Job, analysis: Analysis) -> Figure | None:
 def _add_strips(
     rows: FigureRows, span: Span, strips: Strips, title: str, scale: str, most: float | None
 ) -> None:
-    """A heat map, a row a rank; `most` is the top of the scale, None for one around 1."""
+    """Add a heat map, a row for each rank; `most` is the scale's top, None centres it on 1."""
     count = len(strips.names)
     if not count:
         return
@@ -271,7 +274,7 @@ def _add_strips(
 
 
 class _StepPlaces:
-    """Places of steps on the axis: when they ended, or their numbers where no clock says."""
+    """Position of each step on the axis: its end, or its number if no clock is known."""
 
     def __init__(self, job: Job, analysis: Analysis, span: Span | None) -> None:
         self.span = span
@@ -329,11 +332,11 @@ def _mark_outliers(analysis: Analysis, places: _StepPlaces) -> list[Figure]:
 
 
 QUIET = ("intent", "submitted", "adopted", "started", "preflight", "ended")
-"""What every run goes through: attempts show it already."""
+"""Kinds of events that need no mark: every run has them, and attempts are shown already."""
 
 
 def _add_marks(rows: FigureRows, job: Job, analysis: Analysis, span: Span) -> None:
-    """Starts of attempts, checkpoints, morphs and the like, each a line of symbols."""
+    """Add marks for attempts, checkpoints, morphs and others, a line for each kind."""
     kinds: dict[str, list[tuple[float, str]]] = {}
     for attempt in analysis.goodput.attempts:
         if attempt.started is not None:
@@ -379,7 +382,7 @@ def _add_marks(rows: FigureRows, job: Job, analysis: Analysis, span: Span) -> No
 
 
 def _describe(event: Mapping[str, Any]) -> str:
-    """`morph: from 8 x 4 to 6 x 4, 12 s: a node was lost`; of others, all that they say."""
+    """Describe an event: `morph: from 8 x 4 to 6 x 4, 12 s: a node was lost`."""
     if event.get("kind") == "morph":
         return f"morph: {format_morph(event)}: {event.get('reason', '')}"
     facts = [
@@ -392,7 +395,7 @@ def _describe(event: Mapping[str, Any]) -> str:
 
 
 def _list_starts(analysis: Analysis, span: Span) -> list[Figure]:
-    """A line through all rows where an attempt begins; the first needs none."""
+    """Return vertical lines where attempts begin, except the first."""
     return [
         {
             "type": "line",

@@ -1,4 +1,5 @@
-"""The page of one job: its figures of stages, training and timers, and where each part stands."""
+"""Build the page of one job: figures of stages, training and timers, and the layout of its
+parts."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ from vjob.reports.page.sections import ReportTable, build_sections, explain_time
 from vjob.reports.page.timeline import build_lanes, build_steps
 
 MARGIN = {"l": 70, "r": 20, "t": 50, "b": 50}
-"""Above is the legend."""
+"""Margins of a figure, with room for the legend above."""
 
 
 def draw_stages(job: Job, analysis: Analysis) -> Figure | None:
@@ -91,7 +92,7 @@ def draw_stages(job: Job, analysis: Analysis) -> Figure | None:
 
 
 def draw_shares(analysis: Analysis) -> Figure | None:
-    """Draw a step's time by stage, the mean over its ranks."""
+    """Draw the time of a step by stage, as the mean over the stage's ranks."""
     step = analysis.find_step("median")
     if step is None or step.communication.empty:
         return None
@@ -130,7 +131,7 @@ def draw_shares(analysis: Analysis) -> Figure | None:
 
 
 LEAST_SMOOTHED = 100
-"""Points from which on the loss has a line of its running mean."""
+"""The number of points from which a running mean of the loss is drawn."""
 LOG_BUTTONS: Figure = {
     "type": "buttons",
     "direction": "left",
@@ -145,11 +146,11 @@ LOG_BUTTONS: Figure = {
         for kind in ("linear", "log")
     ],
 }
-"""The axis of the first row, which is the loss where there is one."""
+"""Buttons for the scale of the first row's axis, which shows the loss if there is one."""
 
 
 def draw_training(analysis: Analysis) -> Figure | None:
-    """Draw the curves of the training log by step, attempts over each other."""
+    """Draw the curves of the training log by step, with all attempts in one chart."""
     table = analysis.curves.table
     rows = FigureRows()
     losses = [*_draw_losses(table), *_draw_evaluations(analysis)]
@@ -168,8 +169,8 @@ def draw_training(analysis: Analysis) -> Figure | None:
 
 
 def _draw_losses(table: pd.DataFrame) -> list[Figure]:
-    """Draw the loss of each attempt by step; of LEAST_SMOOTHED lines or more, fainter and with
-    their running mean above it."""
+    """Draw the loss of each attempt by step. From LEAST_SMOOTHED lines on, the loss is drawn
+    fainter, with its running mean on top."""
     lines = draw_lines(table, "loss", "loss", GREEN)
     width = 2 * (len(table) // LEAST_SMOOTHED) + 3
     if len(table) < LEAST_SMOOTHED:
@@ -181,7 +182,7 @@ def _draw_losses(table: pd.DataFrame) -> list[Figure]:
 
 
 def _draw_evaluations(analysis: Analysis) -> list[Figure]:
-    """Losses of evaluations, by their own names."""
+    """Draw the losses of evaluations under their own names."""
     return [
         line | {"name": f"{split} {metric}"}
         for split, metric, rows in analysis.curves.list_evaluated()
@@ -191,7 +192,7 @@ def _draw_evaluations(analysis: Analysis) -> list[Figure]:
 
 
 def draw_timers(job: Job) -> Figure | None:
-    """Megatron's timers, rank by rank: the mean of all logged steps."""
+    """Draw Megatron's timers for each rank: the mean of all logged steps."""
     table = job.logs["timers_by_rank"]
     if table.empty:
         return None
@@ -218,11 +219,11 @@ def draw_timers(job: Job) -> Figure | None:
 
 
 MOST_LINES = 64
-"""GPUs or ranks of which each has a line of its own; beyond, those that held most."""
+"""The most GPUs or ranks with a line of their own, chosen by the highest memory."""
 
 
 def draw_memory(job: Job) -> Figure | None:
-    """Memory over time: of each GPU by its samples, or of each rank by Megatron's lines."""
+    """Draw memory over time: of GPUs by their samples, or of ranks by Megatron's lines."""
     gpus = job.gpus[job.gpus["gpu"] != "cpu"] if len(job.gpus) else job.gpus
     if len(gpus):
         table = gpus.dropna(subset=["time", "memory_used_mb"]).sort_values("time", kind="stable")
@@ -266,7 +267,7 @@ def draw_memory(job: Job) -> Figure | None:
 
 MOST_CONF = 200_000
 MOST_FAILURES = 3
-"""That have a button of their own; the selector names all."""
+"""The most failed steps with a button of their own; the selector lists all."""
 SECTIONS = {
     "The run": (
         ("figure", "run", "whole", "Ranks, steps and GPUs over time"),
@@ -295,8 +296,8 @@ SECTIONS = {
         ("table", "not read", "whole", ""),
     ),
 }
-"""The parts of each section: what it is, its name (of a figure, or a table's title), its width, and
-the caption of a figure."""
+"""The parts of each section: kind, name (of a figure, or a table's title), width, and the caption
+of a figure."""
 
 
 def render_page(
@@ -307,7 +308,7 @@ def render_page(
     is_partial: bool,
     made_at: str,
 ) -> str:
-    """The whole file."""
+    """Render the page of a job as an HTML file."""
     page = build_page(job, analysis, findings, is_partial=is_partial, made_at=made_at)
     return render(page)
 
@@ -320,7 +321,7 @@ def build_page(
     is_partial: bool,
     made_at: str,
 ) -> Page:
-    """The parts of the page, for a file or for a live page."""
+    """Build the content of a job's page, for a file or for a live page."""
     figures = _draw_figures(job, analysis)
     lanes = build_lanes(job, analysis)
     steps = build_steps(job, lanes)
@@ -351,7 +352,7 @@ def build_page(
 
 
 def list_bar(accounting: Accounting) -> list[BarPart]:
-    """A part a class, of a width that all together fill."""
+    """Return the classes of time as parts of a bar, scaled so that together they fill its width."""
     shares = accounting.shares
     whole = sum(shares.values()) or 1.0
     return [
@@ -366,7 +367,7 @@ def list_bar(accounting: Accounting) -> list[BarPart]:
 
 
 def _draw_figures(job: Job, analysis: Analysis) -> dict[str, Any]:
-    """Those that there is data for."""
+    """Draw all figures for which there is data."""
     found = {
         "run": draw_run(job, analysis),
         "stages": draw_stages(job, analysis),
@@ -381,7 +382,7 @@ def _draw_figures(job: Job, analysis: Analysis) -> dict[str, Any]:
 def _list_sections(
     figures: dict[str, Any], tables: list[ReportTable], analysis: Analysis
 ) -> Iterator[tuple[str, list[PagePart]]]:
-    """(title, parts) of those that have any."""
+    """Yield (title, parts) of the sections that have any."""
     by_title = {table.title: table for table in tables}
     for title, places in SECTIONS.items():
         parts = []
@@ -397,7 +398,7 @@ def _list_sections(
 
 
 def _name_steps(job: Job) -> dict[tuple[str, int], list[str]]:
-    """Name of a step in the selector, beside its number."""
+    """Return the names of steps in the selector, shown beside their numbers."""
     found: dict[tuple[str, int], list[str]] = {}
     for name, pair in job.chosen.items():
         found.setdefault(pair, []).append(name)
@@ -416,7 +417,7 @@ def _list_failures(names: dict[tuple[str, int], list[str]]) -> list[str]:
 def _find_extras(
     analysis: Analysis, names: dict[tuple[str, int], list[str]], facts: dict[str, Any]
 ) -> dict[str, Any]:
-    """Names of a step, and its critical path where it was looked for."""
+    """Return the names of a step, and its critical path if it was computed."""
     key = (facts["attempt"], facts["step"])
     paths = [step.path for step in analysis.steps if (step.attempt, step.step) == key]
     path = [[p.rank, p.action] for p in paths[0] if p.what == "work"] if paths else []
@@ -424,7 +425,7 @@ def _find_extras(
 
 
 def _choose_shown(job: Job, steps: list[dict[str, Any]]) -> int:
-    """The median step is what a job mostly does."""
+    """Choose the step shown first: the median, which is typical of the job."""
     for number, facts in enumerate(steps):
         if (facts["attempt"], facts["step"]) == job.chosen.get("median"):
             return number

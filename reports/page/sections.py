@@ -1,4 +1,4 @@
-"""The tables of the report, as the terminal and the page both show them."""
+"""Build the report's tables, which the terminal and the page both show."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from vjob.reports.analysis.step_times import drop_first
 from vjob.reports.load.tables import Job
 
 OF_ONE_RANK = {*(("layout", "single"), ("pipeline", "1"), ("data", "1"), ("tensor", "1"))}
-"""Facts of a plan that tell nothing: there is one rank, stage or replica."""
+"""Facts of a plan not worth showing: there is one rank, one stage or one replica."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportTable:
-    """Cells as they are shown; numbers are set to the right."""
+    """A table as text cells; numbers are aligned to the right."""
 
     title: str
     columns: tuple[str, ...]
-    """Empty names over pairs of a name and its value."""
+    """Column names; empty for a table of name and value pairs."""
     rows: Sequence[tuple[str, ...]]
     shares: tuple[float, ...] = ()
-    """Of each row, for a bar beside it."""
+    """The share of each row, drawn as a bar beside it."""
 
 
 def build_sections(job: Job, analysis: Analysis) -> list[ReportTable]:
-    """Those that have something to say."""
+    """Build all tables that have content."""
     tables = (
         _list_facts(job, analysis.headline.nodes),
         _list_iterations(job, analysis),
@@ -57,7 +57,7 @@ def build_sections(job: Job, analysis: Analysis) -> list[ReportTable]:
 
 
 def shorten(rows: Sequence[tuple[str, ...]], most: int) -> tuple[list[tuple[str, ...]], int]:
-    """The first and last rows of a long table, and how many are between the two halves."""
+    """Return a long table's first and last rows, and the number of rows between them."""
     if len(rows) <= most:
         return list(rows), 0
     half = most // 2
@@ -65,7 +65,7 @@ def shorten(rows: Sequence[tuple[str, ...]], most: int) -> tuple[list[tuple[str,
 
 
 def explain_time(found: Accounting, *, is_partial: bool) -> str:
-    """Explain what the shares are of, and how sure they are."""
+    """Explain what the shares of time refer to, and how certain they are."""
     ranks = f"{found.rows['rank'].nunique()} rank{'s' if found.rows['rank'].nunique() != 1 else ''}"
     end = "last that is known of them" if is_partial else "end"
     text = f"{format_duration(found.total_s)} of {ranks}, from the submit to the {end}"
@@ -78,7 +78,7 @@ def explain_time(found: Accounting, *, is_partial: bool) -> str:
 
 
 def _is_flat(name: str, value: str) -> bool:
-    """True for the stage map of a job of one stage, which lists its ranks."""
+    """Return True for the stage map of a job with one stage, which only lists its ranks."""
     return name == "stage_map" and value.count(";") == 1
 
 
@@ -93,7 +93,7 @@ def _list_facts(job: Job, num_nodes: int) -> ReportTable:
 
 
 def _list_iterations(job: Job, analysis: Analysis) -> ReportTable:
-    """Time of each step, the same in all of the report: of the traces, else the log."""
+    """Build the table of step times, from the traces or else from the log."""
     times = analysis.times
     timed = times[["step", "took_s"]]
     if job.traces.is_sample and job.logs["iterations"].empty:
@@ -162,7 +162,8 @@ def _list_stages(analysis: Analysis) -> ReportTable:
 
 
 def _list_profiled(job: Job) -> ReportTable:
-    """Profiled steps of each rank: the shares of compute, communication, copies and idle time."""
+    """Build the table of profiled steps: each rank's shares of compute, communication and
+    others."""
     kinds = ("compute", "communication", "memcpy", "idle")
     columns = ("rank", "steps", "step s", "compute", "communication", "copies", "idle")
     steps = job.traces.steps
@@ -196,7 +197,7 @@ def _list_memory(analysis: Analysis) -> ReportTable:
 
 
 def _list_nodes(job: Job) -> ReportTable:
-    """Nodes with traces: the ranks of each, and how well its clock is known."""
+    """Build the table of nodes with traces: their ranks, and how well their clocks are known."""
     rows = []
     for host, own in list_ranks(job).groupby("host", sort=False):
         doubt = own["residual_ns"].dropna()
@@ -244,7 +245,7 @@ def _list_attempts(analysis: Analysis) -> ReportTable:
 
 
 def _list_morphs(job: Job) -> ReportTable:
-    """Changes of the layout, and what they cost in parts."""
+    """Build the table of layout changes and what each part of a change cost."""
     events = [event for event in job.history if event.get("kind") == "morph"]
     rows = []
     for event in events:
@@ -262,7 +263,7 @@ def _list_morphs(job: Job) -> ReportTable:
 
 
 def _list_failures(job: Job) -> ReportTable:
-    """Ranks that failed by themselves, and the last error that each wrote."""
+    """Build the table of ranks that failed by themselves, with the last error that each wrote."""
     rows = []
     for row in job.exits.to_dict("records"):
         if row["stopped"] or (row["code"] == 0 and not row["signal"]):
@@ -281,7 +282,7 @@ def _list_skipped(job: Job) -> ReportTable:
 
 
 def _join_ranges(numbers: Iterable[int]) -> str:
-    """`0-3 8`."""
+    """Join numbers as ranges: `0-3 8`."""
     text = join_numbers((int(number) for number in numbers), " ")
     return text if len(text) < 80 else text[:77] + "..."
 

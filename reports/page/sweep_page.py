@@ -1,4 +1,4 @@
-"""A sweep: the final figures of its runs against the keys that were swept."""
+"""Compare the runs of a sweep: their final figures against the keys that were swept."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ NAMES = {
     "step_s": "s/step",
     "tokens_per_s": "tokens/s",
 }
-"""Column titles by key of --json."""
+"""Column titles by key of `--json`."""
 TITLES = {
     "last_loss": "final loss",
     "step_s": "median step, s",
     "tokens_per_s": "tokens a second",
 }
-"""Those that are drawn."""
+"""Titles of the figures that are drawn."""
 MANY = 10.0
-"""The axis is logarithmic if the largest value is so many times the smallest."""
+"""The axis becomes logarithmic if the largest value is at least this many times the smallest."""
 NOTHING = "-"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweptRun:
-    """One of the runs."""
+    """One run of a sweep."""
 
     name: str
     state: str
-    """The scheduler's word."""
+    """The scheduler's state of the run."""
     message: str
-    """Why it did not end well, or does not run."""
+    """Why the run did not end well, or is not running."""
     values: Mapping[str, str]
-    """By swept key, as they were written."""
+    """The text of each swept key's value in this run."""
     figures: Mapping[str, float | None]
-    """By the keys of NAMES; None is not known, and a loss may be NaN."""
+    """Figures by the keys of NAMES; None means not known, and a loss may be NaN."""
 
 
 def find_figures(compared: Compared | None) -> dict[str, float | None]:
-    """The final figures of a run; all are unknown for one that left nothing to read."""
+    """Return the final figures of a run; all are None if it left nothing to read."""
     if compared is None:
         return dict.fromkeys(NAMES)
     analysis = compared.analysis
@@ -64,7 +64,7 @@ def find_figures(compared: Compared | None) -> dict[str, float | None]:
 
 
 def _find_last_loss(compared: Compared) -> float | None:
-    """The loss of the last line, without lines of skipped steps that have none; may be NaN."""
+    """Return the last line's loss, which may be NaN; skipped steps without a loss do not count."""
     table = compared.analysis.curves.table
     loss = pd.to_numeric(table["loss"], errors="coerce")
     skipped = pd.to_numeric(table["skipped"], errors="coerce").fillna(0) > 0
@@ -75,7 +75,7 @@ def _find_last_loss(compared: Compared) -> float | None:
 
 
 def _find_tokens(compared: Compared, step_s: float | None) -> float | None:
-    """Tokens a second by the log; else computed from batch and sequence of the conf."""
+    """Return tokens a second from the log, or else from the conf's batch and sequence length."""
     said = compared.job.logs["iterations"].get("tokens_per_s")
     if said is not None and said.notna().any():
         return float(said.median())
@@ -88,7 +88,7 @@ def _find_tokens(compared: Compared, step_s: float | None) -> float | None:
 
 
 def sort_runs(runs: Sequence[SweptRun]) -> list[SweptRun]:
-    """The lowest loss first, then runs whose loss is NaN, then those without a loss."""
+    """Sort by loss, lowest first; then runs whose loss is NaN, then those without a loss."""
 
     def place(run: SweptRun) -> tuple[int, float]:
         loss = run.figures["last_loss"]
@@ -100,7 +100,7 @@ def sort_runs(runs: Sequence[SweptRun]) -> list[SweptRun]:
 
 
 def build_sweep_table(runs: Sequence[SweptRun], keys: Mapping[str, str]) -> ReportTable:
-    """A row a run, the best first; `keys` are the swept ones and how they are shown."""
+    """Build a table with a row for each run, best first; `keys` maps keys to shown names."""
     shown = [key for key in NAMES if any(run.figures[key] is not None for run in runs)]
     rows = [
         (
@@ -123,7 +123,7 @@ def _show(key: str, value: float | None) -> str:
 
 
 def build_sweep_json(runs: Sequence[SweptRun]) -> list[dict[str, Any]]:
-    """The best first; a loss that is NaN is null, and `is_nan` says which null is a NaN."""
+    """Return the runs as JSON, best first; `is_nan` tells a NaN loss from an unknown one."""
     return [
         {
             "name": run.name,
@@ -144,7 +144,7 @@ def _is_nan(value: float | None) -> bool:
 def render_sweep(
     name: str, runs: Sequence[SweptRun], keys: Mapping[str, str], *, made_at: str
 ) -> str:
-    """The table as a page, with the final figures over each key that has several values."""
+    """Render the table as a page, with figures over each key that has several values."""
     drawn = {key: draw_key(runs, key, keys) for key in keys}
     figures = {f"key-{at}": figure for at, figure in enumerate(drawn.values()) if figure}
     parts = [
@@ -164,7 +164,7 @@ def render_sweep(
 
 
 def draw_key(runs: Sequence[SweptRun], key: str, keys: Mapping[str, str]) -> Figure | None:
-    """The final figures over the values of one key, a colour for each value of another one."""
+    """Draw the final figures over one key's values, with a colour for each value of another."""
     known = [run for run in runs if key in run.values and _has_figures(run)]
     values = list(dict.fromkeys(run.values[key] for run in known))
     if len(values) < 2:
@@ -192,7 +192,7 @@ def draw_key(runs: Sequence[SweptRun], key: str, keys: Mapping[str, str]) -> Fig
 
 
 def read_numbers(values: Sequence[str]) -> dict[str, float] | None:
-    """Each value as a number; None if one of them is not a number: then all are categories."""
+    """Return each value as a number; None if any is not one, which makes all categories."""
     try:
         numbers = {value: float(value.strip("'\"")) for value in values}
     except ValueError:
@@ -201,7 +201,7 @@ def read_numbers(values: Sequence[str]) -> dict[str, float] | None:
 
 
 def _draw_axis(values: Sequence[str], numbers: Mapping[str, float] | None) -> Figure:
-    """Ticks at the values themselves, where these are few enough."""
+    """Return an axis with ticks at the values themselves, if they are few enough."""
     if numbers is None:
         return {
             "type": "category",
@@ -217,7 +217,7 @@ def _draw_axis(values: Sequence[str], numbers: Mapping[str, float] | None) -> Fi
 
 
 def _choose_colours(runs: Sequence[SweptRun], key: str) -> str:
-    """The other key with the fewest values, at least two and no more than the colours; or empty."""
+    """Return the key for colours: with fewest values, from two to the number of colours, or ""."""
     others = dict.fromkeys(other for run in runs for other in run.values if other != key)
     counts = {other: len({run.values.get(other) for run in runs}) for other in others}
     fitting = {other: count for other, count in counts.items() if 2 <= count <= len(COLOURS)}
@@ -237,7 +237,7 @@ def _draw_points(
     label: str,
     colour: str,
 ) -> Figure | None:
-    """A line through the runs of one colour if no two share a value, else points."""
+    """Draw the runs of one colour: connected by a line if no two share a value, else as points."""
     known = [(run, run.figures[name]) for run in runs]
     points = [(run, y) for run, y in known if y is not None and math.isfinite(y)]
     if not points:

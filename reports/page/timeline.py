@@ -23,20 +23,20 @@ from vjob.reports.load.tables import Job
 from vjob.reports.page.html import list_planes, pack_bytes
 
 MOST_TICKS = 1 << 22
-"""A pixel of a whole step is thousands of ticks: zooming in shows no steps of rounding."""
+"""Ticks of the longest step: a pixel of it is thousands, so zooming in shows no rounding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeldStep:
-    """A step that the page can draw."""
+    """A step that the page's timeline can draw."""
 
     facts: dict[str, Any]
-    """What reports/web/steps.js needs to take `packed` apart, and what the selector shows."""
+    """Values that reports/web/steps.js needs to unpack `packed`, and values for the selector."""
     packed: str
 
 
 def build_lanes(job: Job, analysis: Analysis) -> dict[str, list[dict[str, Any]]]:
-    """For each attempt its ranks by stage, replica and rank, those that wrote nothing last."""
+    """Return each attempt's ranks by stage, replica and rank, ranks without events last."""
     columns = ["attempt", "rank", "stage", "replica", "host"]
     ranks = list_ranks(job).drop_duplicates(["attempt", "rank"], keep="last")[columns]
     # Events of a log have no header that would say so much.
@@ -57,7 +57,7 @@ def build_lanes(job: Job, analysis: Analysis) -> dict[str, list[dict[str, Any]]]
 
 
 def build_steps(job: Job, lanes: dict[str, list[dict[str, Any]]]) -> list[HeldStep]:
-    """All steps of which events are held, in their order."""
+    """Pack all steps whose events were read, in order."""
     order = {attempt.label: at for at, attempt in enumerate(job.sources.attempts)}
     grouped = job.events.groupby(["attempt", "step"], sort=False)
     keys = sorted(grouped.groups, key=lambda key: (order.get(str(key[0]), 0), int(key[1])))
@@ -97,7 +97,7 @@ def _pack_step(events: pd.DataFrame, lanes: list[dict[str, Any]]) -> HeldStep:
 
 
 def _choose_tick(events: pd.DataFrame) -> float:
-    """A power of ten nanoseconds."""
+    """Return the length of a tick: a power of ten nanoseconds."""
     span = float(events["end_s"].max() - events["begin_s"].min())
     tick_s = 1e-9
     while span / tick_s > MOST_TICKS:
@@ -106,7 +106,7 @@ def _choose_tick(events: pd.DataFrame) -> float:
 
 
 def _find_labels(events: pd.DataFrame) -> tuple[Any, list[list[Any]]]:
-    """A number for each event, and what the numbers mean: kind, stage, bytes, what."""
+    """Return a label for each event, and each label's meaning: kind, stage, bytes, what."""
     keys = ["kind", "stage", "bytes", "what"]
     groups = events.groupby(keys, sort=False)
     names = [

@@ -26,17 +26,17 @@ from varuna_core.data.vocabulary import read_vocab_lines
 
 Array = npt.NDArray[Any]
 SHORT_SHARE = 0.1
-"""Of the samples, packed to a random shorter length, as BERT did."""
+"""The share of samples that are packed to a random shorter length, as in BERT."""
 MASK_SHARE = 0.15
 LONGEST_SENTENCE = 512
-"""Megatron leaves out documents with a longer one: they are tables and lists."""
+"""Documents with a longer sentence are left out, as in Megatron: they are tables and lists."""
 NO_LABEL = -1
 _ORDER, _SAMPLE = 1, 2
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pieces:
-    """The parts of a WordPiece vocabulary that masking needs."""
+    """The tokens of a WordPiece vocabulary that masking needs."""
 
     size: int
     cls: int
@@ -44,11 +44,11 @@ class Pieces:
     mask: int
     pad: int
     continues: Array
-    """Whether a token is a `##` piece, which belongs to the word before it."""
+    """By token, True for a `##` piece, which continues a word."""
 
 
 def read_pieces(path: Path) -> Pieces:
-    """Read the parts from BERT's vocab.txt."""
+    """Read the tokens that masking needs from BERT's vocab.txt."""
     words = read_vocab_lines(path)
     missing = [name for name in ("[CLS]", "[SEP]", "[MASK]", "[PAD]") if name not in words]
     if missing:
@@ -67,7 +67,7 @@ def read_pieces(path: Path) -> Pieces:
 
 
 def build_pairs(tokens: TokenFile, documents: range, *, room: int, seed: int) -> Array:
-    """Rows (first sentence, end, target length): documents cut into runs of two or more sentences.
+    """Cut documents into runs of two or more sentences: rows (first sentence, end, target length).
 
     A run ends when it has reached its target and two or more sentences are left for the next, or
     with its document (Megatron's rule). Documents of one sentence have no pair.
@@ -93,7 +93,7 @@ def build_pairs(tokens: TokenFile, documents: range, *, room: int, seed: int) ->
 
 
 class BertSamples:
-    """One part of one data set made with --split-sentences, in its order of training. Endless."""
+    """One part of a data set made with --split-sentences, in its order of training; endless."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class BertSamples:
         self._order = np.zeros(0, np.int64)
 
     def read(self, number: int) -> dict[str, Array]:
-        """text, types, labels (-1 where nothing is predicted), padding_mask, is_random."""
+        """Return text, types, labels (-1 for tokens not to predict), padding_mask, is_random."""
         random = np.random.RandomState(_words(self.seed, _SAMPLE, number))
         row = self._locate_row(number)
         begin, end, target = self.rows[row].tolist()
@@ -182,7 +182,7 @@ class BertSamples:
         }
 
     def _choose(self, text: Array, places: Array, random: np.random.RandomState) -> Array:
-        """The places to predict: 15 % of the tokens, whole words where asked."""
+        """Choose the positions to predict: 15 % of the tokens, as whole words if asked for."""
         wanted = max(1, round(MASK_SHARE * len(places)))
         if not self.whole_words:
             chosen: Array = random.permutation(places)[:wanted]
@@ -200,12 +200,12 @@ class BertSamples:
         return np.sort(np.concatenate(found)) if found else places[:0]
 
     def read_batch(self, numbers: Iterable[int]) -> dict[str, Array]:
-        """Each array with one row a sample."""
+        """Return the arrays of several samples, with one row for each sample."""
         rows = [self.read(number) for number in numbers]
         return {key: np.stack([row[key] for row in rows]) for key in rows[0]} if rows else {}
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint: what the order of samples depends on. JSON values."""
+        """Return what the order of samples depends on, as JSON values for a checkpoint."""
         return {
             "part": self.part,
             "sequence": self.sequence,
@@ -215,12 +215,12 @@ class BertSamples:
         }
 
     def check_state(self, saved: Mapping[str, Any]) -> None:
-        """Refuse to go on in another order than the one that the checkpoint was made in."""
+        """Raise an error if a checkpoint was made with another order of samples."""
         check_order(f"{self.tokens.prefix} ({self.part})", saved, self.state())
 
 
 def _trim(first: Array, second: Array, room: int, random: np.random.RandomState) -> Any:
-    """Both, the longer one shortened first, at its ends by chance, until they fit."""
+    """Shorten two parts, the longer one first, at randomly chosen ends, until both fit."""
     size_first = min(len(first), max(room - len(second), (room + 1) // 2))
     size_second = min(len(second), room - size_first)
     return _cut(first, size_first, random), _cut(second, size_second, random)
@@ -232,7 +232,7 @@ def _cut(part: Array, size: int, random: np.random.RandomState) -> Array:
 
 
 def _words(*numbers: int) -> list[int]:
-    """32-bit words that seed a stream; 64 bits of each number."""
+    """Split numbers of 64 bits into the 32-bit words that seed a stream."""
     return [word for n in numbers for word in (n & 0xFFFFFFFF, (n >> 32) & 0xFFFFFFFF)]
 
 
@@ -246,7 +246,7 @@ def open_bert(
     seed: int,
     whole_words: bool = False,
 ) -> BertSamples:
-    """One part of a data set, split by documents."""
+    """Open one part of a data set, split by documents."""
     tokens = open_tokens(prefix)
     documents = split_documents(split, tokens.num_documents)[part]
     pieces = read_pieces(vocab)

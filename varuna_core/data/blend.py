@@ -1,4 +1,4 @@
-"""Several data sets as one, by weight.
+"""Mix several data sets by weight into one.
 
 Each sample comes from the data set that is furthest behind its share so far (Megatron's rule), so
 the mixture is even at every position, and position k is the same in every run.
@@ -19,11 +19,11 @@ from varuna_core.data.split import NAMES
 
 Array = npt.NDArray[Any]
 SURPLUS = 1.005
-"""Megatron asks each data set for this much more than its share."""
+"""As in Megatron, each data set provides this many times its share of samples."""
 
 
 def parse_blend(text: str) -> list[tuple[float, str]]:
-    """`data/a`, or `0.7 data/a 0.3 data/b`: weights with sum 1, and prefixes."""
+    """Parse `data/a`, or `0.7 data/a 0.3 data/b`, into weights with sum 1 and prefixes."""
     words = text.split()
     if len(words) == 1:
         return [(1.0, words[0])]
@@ -42,13 +42,13 @@ def parse_blend(text: str) -> list[tuple[float, str]]:
 
 
 def weigh(weights: Sequence[float]) -> list[float]:
-    """Weights scaled to sum 1."""
+    """Scale weights to sum 1."""
     normal: list[float] = (np.array(weights) / np.sum(weights)).tolist()
     return normal
 
 
 def build_blend(weights: Sequence[float], num_samples: int) -> tuple[Array, Array]:
-    """For each sample: which data set (int16), and which of that one's samples (int64)."""
+    """Return for each sample its data set (int16) and its number in that set (int64)."""
     which = np.empty(num_samples, np.int16)
     number = np.empty(num_samples, np.int64)
     taken = [0] * len(weights)
@@ -81,7 +81,7 @@ class BlendedSamples:
         return self.sets[int(self.which[number])].read(int(self.number[number]))
 
     def read_batch(self, numbers: Iterable[int]) -> Array:
-        """One row a sample."""
+        """Return samples, one in each row."""
         rows = [self.read(number) for number in numbers]
         return np.stack(rows) if rows else np.empty((0, self.sets[0].sequence + 1), np.int64)
 
@@ -90,7 +90,7 @@ class BlendedSamples:
         return {"taken": counts, "sets": [one.state() for one in self.sets]}
 
     def check_state(self, saved: Mapping[str, Any]) -> None:
-        """Refuse to go on with another mixture or in another order."""
+        """Raise an error if a checkpoint was made with another mixture or order."""
         now, states = self.state(), saved.get("sets", [])
         if saved.get("taken") != now["taken"] or len(states) != len(self.sets):
             raise DataError(
@@ -110,7 +110,7 @@ def open_samples(
     seed: int,
     may_write: bool = True,
 ) -> dict[str, GptSamples | BlendedSamples]:
-    """Open one data set or a blend, as `data.prefix` of a conf names it; the parts asked for."""
+    """Open the wanted parts of a data set, or of a blend as spelled in a conf's `data.prefix`."""
     if isinstance(data, str):
         blend = parse_blend(data)
     else:

@@ -27,7 +27,7 @@ def make_words(random_: random.Random) -> list[str]:
 
 
 def make_documents(num_documents: int, seed: int = 1234) -> Iterator[str]:
-    """Texts of one to twelve sentences."""
+    """Yield texts of one to twelve sentences."""
     random_ = random.Random(seed)
     words = make_words(random_)
     followers = {word: random_.sample(words, NUM_FOLLOWERS) for word in words}
@@ -44,7 +44,7 @@ def make_documents(num_documents: int, seed: int = 1234) -> Iterator[str]:
 
 
 def make_wordpiece_vocabulary(seed: int = 1234) -> list[str]:
-    """Tokens for a BERT on this corpus: its words, and letters for anything else."""
+    """Return tokens for a BERT on this corpus: its words, and letters for anything else."""
     letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
     marks = [chr(code) for code in range(ord("!"), ord("~") + 1)]
     pieces = [f"##{letter}" for letter in letters]
@@ -53,7 +53,7 @@ def make_wordpiece_vocabulary(seed: int = 1234) -> list[str]:
 
 
 def main() -> None:
-    """Print JSON lines."""
+    """Print documents as JSON lines."""
     parser = argparse.ArgumentParser(
         prog="python -m varuna_core.data.corpus", description="Print a small corpus as JSON lines."
     )

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class DataError(Exception):
-    """Data cannot be used as it is; the message says which, and what to do."""
+    """Raised for data that cannot be used; the message says which and what to do."""

@@ -1,6 +1,6 @@
-"""Samples for a GPT: sequence + 1 tokens, taken over the borders of documents.
+"""Read samples for a GPT: sequence + 1 tokens, taken across the borders of documents.
 
-Sample numbers are positions in the order of training: a run that has consumed n samples goes on at
+Sample numbers are positions in the order of training: a run that has consumed n samples resumes at
 sample n, whatever its layout.
 """
 
@@ -49,7 +49,7 @@ class GptSamples:
         return self.maps.num_samples
 
     def read(self, number: int) -> Array:
-        """Sample `number`: sequence + 1 tokens, int64."""
+        """Return sample `number`: sequence + 1 tokens, int64."""
         if not 0 <= number < len(self):
             raise DataError(
                 f"{self.tokens.prefix} ({self.part}) has no sample {number:,}: its order was made "
@@ -71,14 +71,14 @@ class GptSamples:
         return sample
 
     def read_batch(self, numbers: Iterable[int]) -> Array:
-        """One row a sample."""
+        """Return samples, one in each row."""
         rows = [self.read(number) for number in numbers]
         return np.stack(rows) if rows else np.empty((0, self.sequence + 1), np.int64)
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint: what the order of samples depends on. JSON values.
+        """Return what the order of samples depends on, as JSON values for a checkpoint.
 
-        Not the number of samples: more of them come in the same order until an epoch more begins.
+        The number of samples is left out: a larger number keeps the order up to the next epoch.
         """
         return {
             "part": self.part,
@@ -91,7 +91,7 @@ class GptSamples:
         }
 
     def check_state(self, saved: Mapping[str, Any]) -> None:
-        """Refuse to go on in another order than the one that the checkpoint was made in."""
+        """Raise an error if a checkpoint was made with another order of samples."""
         check_order(f"{self.tokens.prefix} ({self.part})", saved, self.state())
 
 
@@ -104,7 +104,7 @@ def open_gpt(
     seed: int,
     may_write: bool = True,
 ) -> dict[str, GptSamples]:
-    """The parts for which `num_samples` asks for any, by name."""
+    """Open those parts for which `num_samples` asks for samples, by name."""
     tokens = open_tokens(prefix)
     documents = split_documents(split, tokens.num_sequences)
     found = {}

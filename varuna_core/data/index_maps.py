@@ -40,12 +40,12 @@ SEPARATE_BELOW = 0.80
 class IndexMaps:
     document: Array
     sample: Array
-    """Rows (index into `document`, offset in that document), one more than there are samples."""
+    """Rows (index into `document`, offset in that document), one more row than samples."""
     shuffle: Array
 
     @property
     def num_samples(self) -> int:
-        """May be more than was asked for: the last epoch is not cut."""
+        """The number of samples, possibly more than asked for: the last epoch is not cut."""
         return len(self.shuffle)
 
     def digest(self) -> str:
@@ -56,19 +56,19 @@ class IndexMaps:
 
 @dataclass(frozen=True, kw_only=True)
 class Epochs:
-    """Number of passes over the documents."""
+    """Number of passes over the documents, and the samples that they give."""
 
     count: int
     tokens: int
-    """In one epoch."""
+    """Tokens in one epoch."""
     num_samples: int
-    """In all epochs."""
+    """Samples in all epochs."""
     num_before_last: int | None
-    """Samples before the last epoch, where that one is shuffled apart."""
+    """Samples before the last epoch if that epoch is shuffled separately, else None."""
 
 
 def count_epochs(tokens: int, num_samples: int, sequence: int) -> Epochs:
-    """The least number of epochs that holds `num_samples` samples."""
+    """Return the fewest epochs that hold `num_samples` samples."""
     if tokens < 1:
         raise DataError("there are no tokens in these documents")
     count = max(1, -(-(num_samples * sequence + 1) // tokens))
@@ -85,9 +85,9 @@ def count_epochs(tokens: int, num_samples: int, sequence: int) -> Epochs:
 def build_maps(
     lengths: Array, documents: range, *, num_samples: int, sequence: int, seed: int
 ) -> IndexMaps:
-    """The maps for `num_samples` samples of `sequence` + 1 tokens from these documents.
+    """Build the maps for `num_samples` samples of `sequence` + 1 tokens.
 
-    `lengths` are those of all sequences of the file; `documents` are numbers among them.
+    `lengths` has all sequences of the file; `documents` are indices of sequences in it.
     """
     epochs = count_epochs(_count_tokens(lengths, documents), num_samples, sequence)
     numbers = np.arange(documents.start, documents.stop, dtype=np.int32)
@@ -117,7 +117,7 @@ def build_document_index(
 
 
 def build_sample_index(lengths: Array, document: Array, sequence: int, num_samples: int) -> Array:
-    """Row k is the document that holds token k * sequence, and its offset there."""
+    """Build rows (document with token k * sequence, offset of that token in the document)."""
     starts = np.zeros(len(document) + 1, np.int64)
     np.cumsum(lengths[document], out=starts[1:])
     # int32 where Megatron has it: unless a number of documents does not fit.
@@ -132,7 +132,7 @@ def build_sample_index(lengths: Array, document: Array, sequence: int, num_sampl
 
 
 def build_shuffle_index(num_first: int, num_samples: int, random: np.random.RandomState) -> Array:
-    """0 ... num_samples - 1, shuffled within the first `num_first` and within the rest."""
+    """Shuffle 0 ... num_samples - 1, separately within the first `num_first` and the rest."""
     dtype = np.int64 if num_samples >= np.iinfo(np.uint32).max - 1 else np.uint32
     shuffle = np.arange(num_samples, dtype=dtype)
     random.shuffle(shuffle[:num_first])
@@ -144,11 +144,11 @@ def build_shuffle_index(num_first: int, num_samples: int, random: np.random.Rand
 def find_fault(
     maps: IndexMaps, lengths: Array, documents: range, *, num_samples: int, sequence: int
 ) -> str:
-    """The reason why these maps are not of this data set; empty when they are.
+    """Return the reason why these maps do not belong to this data set; empty if they do.
 
-    Whoever wrote them may have shuffled otherwise, so nothing is compared with maps of our own: the
-    document index must hold every document as often, the sample index cut their tokens evenly, and
-    the shuffle index name every sample once.
+    The maps may have been shuffled by other rules, so they are not compared with maps of our own:
+    the document index must hold every document equally often, the sample index cut their tokens
+    evenly, and the shuffle index name every sample once.
     """
     document, sample, shuffle = maps.document, maps.sample, maps.shuffle
     if document.ndim != 1 or sample.ndim != 2 or sample.shape[1:] != (2,) or shuffle.ndim != 1:
@@ -194,7 +194,7 @@ PARTS = ("doc_idx", "sample_idx", "shuffle_idx")
 def name_maps(
     prefix: str, part: str, *, num_samples: int, sequence: int, seed: int
 ) -> tuple[Path, Path, Path]:
-    """The files of one part (train, valid, test): document, sample and shuffle index."""
+    """Return the paths of a part's (train, valid, test) document, sample and shuffle index."""
     stem = f"{prefix}_{part}_indexmap_{num_samples}ns_{sequence}sl_{seed}s"
     document, sample, shuffle = (Path(f"{stem}_{kind}.npy") for kind in PARTS)
     return document, sample, shuffle
@@ -211,7 +211,7 @@ def load_or_build(
     seed: int,
     may_write: bool = True,
 ) -> IndexMaps:
-    """The maps of one part of the data set `prefix`."""
+    """Read the maps of a part of the data set `prefix`, or build and, if possible, write them."""
     paths = name_maps(prefix, part, num_samples=num_samples, sequence=sequence, seed=seed)
     if all(path.is_file() for path in paths):
         maps = IndexMaps(*(_read(path) for path in paths))
@@ -237,7 +237,7 @@ def _read(path: Path) -> Array:
 
 
 def _write_all(paths: tuple[Path, Path, Path], maps: IndexMaps) -> None:
-    """Ranks that write at once write the same; a folder without room or right stays as it is."""
+    """Write the maps; ranks that do so at once write the same. A failed write is only logged."""
     try:
         for path, array in zip(paths, (maps.document, maps.sample, maps.shuffle), strict=True):
             write_array(path, array)
@@ -246,7 +246,7 @@ def _write_all(paths: tuple[Path, Path, Path], maps: IndexMaps) -> None:
 
 
 def write_array(path: Path, array: Array) -> None:
-    """An .npy file that appears whole or not at all."""
+    """Write an .npy file that appears whole or not at all."""
     fd, part = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
     try:
         with os.fdopen(fd, "wb") as file:

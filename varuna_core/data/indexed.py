@@ -1,7 +1,7 @@
-"""The `.bin/.idx` pair of Megatron (version 1): a reader on memory maps, a writer that lands whole.
+"""Read and write Megatron's `.bin/.idx` pairs (version 1), through memory maps.
 
-The pair is written by prepare.py under temporary names; here are the bytes. Refused by name:
-the older TNTIDX layout, other versions, files that are shorter than their index says.
+prepare.py writes a pair under temporary names; this module has the byte layout. Refused with a
+reason: the older TNTIDX layout, other versions, files that are shorter than their index says.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ DTYPES: dict[int, np.dtype[Any]] = {
     5: np.dtype("<i8"),
     8: np.dtype("<u2"),
 }
-"""Codes of the header. 6 and 7 are floats, which are no tokens."""
+"""Types by their codes in the header. Codes 6 and 7 are floats, which cannot be tokens."""
 SMALL_VOCABULARY = 65500
-"""Below it Megatron stores uint16."""
+"""Below this vocabulary size, Megatron stores uint16."""
 MAX_SEQUENCE = 2**31 - 1
 
 Array = npt.NDArray[Any]
 
 
 def choose_dtype(vocabulary_size: int) -> np.dtype[Any]:
-    """The token type that Megatron would take."""
+    """Return the token type that Megatron chooses for a vocabulary of this size."""
     return DTYPES[8] if vocabulary_size < SMALL_VOCABULARY else DTYPES[4]
 
 
@@ -51,9 +51,9 @@ def idx_path(prefix: str | Path) -> Path:
 
 
 def write_index(file: BinaryIO, dtype: np.dtype[Any], lengths: Array, documents: Array) -> None:
-    """The bytes of an `.idx` file.
+    """Write an `.idx` file.
 
-    `documents` holds the number of the first sequence of each document, and the end.
+    `documents` holds the index of each document's first sequence, and the number of sequences.
     """
     (code,) = (code for code, known in DTYPES.items() if known == dtype)
     offsets = np.zeros(len(lengths), "<i8")
@@ -65,14 +65,14 @@ def write_index(file: BinaryIO, dtype: np.dtype[Any], lengths: Array, documents:
 
 @dataclass(frozen=True, eq=False)
 class TokenFile:
-    """An open pair. Sequence i is tokens `offsets[i]` (bytes) and `lengths[i]` on."""
+    """An open pair. Sequence i begins at byte `offsets[i]` and has `lengths[i]` tokens."""
 
     prefix: str
     dtype: np.dtype[Any]
     lengths: Array
     offsets: Array
     documents: Array
-    """First sequence of each document, and the end."""
+    """Index of each document's first sequence, then the number of sequences."""
     tokens: Array
 
     @property
@@ -88,11 +88,11 @@ class TokenFile:
         return int(self.lengths.sum(dtype=np.int64))
 
     def digest(self) -> str:
-        """Checksum of the lengths: differs for another data set, or one made anew of other text."""
+        """Checksum of the lengths, which differ if the data set was made from other text."""
         return hashlib.sha256(self.lengths.data).hexdigest()[:16]
 
     def read(self, sequence: int, start: int = 0, stop: int | None = None) -> Array:
-        """Tokens `start` to `stop` of one sequence; a view of the file."""
+        """Return tokens `start` to `stop` of a sequence, as a view of the file."""
         first = int(self.offsets[sequence]) // self.dtype.itemsize
         length = int(self.lengths[sequence])
         stop = length if stop is None else min(stop, length)
@@ -101,7 +101,7 @@ class TokenFile:
 
 
 def open_tokens(prefix: str | Path) -> TokenFile:
-    """Map `prefix`.bin and .idx, checked against each other."""
+    """Map `prefix`.bin and .idx, and check that they match."""
     bin_file, idx_file = bin_path(prefix), idx_path(prefix)
     if not idx_file.exists() and str(prefix).endswith((".bin", ".idx")):
         raise DataError(f"{prefix}: give the path without .bin or .idx: {str(prefix)[:-4]}")
@@ -160,7 +160,7 @@ def _check_contents(
     offsets: Array,
     documents: Array,
 ) -> None:
-    """Refuse a torn copy, and two files that do not belong together."""
+    """Raise an error for a truncated copy, or for two files that do not match."""
     if not len(documents) or documents[0] != 0 or documents[-1] != len(lengths):
         raise DataError(f"{idx_file} is damaged: its documents do not cover its sequences")
     if np.any(documents[1:] < documents[:-1]):

@@ -36,7 +36,7 @@ _MASK = (1 << 64) - 1
 
 
 class DataPlace:
-    """Counts steps, and gives the samples of each."""
+    """Counts steps, and lists the samples of each step."""
 
     def __init__(
         self,
@@ -48,10 +48,10 @@ class DataPlace:
         rank: int | None = None,
         world: int | None = None,
     ) -> None:
-        """`batch_size` is that of all ranks together.
+        """`batch_size` counts the samples of all ranks together.
 
-        `rank` of `world` takes its share of each batch: by default the replica of the layout that
-        vjob gives, whose stages all take the same, else RANK of WORLD_SIZE.
+        `rank` of `world` takes its share of each batch: by default the replica in vjob's layout,
+        whose stages all take the same samples, else RANK of WORLD_SIZE.
         """
         place = _read_rank(os.environ) if rank is None or world is None else (rank, world)
         self.rank, self.world = place
@@ -73,12 +73,12 @@ class DataPlace:
 
     @property
     def consumed(self) -> int:
-        """Samples taken so far, by all ranks."""
+        """Samples taken so far by all ranks."""
         return self._count_before(self.step)
 
     @property
     def epoch(self) -> int:
-        """Times that all samples were taken."""
+        """How many times all samples were taken."""
         return self.consumed // self.num_samples
 
     @property
@@ -89,30 +89,31 @@ class DataPlace:
         return share * self.world / self.batch_size
 
     def list_batch(self, step: int | None = None) -> list[int]:
-        """The samples of all ranks in a step, by default the next one."""
+        """Return the samples of all ranks in a step, by default the next one."""
         first = self._count_before(self.step if step is None else step)
         return [self._find(at) for at in range(first, first + self.batch_size)]
 
     def list_samples(self, step: int | None = None) -> list[int]:
-        """This rank's samples in a step, by default the next one."""
+        """Return this rank's samples in a step, by default the next one."""
         first = self._count_before(self.step if step is None else step)
         last = first + self.batch_size
         return [self._find(at) for at in range(first + self.rank, last, self.world)]
 
     def advance(self) -> None:
-        """The step is done."""
+        """Count the current step as done."""
         self.step += 1
 
     def __iter__(self) -> Iterator[list[int]]:
-        """This rank's samples of the next step and all after it, without an end: for the
-        `batch_sampler` of a torch DataLoader, which reads ahead. `advance` counts what is done."""
+        """Yield this rank's samples of the next and all later steps, without end: for the
+        `batch_sampler` of a torch DataLoader, which reads ahead. Only `advance` counts steps as
+        done."""
         step = self.step
         while True:
             yield self.list_samples(step)
             step += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """For the script's checkpoint; the same on all ranks."""
+        """Return the state for the script's checkpoint; it is equal on all ranks."""
         return {
             "step": self.step,
             "consumed": self.consumed,
@@ -122,8 +123,8 @@ class DataPlace:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a run was, with as many ranks as there are now; ValueError where the samples
-        are others. The batch size may have changed."""
+        """Continue from a state, with any number of ranks; raise ValueError if the samples differ.
+        The batch size may have changed."""
         for name in ("num_samples", "seed", "shuffle"):
             if state[name] != getattr(self, name):
                 raise ValueError(
@@ -134,12 +135,12 @@ class DataPlace:
         self._from = (state["step"], state["consumed"])
 
     def _count_before(self, step: int) -> int:
-        """Samples taken before this step."""
+        """Return the number of samples taken before a step."""
         known, consumed = self._from
         return max(consumed + (step - known) * self.batch_size, 0)
 
     def _find(self, at: int) -> int:
-        """The sample at this place of the endless order."""
+        """Return the sample at position `at` of the endless order."""
         epoch, index = divmod(at, self.num_samples)
         if not self.shuffle:
             return index
@@ -147,10 +148,10 @@ class DataPlace:
 
 
 def permute(index: int, size: int, key: int) -> int:
-    """The number in whose place this one stands: each below `size` once.
+    """Permute the numbers below `size`: return the image of `index`.
 
-    A Feistel network over the least power of 4 that is not below; what falls out of the range is
-    put through again, so that a number takes four rounds or so.
+    This is a Feistel network over the next power of 4; a result out of range is permuted again, so
+    a number takes about four rounds.
     """
     half = max((size - 1).bit_length() + 1, 2) // 2
     mask = (1 << half) - 1
@@ -164,7 +165,7 @@ def permute(index: int, size: int, key: int) -> int:
 
 
 def mix(key: int, value: int) -> int:
-    """64 bits that look random (the finalizer of splitmix64)."""
+    """Return 64 bits that look random (the finalizer of splitmix64)."""
     word = ((value + 1) * 0x9E3779B97F4A7C15 + key * 0xD1B54A32D192ED03) & _MASK
     word = ((word ^ word >> 30) * 0xBF58476D1CE4E5B9) & _MASK
     word = ((word ^ word >> 27) * 0x94D049BB133111EB) & _MASK

@@ -52,21 +52,21 @@ PUBLIC_FILE = 0o644
 
 @dataclass(kw_only=True)
 class Journal:
-    """Progress of the work, as it is kept on disk."""
+    """Progress of the work, as stored on disk."""
 
     key: str
     """Digest of everything that the output depends on."""
     file: int = 0
-    """Number of the input to go on with."""
+    """Index of the input file to continue with."""
     place: TextPosition = TextPosition()  # noqa: RUF009 - frozen
     sizes: list[int] = field(default_factory=lambda: [0, 0, 0])
-    """Good bytes of the three files."""
+    """Valid bytes of the three files."""
     counts: dict[str, int] = field(default_factory=dict)
-    """Documents, tokens and so on, for the summary."""
+    """Counts of documents, tokens and so on, for the summary."""
 
 
 class PartFolder:
-    """Appends to the three files; `commit` makes it last, `finish` gives the final names."""
+    """Folder of unfinished output; `commit` makes data permanent, `finish` renames the files."""
 
     def __init__(self, prefix: str, key: str) -> None:
         self.prefix = prefix
@@ -111,7 +111,7 @@ class PartFolder:
         place: TextPosition,
         counts: dict[str, int],
     ) -> None:
-        """To each of the three files. One assignment at the end: Ctrl-C comes before or after."""
+        """Append to the three files; the one assignment at the end makes this safe from Ctrl-C."""
         for handle, more in zip(self._files, data, strict=True):
             handle.write(more)
         sizes = [old + len(more) for old, more in zip(self.journal.sizes, data, strict=True)]
@@ -120,7 +120,7 @@ class PartFolder:
         )
 
     def commit(self) -> None:
-        """From here the same work would go on."""
+        """Make the data so far permanent; interrupted work continues from here."""
         for handle in self._files:
             handle.flush()
             os.fsync(handle.fileno())
@@ -134,9 +134,9 @@ class PartFolder:
         os.close(self._lock)
 
     def finish(self, dtype: np.dtype[Any], others: dict[str, Path]) -> None:
-        """Give everything its final name; `others` are files of this folder to keep, and where.
+        """Rename everything to its final name; `others` maps files of this folder to their targets.
 
-        The old index goes first and the new one comes last: a reader needs both files of a pair.
+        The old index is removed first and the new one comes last, since a reader needs both files.
         """
         lengths = np.fromfile(self.path / FILES[1], "<i4")
         counts = np.fromfile(self.path / FILES[2], "<i4")
@@ -156,7 +156,7 @@ class PartFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def discard(self) -> None:
-        """Nothing is worth keeping."""
+        """Delete the folder and everything in it."""
         self.close()
         shutil.rmtree(self.path, ignore_errors=True)
 
@@ -182,7 +182,7 @@ def _sync_folder(path: Path) -> None:
 
 
 FORMAT = 1
-"""Of the part folder; another one starts anew."""
+"""Format of the part folder; work in another format starts again."""
 COMMIT_EVERY_S = 10.0
 NAMED_BAD = 5
 Show = Callable[[int, str], None]
@@ -190,20 +190,20 @@ Show = Callable[[int, str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Inputs and options of one preparation."""
+    """Inputs and options of a preparation."""
 
     inputs: tuple[Path, ...]
     output: str
-    """Prefix; `_KEY_document` or `_KEY_sentence` is added."""
+    """Prefix of the output; `_KEY_document` or `_KEY_sentence` is added."""
     kind: Kind
     vocab: Path | None = None
     merges: Path | None = None
     train: int | None = None
-    """Train a vocabulary of this size instead."""
+    """Size of the vocabulary to train, instead of a given one."""
     train_bytes: int = 1_000_000_000
-    """Of text to train on, in equal shares from the start of each input."""
+    """Bytes of text to train on, in equal shares from the start of each input."""
     form: Format | None = None
-    """Of all inputs; otherwise by their names."""
+    """Format of all inputs; None chooses by their names."""
     key: str = "text"
     append_eod: bool = False
     split_sentences: bool = False
@@ -222,7 +222,7 @@ class Settings:
 
     @property
     def trained(self) -> dict[str, Path]:
-        """Final names of the files of a vocabulary that is trained here."""
+        """Final paths of the files of a vocabulary trained here."""
         if self.train is None:
             return {}
         names = ("vocab.json", "merges.txt") if self.kind == "bpe" else ("vocab.json",)
@@ -230,7 +230,7 @@ class Settings:
 
 
 def prepare(settings: Settings, say: Callable[[str], None], show: Show) -> dict[str, Any]:
-    """Make the pair; returns the summary. `say` gets notes, `show` bytes done and a short text."""
+    """Make the pair and return the summary. `say` gets notes, `show` bytes done and a note."""
     sizes = _check(settings)
     part = PartFolder(settings.prefix, _make_key(settings))
     try:
@@ -264,7 +264,7 @@ def prepare(settings: Settings, say: Callable[[str], None], show: Show) -> dict[
 
 
 def _check(settings: Settings) -> list[int]:
-    """Refuse what cannot work before anything is written; sizes of the inputs."""
+    """Refuse unusable settings before anything is written; return the sizes of the inputs."""
     if not settings.inputs:
         raise DataError("give at least one input file")
     sizes = []
@@ -292,7 +292,7 @@ def _check(settings: Settings) -> list[int]:
 
 
 def _make_key(settings: Settings) -> str:
-    """Everything that the bytes of the output depend on."""
+    """Return a digest of everything that the output depends on."""
     stats = [(str(path.absolute()), path.stat()) for path in settings.inputs]
     given = settings.vocab and VocabularyFiles(
         kind=settings.kind, vocab=settings.vocab, merges=settings.merges
@@ -315,7 +315,7 @@ def _make_key(settings: Settings) -> str:
 def _choose_vocabulary(
     settings: Settings, part: PartFolder, say: Callable[[str], None]
 ) -> VocabularyFiles:
-    """The files that were given, or those trained in the part folder, now or before."""
+    """Return the given vocabulary files, or those trained in the part folder now or earlier."""
     if settings.vocab is not None:
         return VocabularyFiles(kind=settings.kind, vocab=settings.vocab, merges=settings.merges)
     assert settings.train is not None
@@ -334,7 +334,7 @@ def _choose_vocabulary(
 
 
 def _read_texts(settings: Settings) -> Iterator[str]:
-    """Documents to train on; lines that are none are named when they are prepared."""
+    """Yield documents to train on; invalid lines are skipped here and reported later."""
     share = settings.train_bytes // len(settings.inputs)
     for path in settings.inputs:
         form = settings.form or text.guess_format(path)
@@ -354,7 +354,7 @@ def _encode_all(
     say: Callable[[str], None],
     show: Show,
 ) -> dict[str, int]:
-    """Append every block from where the journal stands; commits now and then, and at the end."""
+    """Append every block after the journal's position, with commits now and then and at the end."""
     names = ("documents", "sequences", "token_bytes", "bad", "blank", "empty")
     counts = dict.fromkeys(names, 0) | part.journal.counts
     work = EncodingTask(
@@ -424,7 +424,7 @@ def _look_at_bad(
 
 
 def _leave(part: PartFolder) -> None:
-    """Keep what is worth going on from."""
+    """Close the part folder, and keep it only if there is something to continue from."""
     if part.journal.sizes[0] or any(part.path.glob("vocab.json")):
         part.close()
     else:

@@ -1,7 +1,7 @@
-"""Progress bar of one line; silent unless the stream is a terminal.
+"""Show progress as one line; silent unless the stream is a terminal.
 
-Written at most once a second, in plain ASCII and under 80 columns, so that a slow ssh line keeps up
-and a log file stays free of it.
+The line is written at most once a second, in plain ASCII and under 80 columns, so that a slow ssh
+connection keeps up.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ BAR = 24
 
 
 class ProgressLine:
-    """Bytes done of a total, on a terminal; nothing on anything else."""
+    """Progress line on a terminal, counting bytes; prints nothing elsewhere."""
 
     def __init__(
         self, total: int, stream: TextIO, clock: Callable[[], float] = time.monotonic
@@ -28,7 +28,7 @@ class ProgressLine:
         self._first_done: int | None = None
 
     def show(self, done: int, note: str = "") -> None:
-        """`done` of all bytes; `note` is short, such as a number of tokens."""
+        """Show `done` bytes of the total; `note` is short, such as a number of tokens."""
         now = self._clock()
         if self._first_done is None:
             self._first_done = done

@@ -1,9 +1,9 @@
-"""The split string, and the order of samples that a checkpoint keeps.
+"""Split documents into parts, and check the order of samples stored in a checkpoint.
 
-The split says which documents are for training, validation and test by Megatron's rule of the time
-of the index map names (until May 2023): each share is rounded by itself, and what the rounding is
-off by moves every border. Megatron Core rounds cumulative shares, which may differ by a document.
-A run that goes on with other settings would bring samples in another order, and is refused.
+The split string assigns documents to training, validation and test by the rule that Megatron used
+with these index map names (until May 2023): each share is rounded by itself, and the rounding error
+moves every border. Megatron Core rounds cumulative shares, which may differ by a document. A run
+that is resumed with settings that change the order of samples is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NAMES = ("train", "valid", "test")
 
 
 def parse_split(text: str) -> list[float]:
-    """Three shares with sum 1; missing ones are zero."""
+    """Parse up to three shares and scale them to sum 1; missing shares are zero."""
     try:
         shares = [float(word) for word in text.split("," if "," in text else "/")]
     except ValueError:
@@ -34,7 +34,7 @@ def parse_split(text: str) -> list[float]:
 
 
 def split_documents(text: str, num_documents: int) -> dict[str, range]:
-    """The documents of each part, in order; a part may get none."""
+    """Return the range of documents of each part; a part may be empty."""
     borders = [0]
     for share in parse_split(text):
         borders.append(borders[-1] + round(share * float(num_documents)))
@@ -47,7 +47,7 @@ def split_documents(text: str, num_documents: int) -> dict[str, range]:
 
 
 def check_order(where: str, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Name what would bring samples in another order than before."""
+    """Raise an error that names the settings by which the order of samples changed."""
     changed = [key for key in now if saved.get(key) != now[key]]
     if changed:
         listed = ", ".join(f"{key} was {saved.get(key)}, is {now[key]}" for key in changed)

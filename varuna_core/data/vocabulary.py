@@ -40,31 +40,31 @@ _WORDPIECE_UNITS = re.compile("[^ \t\n\r]+")
 
 
 class Encoder(Protocol):
-    """The part of a tokenizer that a worker needs."""
+    """The part of a tokenizer that encoding workers need."""
 
     dtype: np.dtype[Any]
     size: int
-    """One above the largest id."""
+    """The largest token id plus one."""
     end: int | None
     """The token that ends a document."""
 
     def encode(self, texts: Sequence[str]) -> list[bytes]:
-        """The token bytes of each text."""
+        """Return the token bytes of each text."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Roughly the text, for people to look at."""
+        """Return approximately the text, for people to look at."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VocabularyFiles:
-    """Which tokenizer, and from which files."""
+    """A kind of tokenizer and its files."""
 
     kind: Kind
     vocab: Path
     merges: Path | None = None
 
     def digest(self) -> str:
-        """Checksum of the contents."""
+        """Checksum of the files' contents."""
         found = hashlib.sha256(self.kind.encode())
         for path in (self.vocab, self.merges):
             if path is not None:
@@ -73,7 +73,7 @@ class VocabularyFiles:
 
 
 def open_encoder(files: VocabularyFiles, dtype: str = "auto") -> Encoder:
-    """`dtype` is auto, uint16 or int32."""
+    """Open the tokenizer; `dtype` is auto, uint16 or int32."""
     if files.kind == "whitespace":
         words = read_vocab_json(files.vocab)
         return WhitespaceEncoder(words, files.vocab, _choose(dtype, words, files.vocab))
@@ -110,7 +110,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def read_vocab_json(path: Path) -> dict[str, int]:
-    """A JSON object of tokens and their ids."""
+    """Read a JSON object of tokens and their ids."""
     try:
         words = json.loads(_read_bytes(path))
     except ValueError as error:
@@ -126,7 +126,7 @@ def read_vocab_json(path: Path) -> dict[str, int]:
 
 
 def read_vocab_lines(path: Path) -> dict[str, int]:
-    """A token a line, as BERT's vocab.txt."""
+    """Read a file with one token a line, such as BERT's vocab.txt."""
     try:
         lines = _read_bytes(path).decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
@@ -137,7 +137,7 @@ def read_vocab_lines(path: Path) -> dict[str, int]:
 
 
 def import_tokenizers() -> Any:
-    """The `tokenizers` package, or how to get it."""
+    """Return the `tokenizers` package, or raise an error that says how to install it."""
     try:
         import tokenizers
         import tokenizers.decoders
@@ -185,7 +185,7 @@ def _build_wordpiece(files: VocabularyFiles, words: dict[str, int]) -> Any:
 
 
 class UnitEncoder:
-    """A Hugging Face tokenizer, asked once for each unit of text."""
+    """Wrapper of a Hugging Face tokenizer that encodes each distinct unit of text once."""
 
     def __init__(
         self,
@@ -224,7 +224,7 @@ class UnitEncoder:
 
 
 class WhitespaceEncoder:
-    """One token for each word between spaces; words that are not known are `<unk>`."""
+    """Encoder with one token for each word between spaces; unknown words are `<unk>`."""
 
     def __init__(self, words: dict[str, int], path: Path, dtype: np.dtype[Any]) -> None:
         if UNKNOWN not in words:
@@ -249,7 +249,7 @@ class WhitespaceEncoder:
 
 
 def train_bpe(texts: Iterable[str], size: int, folder: Path) -> VocabularyFiles:
-    """Learn a byte-level BPE of `size` tokens; vocab.json and merges.txt in `folder`."""
+    """Train a byte-level BPE of `size` tokens; write vocab.json and merges.txt to `folder`."""
     library = import_tokenizers()
     alphabet = library.pre_tokenizers.ByteLevel.alphabet()
     if size <= len(alphabet):
@@ -268,7 +268,7 @@ def train_bpe(texts: Iterable[str], size: int, folder: Path) -> VocabularyFiles:
 
 
 def train_whitespace(texts: Iterable[str], size: int, folder: Path) -> VocabularyFiles:
-    """The `size` most frequent words, `<unk>` and `<|endoftext|>` among them; vocab.json."""
+    """Write the `size` most frequent words, with `<unk>` and `<|endoftext|>`, to vocab.json."""
     counts: dict[str, int] = {}
     for text in texts:
         for word in text.split():

@@ -1,8 +1,8 @@
-"""Blocks of text to token bytes, in other processes, in the order in which the blocks came.
+"""Encode blocks of text to token bytes in other processes, keeping the order of the blocks.
 
-Workers are started afresh (spawn: the tokenizer's threads do not survive a fork) and hold the read
-end of a pipe of which the parent holds the other: when it closes, by design or because the parent
-was killed, they leave at once. Ctrl-C is the parent's matter.
+Workers are spawned, since the tokenizer's threads do not survive a fork. Each holds the read end of
+a pipe whose other end is the parent's: when that end closes, because the work is done or the parent
+was killed, workers exit at once. Only the parent handles Ctrl-C.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from varuna_core.data.text import Block, Format, read_documents, split_sentences
 from varuna_core.data.vocabulary import Encoder, VocabularyFiles, open_encoder
 
 AHEAD = 3
-"""Blocks a process that may wait or be under way: bounds the memory."""
+"""Blocks for each process that may wait or be in work, which bounds the memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodingTask:
-    """Options by which a block becomes tokens; pickled to the workers."""
+    """Options for encoding blocks, pickled to the workers."""
 
     formats: tuple[Format, ...]
-    """Of each input."""
+    """The format of each input."""
     key: str
     files: VocabularyFiles
     dtype: str
@@ -47,21 +47,21 @@ class EncodingTask:
 
 @dataclass(frozen=True, kw_only=True)
 class Encoded:
-    """A block's tokens, and what it held besides."""
+    """The tokens of a block, with counts."""
 
     tokens: bytes
     lengths: bytes
-    """int32, tokens of each sequence."""
+    """The number of tokens of each sequence, as int32."""
     counts: bytes
-    """int32, sequences of each document."""
+    """The number of sequences of each document, as int32."""
     bad: list[tuple[int, str]]
     num_blank: int
     num_empty: int
-    """Documents without a token."""
+    """The number of documents without a token."""
 
 
 class BlockEncoder:
-    """Encoder of blocks in a worker."""
+    """Encodes blocks in a worker."""
 
     def __init__(self, work: EncodingTask) -> None:
         self.work = work
@@ -73,7 +73,7 @@ class BlockEncoder:
             self.end = np.array(self.encoder.end, self.encoder.dtype).tobytes()
 
     def encode(self, number: int, block: Block) -> Encoded:
-        """`number` is that of the block's input."""
+        """Encode a block of input `number`."""
         found = read_documents(block, self.work.formats[number], self.work.key)
         sequences, counts = self._encode_texts(found.texts)
         item = self.encoder.dtype.itemsize
@@ -90,7 +90,7 @@ class BlockEncoder:
         )
 
     def _encode_texts(self, texts: list[str]) -> tuple[list[bytes], list[int]]:
-        """Sequences that have tokens, and how many each document with any has."""
+        """Return the sequences with tokens, and their number in each document that has any."""
         if not self.work.split_sentences:
             found = self.encoder.encode(texts)
             sequences = [tokens + self.end for tokens in found if tokens]
@@ -138,7 +138,7 @@ def _encode(number: int, block: Block) -> Encoded:
 def encode_blocks(
     work: EncodingTask, blocks: Iterable[tuple[int, Block]], num_processes: int
 ) -> Generator[tuple[int, Block, Encoded], None, None]:
-    """Each block with its tokens, in order; in this process where one is enough."""
+    """Yield each block with its tokens, in order; a single process works in this one."""
     if num_processes == 1:
         encoder = BlockEncoder(work)
         for number, block in blocks:

@@ -1,8 +1,8 @@
-"""A Python function as a run's program: every rank unpickles it, calls it, and pickles what it
+"""Run a Python function as a run's program: every rank unpickles and calls it, and pickles what it
 returned or raised.
 
-`runner.main` is the entry of `function.pyz`, `environment.VjobJobEnvironment` what
-`submitit.JobEnvironment()` gives in a rank, `facts.write_facts` what a submit says of itself.
+`runner.main` is the entry point of `function.pyz`, `environment.VjobJobEnvironment` is what
+`submitit.JobEnvironment()` returns in a rank, `facts.write_facts` records the Python that submits.
 Imports the records; submitit and cloudpickle only in `environment` and where a pickle is written.
 
 facts, pickles <- environment <- runner

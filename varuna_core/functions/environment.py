@@ -35,9 +35,9 @@ from varuna_core.records.requests import LEFT, REQUEUE, read_stop, write_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
 MAY_REQUEUE = "VJOB_REQUEUE"
-"""Set for ranks whose job the batch script may requeue."""
+"""Variable set for ranks whose job the batch script may requeue."""
 ASKED_TO_END = ("signal", "cancel")
-"""Stops after which there is something to save; after others a rank has failed."""
+"""Kinds of stop after which a rank should save; after others a rank has failed."""
 
 
 class VjobPaths(JobPaths):
@@ -68,8 +68,8 @@ class VjobPaths(JobPaths):
         return self._locate_log("err")
 
     def _locate_log(self, kind: str) -> Path:
-        """The log of the rank's node, in which its lines have its number, of the last attempt,
-        or the first as long as there is none."""
+        """Return the log of the rank's node in the last attempt, or in attempt 0 before there is
+        any; the rank's lines in it have its number."""
         run = self._run
         attempts = run.attempts()
         attempt = attempts[-1] if attempts else run.attempt(0)
@@ -78,7 +78,7 @@ class VjobPaths(JobPaths):
 
 
 class VjobJobEnvironment(job_environment.JobEnvironment):
-    """A rank of vjob, of a function or of a script."""
+    """The environment of a rank of vjob, for a function or a script."""
 
     _env: ClassVar[dict[str, str]] = {
         "job_id": "VJOB_JOB_ID",
@@ -112,9 +112,9 @@ class VjobJobEnvironment(job_environment.JobEnvironment):
 
     @property
     def hostnames(self) -> Sequence[str]:
-        """Host of each node, in the order of `node`.
+        """Hosts of the nodes, in the order of `node`.
 
-        The first is where the ranks meet: its address stands for a name that does not lead there.
+        The first is where the ranks meet, given as an address if its name does not resolve to it.
         """
         run = RunFolder(Path(os.environ["VJOB_RUN"]))
         plan = read_plan(run.plan)
@@ -131,18 +131,18 @@ class VjobJobEnvironment(job_environment.JobEnvironment):
         Signals(self, paths, submission).listen()
 
     def _requeue(self, countdown: int) -> None:
-        """Ask for it: the agents end the ranks, then the batch script requeues the job."""
+        """Request a requeue: the agents end the ranks, then the batch script requeues the job."""
         left = "" if countdown < 0 else f" ({countdown} remaining timeouts)"
         self.leave(REQUEUE, f"rank {self.global_rank} asked for a requeue{left}")
 
     def leave(self, kind: str, reason: str) -> None:
-        """End the attempt well, on all nodes."""
+        """End the attempt without an error, on all nodes."""
         write_stop(self.attempt, kind, 0, reason, rank=self.global_rank)
         logger.get_logger().info("%s", reason)
 
 
 def _leads_there(host: str, *, is_alone: bool) -> bool:
-    """True if the nodes find that host by its name, as far as this one can tell."""
+    """Return True if nodes reach the host by its name, as far as this node can tell."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
@@ -155,11 +155,11 @@ def export_torch(
     set_cuda_visible_devices: bool = True,
     overwrite: bool = False,
 ) -> helpers.TorchDistributedEnvironment:
-    """`TorchDistributedEnvironment.export` in a rank of a function.
+    """Replace `TorchDistributedEnvironment.export` in a rank of a function.
 
-    submitit's own refuses where RANK and its like are set, for they may be another job's; these are
-    this one's, and stay. It also takes as many ranks on each node as on the others, and counts a
-    node's GPUs from 0, whichever of them the rank may see.
+    submitit's own version refuses if RANK and its like are set, since they may be another job's;
+    here they are this job's, and stay. It also assumes equally many ranks on each node, and counts
+    a node's GPUs from 0, whichever of them the rank may see.
     """
     self.master_addr = os.environ["MASTER_ADDR"]
     self.local_world_size = int(os.environ["LOCAL_WORLD_SIZE"])
@@ -172,11 +172,11 @@ def export_torch(
 
 
 class Left(SystemExit):
-    """Raised in the function of a rank that has saved its state and leaves."""
+    """Raised in a function to leave its rank after the state was saved."""
 
 
 class Signals(job_environment.SignalHandler):
-    """The signals of one rank, from `listen` to the end of its function."""
+    """Signal handlers of one rank, from `listen` to the end of its function."""
 
     def __init__(
         self, env: VjobJobEnvironment, paths: JobPaths, submission: DelayedSubmission
@@ -193,10 +193,10 @@ class Signals(job_environment.SignalHandler):
         )
 
     def listen(self) -> None:
-        """Put the handlers in place.
+        """Install the handlers.
 
-        Without a checkpoint() the rank hears USR2 alone, and dies of TERM at once: `vjob cancel`
-        asks ranks that hear USR1 to save, and waits for them.
+        Without a checkpoint() the rank handles USR2 alone, and TERM ends it at once: `vjob cancel`
+        asks ranks that handle USR1 to save, and waits for them.
         """
         calls = {self.vjob_env._usr_sig()}
         if self._can_save:
@@ -207,11 +207,11 @@ class Signals(job_environment.SignalHandler):
             signal.signal(number, self.checkpoint_and_try_requeue)
 
     def finish(self) -> None:
-        """Pass by what comes now: the function has ended, and its result is being written."""
+        """Ignore further signals: the function has ended, and its result is being written."""
         self._is_leaving = True
 
     def checkpoint_and_try_requeue(self, signum: int, frame: Any = None) -> None:
-        """Save and come again, or leave for good where a user asked for the end."""
+        """Save and request a requeue; after a cancel by the user, save and end."""
         if os.getpid() != self._pid or self._is_leaving:
             return
         rank = self.vjob_env.global_rank
@@ -231,7 +231,7 @@ class Signals(job_environment.SignalHandler):
         self._leave(0)
 
     def save_and_end(self, signum: int, frame: Any = None) -> None:
-        """Save without a requeue: the scheduler that ends the job knows what is next."""
+        """Save without a requeue: the scheduler that ends the job decides what follows."""
         if os.getpid() != self._pid:  # a child that was forked from us, such as a data loader
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
@@ -263,7 +263,7 @@ class Signals(job_environment.SignalHandler):
         self.vjob_env.leave(REQUEUE, f"rank 0 {saved}; the job is requeued ({times} allowed)")
 
     def _save(self, countdown: int) -> str:
-        """Write the function with its new state; the reason why there is none, else empty."""
+        """Write the function with its new state; return why there is none, else an empty text."""
         self._logger.info("Calling checkpoint method.")
         saved = self._delayed._checkpoint_function()
         if saved is None:

@@ -1,4 +1,4 @@
-"""function/facts.json: who pickled the function, so that a rank can tell before it unpickles."""
+"""Read and write function/facts.json, which names the Python that pickled the function."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class FunctionFacts:
 
     name: str
     python: str
-    """Major and minor version, `3.11`: pickled code runs on no other."""
+    """Major and minor version, such as `3.11`: no other version runs the pickled code."""
     cloudpickle: str
     submitit: str
 
 
 def describe_python() -> str:
-    """Version of this interpreter, as in the facts."""
+    """Return the version of this interpreter as spelled in the facts."""
     return f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 def write_facts(run: RunFolder, name: str) -> FunctionFacts:
-    """Write the facts of this process, which pickles `name`; makes the folder of the pickles."""
+    """Write the facts of this process, which pickles `name`, and make the folder for pickles."""
     facts = FunctionFacts(
         name=name,
         python=describe_python(),
@@ -40,5 +40,5 @@ def write_facts(run: RunFolder, name: str) -> FunctionFacts:
 
 
 def read_facts(run: RunFolder) -> FunctionFacts | None:
-    """None where they are missing or from another version of vjob."""
+    """Return the facts; None if they are missing or from another version of vjob."""
     return make(FunctionFacts, read_json(run.function_facts))

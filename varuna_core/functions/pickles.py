@@ -1,7 +1,7 @@
-"""Writes pickles that their owner alone can read, whole or not at all.
+"""Write pickles that only their owner can read, whole or not at all.
 
-submitit's own `temporary_save_path` follows the umask, stops at what a killed process left behind,
-and removes the old file before the new one is in its place.
+submitit's own `temporary_save_path` follows the umask, fails on what a killed process left behind,
+and removes the old file before the new one is in place.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from varuna_core.records.files import PRIVATE_FILE
 
 
 def write_pickle(path: Path, value: Any) -> None:
-    """Write with cloudpickle, which must be installed; what it raises leaves the old file."""
+    """Write with cloudpickle, which must be installed; an exception leaves the old file."""
     import cloudpickle
 
     part = path.with_name(f".{path.name}.part")
@@ -33,7 +33,7 @@ def write_pickle(path: Path, value: Any) -> None:
 
 
 def write_error(path: Path, text: str) -> None:
-    """The result of a rank that failed, as submitit reads it; needs no cloudpickle."""
+    """Write the result of a failed rank as submitit reads it, without cloudpickle."""
     part = path.with_name(f".{path.name}.part")
     with _open_private(part) as handle:
         pickle.dump(("error", text), handle, pickle.HIGHEST_PROTOCOL)

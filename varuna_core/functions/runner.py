@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from varuna_core.functions.environment import Signals
 
 LANDING_S = 60.0
-"""For the pickle to show up on this node, as long as submitit waits."""
+"""Seconds to wait for the pickle to appear on this node, as long as submitit waits."""
 POLL_S = 0.5
 OURS = ("varuna_core.functions", "submitit.core.utils", "pickle")
-"""Modules whose frames stand before those of the function in a traceback."""
+"""Modules whose frames are removed from the beginning of a traceback."""
 
 
 class Refusal(Exception):
-    """The function cannot run here; the text is for its user."""
+    """Raised if the function cannot run here; the message is for the user."""
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run the function of a run folder; the exit code of the rank."""
+    """Run the function of a run folder; return the exit code of the rank."""
     folder = Path((sys.argv[1:] if words is None else words)[0])
     # Beside function.pyz: modules in the working directory, as with `python -m`.
     sys.path.insert(1, os.getcwd())
@@ -61,7 +61,7 @@ class FunctionRank:
         self.attempt = run.attempt(int(os.environ.get("VJOB_ATTEMPT", "0")))
 
     def run(self) -> int:
-        """Call the function and write what it returned; Refusal where it cannot be called."""
+        """Call the function and write its result; raise Refusal if it cannot be called."""
         self.result.unlink(missing_ok=True)  # of an attempt before this one
         facts = read_facts(self.run_folder)
         if facts is not None and facts.python != describe_python():
@@ -83,7 +83,7 @@ class FunctionRank:
         return 0
 
     def fail(self, text: str) -> int:
-        """Write the result of a rank that failed, and say the same on stderr."""
+        """Write the result of a failed rank, and print the same on stderr."""
         if not self._is_left():
             try:
                 write_error(self.result, text)
@@ -93,7 +93,7 @@ class FunctionRank:
         return 1
 
     def _load(self, facts: FunctionFacts | None) -> tuple[Signals, Callable[[], Any]]:
-        """The unpickled function, with its signals handled."""
+        """Unpickle the function and install its signal handlers; return both."""
         name = "the function" if facts is None else facts.name
         place = self._name_place()
         try:
@@ -142,7 +142,7 @@ class FunctionRank:
         return code
 
     def _is_left(self) -> bool:
-        """True where another rank left with a checkpoint: what broke here after it is no result."""
+        """Return True if another rank left with a checkpoint, so a failure here means nothing."""
         stop = read_stop(self.attempt)
         return stop is not None and stop["code"] == 0
 
@@ -151,7 +151,7 @@ class FunctionRank:
 
 
 def explain_python(facts: FunctionFacts, place: str) -> str:
-    """The sentence for a rank whose Python is another than that of the submit."""
+    """Return the message for a rank with another Python version than the submit's."""
     here = describe_python()
     return (
         f"RuntimeError: {facts.name} was pickled by Python {facts.python}, and Python {here} "
@@ -161,7 +161,7 @@ def explain_python(facts: FunctionFacts, place: str) -> str:
 
 
 def explain_result(value: Any, error: Exception) -> str:
-    """The sentence for a result that stays on its rank."""
+    """Return the message for a result that cannot be written."""
     kind = type(value)
     if isinstance(error, OSError):
         return f"OSError: the result cannot be written: {error.strerror}: {error.filename}"
@@ -172,7 +172,7 @@ def explain_result(value: Any, error: Exception) -> str:
 
 
 def render_error(error: BaseException, more: str = "", *, whole: bool = True) -> str:
-    """A traceback that begins in the user's code, `more` behind its last line."""
+    """Render a traceback that begins in the user's code, with `more` after its last line."""
     place = error.__traceback__ if whole else None
     while place is not None and place.tb_frame.f_globals.get("__name__", "").startswith(OURS):
         place = place.tb_next
@@ -181,7 +181,7 @@ def render_error(error: BaseException, more: str = "", *, whole: bool = True) ->
 
 
 def _compare_cloudpickle(facts: FunctionFacts | None) -> str:
-    """The versions where they differ: pickles of one need not be read by another."""
+    """Return the cloudpickle versions if they differ: pickles may not be compatible."""
     import cloudpickle
 
     if facts is None or facts.cloudpickle == cloudpickle.__version__:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 
 class LaunchError(Exception):
-    """One sentence or several for the user: what failed and what to do."""
+    """An error for the user: one or several sentences on what failed and what to do."""
 
     exit_code = 1
 
 
 class InputError(LaunchError):
-    """The user's input cannot be used as it is."""
+    """Raised for input of the user that cannot be used."""
 
     exit_code = 2
 
 
 class NotReadyError(LaunchError):
-    """The machines cannot run this; nothing was started. The code is the agent's for the same."""
+    """Raised if machines cannot run this; nothing was started. The exit code equals the agent's."""
 
     exit_code = 112

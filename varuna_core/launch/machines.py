@@ -38,7 +38,7 @@ _USER = re.compile(r"[A-Za-z0-9_.+@][A-Za-z0-9_.+@-]*")
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """One line of the list."""
+    """A line of the machine list."""
 
     host: str
     user: str | None = None
@@ -46,11 +46,11 @@ class Machine:
 
     @property
     def is_local(self) -> bool:
-        """True if it is this machine, reached without ssh; with a user or a port ssh is meant."""
+        """True for this machine without ssh; a user or a port means ssh."""
         return self.host in LOCAL and self.user is None and self.port is None
 
     def __str__(self) -> str:
-        """The spelling of the list."""
+        """Return the machine as spelled in the list."""
         user = f"{self.user}@" if self.user is not None else ""
         if self.port is None:
             return user + self.host
@@ -59,7 +59,7 @@ class Machine:
 
 
 def parse_machine_list(text: str, name: str) -> tuple[Machine, ...]:
-    """The machines of a list; `name` is the file's, for messages. Every problem at once."""
+    """Parse a machine list, and raise an error with all problems. `name` is the file's."""
     found: dict[Machine, int] = {}
     problems = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -81,7 +81,7 @@ def parse_machine_list(text: str, name: str) -> tuple[Machine, ...]:
 
 
 def read_machine_list(path: Path) -> tuple[Machine, ...]:
-    """The machines of a file; InputError says what is wrong with it."""
+    """Read a machine list; raise InputError that says what is wrong with it."""
     try:
         return parse_machine_list(path.read_text(encoding="utf-8-sig"), str(path))
     except OSError as error:
@@ -92,7 +92,7 @@ def read_machine_list(path: Path) -> tuple[Machine, ...]:
 
 
 def parse_machine(word: str) -> Machine | str:
-    """The machine, or what is wrong with the word."""
+    """Return the machine, or what is wrong with the word."""
     user, at, place = word.rpartition("@")
     host, port = _split_port(place)
     if at and not _USER.fullmatch(user):
@@ -117,7 +117,7 @@ def _split_port(place: str) -> tuple[str, str | None]:
 
 
 def name_machines(machines: Sequence[Machine], own: str) -> tuple[str, ...]:
-    """Short, unique names for files and log lines; `own` is this host's name."""
+    """Return short, unique names for files and log lines; `own` is this host's name."""
     found: list[str] = []
     for machine in machines:
         found.append(name_machine(machine, own, found))
@@ -125,7 +125,7 @@ def name_machines(machines: Sequence[Machine], own: str) -> tuple[str, ...]:
 
 
 def name_machine(machine: Machine, own: str, taken: Sequence[str]) -> str:
-    """Name one machine, where these names are taken."""
+    """Return a name for a machine that is not among those taken."""
     host = own if machine.is_local else machine.host
     # A name loses its domain; of an address every part counts.
     short = host if re.fullmatch(r"[\d.]+", host) else host.partition(".")[0]
@@ -138,51 +138,51 @@ def name_machine(machine: Machine, own: str, taken: Sequence[str]) -> str:
 
 AWAY, LOOKING, HERE = "away", "looking", "here"
 RETRY_S = 15.0
-"""To the next try on a machine that failed; twice as long after each, up to the most."""
+"""Seconds to the next try on a machine that failed, doubled after each try up to a maximum."""
 MOST_RETRY_S = 600.0
 LIVED_S = 300.0
-"""An agent that lived so long did not fail at its start."""
+"""Seconds after which an agent's end does not count as a failure to start."""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Contents of the machine list so far."""
+    """The machine list as read so far."""
 
     machines: tuple[Machine, ...] = ()
-    """Of the last list that could be used."""
+    """Machines of the last usable list."""
     counted: str | None = None
-    """Its text."""
+    """Text of the last usable list."""
     seen: str | None = None
-    """The text at the last look, which may still be being written."""
+    """Text at the last look, which may not be written completely."""
     trouble: str = ""
-    """What was told last of a file that cannot be used."""
+    """The last problem reported about the file."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """A machine that has a seat."""
+    """A machine with a seat."""
 
     machine: Machine
     name: str
-    """In tables and file names."""
+    """Name in tables and file names."""
     seat: int
     phase: str = AWAY
     tries: int = 0
-    """In a row that came to nothing."""
+    """Failed tries in a row."""
     again_at: float = 0.0
     since: float = 0.0
-    """When its agent was started."""
+    """When the machine's agent was started."""
     is_asked: bool = False
-    """To leave, at the moment."""
+    """True while the agent is asked to leave."""
     was_asked: bool = False
-    """Whether this agent ever was."""
+    """True if this agent was ever asked to leave."""
     is_sent_home: bool = False
 
 
 @dataclass(frozen=True)
 class Move:
-    """An action: look at a machine and start its agent, give that up, ask it to leave, or
-    take that back."""
+    """An action: probe a machine and start its agent, give that up, ask the agent to leave, or
+    revoke that."""
 
     kind: str
     host: Host
@@ -192,10 +192,10 @@ LOOK, DROP, ASK, TAKE_BACK = "look", "drop", "ask", "take-back"
 
 
 def read_listing(listing: Listing, text: str | None, error: str, name: str) -> tuple[Listing, str]:
-    """Take the file's text; the listing from now on, and a message.
+    """Return the listing after reading the file's text, and a message.
 
-    A text counts if the look before found the same, for a file may be half written; it counts as a
-    whole or not at all; until then the last one does. `error` says why there is no text.
+    A text counts, as a whole, if the look before found the same, since a file may be half written;
+    until then the last one counts. `error` says why there is no text.
     """
     trouble, last = "", "the last list counts" if listing.counted is not None else "nobody starts"
     if text is None:
@@ -215,9 +215,9 @@ def read_listing(listing: Listing, text: str | None, error: str, name: str) -> t
 def decide(
     hosts: Sequence[Host], listed: Sequence[Machine], now: float, *, seats: int, own: str
 ) -> tuple[tuple[Host, ...], list[Move]]:
-    """The machines that have a seat from now on, and the moves, in this order.
+    """Return the machines that have a seat from now on, and the moves, in order.
 
-    `seats`: how many there are; `own`: what this machine is called.
+    `seats` is the number of seats; `own` is this machine's name.
     """
     kept: list[Host] = []
     moves: list[Move] = []
@@ -251,24 +251,24 @@ def decide(
 
 
 def find_waiting(hosts: Sequence[Host], listed: Sequence[Machine]) -> list[Machine]:
-    """Listed machines for which there is no seat."""
+    """Return listed machines for which there is no seat."""
     seated = {host.machine for host in hosts}
     return [machine for machine in listed if machine not in seated]
 
 
 def note_start(host: Host, now: float) -> Host:
-    """It was found fit, and its agent starts."""
+    """Return the host after it was found fit and its agent started."""
     return replace(host, phase=HERE, since=now, was_asked=False, is_asked=False)
 
 
 def note_failure(host: Host, now: float) -> Host:
-    """It was not fit, or its agent was lost."""
+    """Return the host after it was found unfit or its agent was lost."""
     wait_s = min(RETRY_S * 2.0**host.tries, MOST_RETRY_S)
     return replace(host, phase=AWAY, tries=host.tries + 1, again_at=now + wait_s, is_asked=False)
 
 
 def note_end(host: Host, code: int, now: float) -> Host:
-    """Its agent has ended; with 0 because the manager let it go."""
+    """Return the host after its agent ended; code 0 means that the manager let it go."""
     if code != 0:
         lived = now - host.since >= LIVED_S
         return note_failure(replace(host, tries=0) if lived else host, now)

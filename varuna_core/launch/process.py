@@ -1,4 +1,4 @@
-"""The one module of this room that starts processes: ssh, or this machine's agent."""
+"""Start processes, the only module of this room that does so: ssh, or this machine's agent."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from varuna_core.launch.ssh import build_ssh_command, keep_ssh_agent
 from varuna_core.records.machine import clean_environment
 
 BEAT_S = 5.0
-"""Between two signs of life to an agent."""
+"""Seconds between two signs of life to an agent."""
 KEPT_LINES = 20
-"""Of an agent's last words."""
+"""Number of an agent's last lines that are kept."""
 TICK_S = 0.2
 _READ = 64 * 1024
 
 
 class Child:
-    """A process that reads from us; what it writes is collected as it comes.
+    """A process whose input we hold and whose output is collected as it comes.
 
-    In a session of its own: Ctrl-C in our terminal is for us alone, who tell it in good order.
+    In a session of its own, so that Ctrl-C in our terminal reaches us alone; we end it in order.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Child:
 
     @property
     def code(self) -> int | None:
-        """Exit code as Popen has it; None while it runs."""
+        """Exit code as in Popen; None while the process runs."""
         return self._process.poll()
 
     def write(self, data: bytes) -> None:
@@ -65,25 +65,25 @@ class Child:
             self._input.write(data)
 
     def beat(self) -> None:
-        """A sign of life; a pipe that nobody reads any more takes none, and must not hold us up."""
+        """Send a sign of life, without blocking if nobody reads the pipe."""
         with contextlib.suppress(OSError, ValueError):
             os.set_blocking(self._input.fileno(), False)
             os.write(self._input.fileno(), b"\n")
 
     def let_go(self) -> None:
-        """The end of its input tells an agent that we are gone."""
+        """Close the agent's input, which tells the agent that we are gone."""
         with contextlib.suppress(OSError):
             self._input.close()
 
     def read(self) -> None:
-        """Take over what it wrote since."""
+        """Collect the output written since the last call."""
         for name, output in self._outputs.items():
             with contextlib.suppress(BlockingIOError):
                 while data := os.read(output.fileno(), _READ):
                     setattr(self, name, getattr(self, name) + data)
 
     def take_lines(self, *, final: bool = False) -> list[str]:
-        """The lines since the last call, of both outputs."""
+        """Return the lines of both outputs since the last call."""
         self.read()
         lines: list[bytes] = []
         for name in self._outputs:
@@ -97,7 +97,7 @@ class Child:
             os.killpg(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """At the very end: nothing of it stays."""
+        """End the process for good, and close all its pipes."""
         if self.code is None:
             self.kill()
             self._process.wait()
@@ -113,8 +113,8 @@ def start_on(
     script: str,
     more: Mapping[str, str] | None = None,
 ) -> Child:
-    """Start the command `here` on this machine, with `more` variables, or an ssh to another one;
-    the script is what either reads."""
+    """Start the command `here` on this machine, with `more` variables, or ssh to another machine;
+    `script` is the input of either."""
     if machine.is_local:
         return Child(here, script, {**local_environment(os.environ), **(more or {})})
     command = build_ssh_command(machine, ssh_config)
@@ -122,8 +122,8 @@ def start_on(
 
 
 def local_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Environment for an agent on this machine: no more of our shell than ssh would carry over,
-    and which of the machine's GPUs are ours."""
+    """Return the environment for an agent on this machine: what ssh would carry over, and the
+    variables for the GPUs that are ours."""
     names = list_variables()
     return {**clean_environment(environ), **{n: environ[n] for n in names if n in environ}}
 
@@ -135,7 +135,7 @@ def log_line(line: str) -> None:
 
 
 def wait_all(children: Sequence[Child], signals: Signals, timeout_s: float) -> None:
-    """Until all have ended, the time is over, or a signal asks us to end; who is late is killed."""
+    """Wait until all have ended, time is over, or a signal asks to end; kill the late ones."""
     for child in children:
         child.let_go()
     deadline = time.monotonic() + timeout_s

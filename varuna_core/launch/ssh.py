@@ -33,11 +33,11 @@ OPTIONS = (
     "ClearAllForwardings=yes",  # the same port on every connection: the second one would fail
 )
 FAILED = 255
-"""ssh's own failures, among them a lost connection."""
+"""Exit code of ssh for its own failures, such as a lost connection."""
 
 
 def build_ssh_command(machine: Machine, config: str | None = None) -> list[str]:
-    """The command that runs a script of standard input on a machine."""
+    """Return the command that runs a script from standard input on a machine."""
     command = ["ssh", "-T", "-x"]
     if config is not None:
         command += ["-F", config]
@@ -51,19 +51,19 @@ def build_ssh_command(machine: Machine, config: str | None = None) -> list[str]:
 
 
 def keep_ssh_agent(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables of the user's shell by which ssh asks his agent for keys."""
+    """Return the variables by which ssh finds the user's key agent."""
     name = "SSH_AUTH_SOCK"
     return {name: environ[name]} if name in environ else {}
 
 
 def render_script(words: Sequence[str], env: Mapping[str, str]) -> str:
-    """The script that becomes a command, its standard input left to it."""
+    """Render a script that executes a command and leaves standard input to it."""
     settings = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
     return f"exec env {' '.join(settings)} {shlex.join(words)}\n"
 
 
 def explain_failure(machine: Machine, errors: str) -> str:
-    """Why ssh failed, from what it wrote, and what to do."""
+    """Explain from ssh's output why it failed, and what to do."""
     lines = [line.strip() for line in errors.splitlines() if line.strip(" @\r\n")]
     row = BUILT_IN.match(Scope.SSH, "\n".join(lines))
     if row is not None:
@@ -74,16 +74,16 @@ def explain_failure(machine: Machine, errors: str) -> str:
 
 
 def spell_ssh(machine: Machine) -> str:
-    """The command that a person would type to get there."""
+    """Return the command that a person would type to reach the machine."""
     port = f" -p {machine.port}" if machine.port is not None else ""
     user = f"{machine.user}@" if machine.user is not None else ""
     return f"ssh{port} {user}{machine.host}"
 
 
 PROBE_S = 60.0
-"""For a probe to end."""
+"""Time limit of a probe in seconds."""
 SEE_S = 3
-"""A new folder may take so long to show on another machine's mount of it."""
+"""Seconds that a new folder may take to appear on another machine's mount of it."""
 _SCRIPT = """\
 folder={folder} token={token} mark={mark}
 echo "vjob user $(id -u)"
@@ -117,19 +117,19 @@ class ProbeRequest:
     folder: Path
     """The run folder."""
     token: str
-    """Name and content of a file in it."""
+    """Name and content of a file in the run folder."""
     python: str
-    """Interpreter of the ranks; a bare name may be there only after the conf's setup lines, and
-    the agent looks for it then."""
+    """Interpreter of the ranks; a bare name may exist only after the conf's setup lines, so the
+    agent checks it later."""
     code_dir: str
-    """`/` where ranks do not need the plan's."""
+    """The plan's code folder; `/` if ranks do not need it."""
     script: str
     user: int
-    """Who we are here."""
+    """User id of this process."""
 
 
 def request_probe(run: RunFolder, plan: Plan, token: str) -> ProbeRequest:
-    """Build the request for what a machine of a run must have."""
+    """Return what a machine of a run must have."""
     return ProbeRequest(
         folder=run.path,
         token=token,
@@ -141,7 +141,7 @@ def request_probe(run: RunFolder, plan: Plan, token: str) -> ProbeRequest:
 
 
 def render_probe(asked: ProbeRequest, mark: str) -> str:
-    """The script; `mark` is the name of a file that it is to make in the run folder."""
+    """Render the probe's script; `mark` is the file that it creates in the run folder."""
     return _SCRIPT.format(
         folder=shlex.quote(str(asked.folder)),
         token=asked.token,
@@ -154,13 +154,13 @@ def render_probe(asked: ProbeRequest, mark: str) -> str:
 
 
 def parse_probe(text: str) -> dict[str, str]:
-    """Keys and values from the script's output."""
+    """Return keys and values from the script's output."""
     found = re.findall(r"^vjob (\w+) (.*?)\r?$", text, re.MULTILINE)
     return {key: value for key, value in found if value.strip()}
 
 
 def explain_probe(asked: ProbeRequest, said: Mapping[str, str]) -> str | None:
-    """Find what keeps the machine from the run, and what to do; one line."""
+    """Return what keeps the machine from the run, and what to do, in one line; None if nothing."""
     if "end" not in said:
         return "the check there was cut off; try again, or run `/bin/sh -c true` there by hand"
     if "sees" not in said:
@@ -187,7 +187,7 @@ def explain_probe(asked: ProbeRequest, said: Mapping[str, str]) -> str | None:
 def read_probe(
     asked: ProbeRequest, machine: Machine, code: int | None, out: bytes, err: bytes
 ) -> tuple[dict[str, str], str | None]:
-    """Evaluate a probe: its findings, and what keeps the machine from the run."""
+    """Return a probe's findings, and what keeps the machine from the run."""
     said = parse_probe(out.decode("utf-8", "replace"))
     problem = explain_probe(asked, said)
     if problem is not None and code == FAILED and not machine.is_local:
@@ -198,7 +198,7 @@ def read_probe(
 
 
 def find_twins(names: Sequence[str], identities: Sequence[str]) -> list[tuple[str, str]]:
-    """Pairs of entries that are one machine; one without an identity counts as its own."""
+    """Return pairs of entries that are one machine; one without an identity counts as unique."""
     first: dict[str, str] = {}
     twins = []
     for name, identity in zip(names, identities, strict=True):

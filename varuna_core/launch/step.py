@@ -57,25 +57,25 @@ from varuna_core.records.runfolder import RunFolder
 
 OPEN_S = 120.0
 MARGIN_S = 15.0
-"""Beyond the agents' own grace, before their input is closed; as much again before a kill."""
+"""Seconds beyond the agents' own grace before their input is closed; and again before a kill."""
 
 
 @dataclass
 class Node:
-    """A machine of the attempt, with the agent that it runs."""
+    """A machine of the attempt and its agent."""
 
     index: int
     machine: Machine
     name: str
     python: str = "python3"
-    """Of the agent."""
+    """Interpreter for the agent."""
     child: Child | None = None
     last_lines: list[str] = field(default_factory=list)
     is_over: bool = False
 
 
 class Step:
-    """The agents of one attempt."""
+    """Runs the agents of one attempt."""
 
     def __init__(self, run: RunFolder, plan: Plan, number: int, wait_s: float) -> None:
         self._run, self._plan = run, plan
@@ -92,7 +92,7 @@ class Step:
         self._is_told = False
 
     def main(self) -> int:
-        """The exit code, as srun's: the highest of its tasks'."""
+        """Run the attempt; return its exit code, as srun the highest of all tasks'."""
         self._attempt.make()
         try:
             self._nodes = self._list_nodes()
@@ -129,7 +129,7 @@ class Step:
         return [Node(index, machines[index], name) for index, name in enumerate(names)]
 
     def _probe(self) -> list[str]:
-        """Look at all machines; every problem of every machine at once, a line each."""
+        """Probe all machines; report every problem of every machine, one in a line."""
         token = f".step-{uuid.uuid4().hex}"
         asked = request_probe(self._run, self._plan, token)
         write_atomic(self._run.path / token, token)
@@ -157,7 +157,7 @@ class Step:
         return identities
 
     def _find_address(self, identities: Sequence[str]) -> str | None:
-        """Address of rank 0; None leaves it to the agent there."""
+        """Return the address of rank 0; None leaves the choice to the agent there."""
         twins = find_twins([node.name for node in self._nodes], identities)
         has_gpus = any(group.gpus for group in self._plan.groups)
         for first, second in twins:
@@ -171,17 +171,17 @@ class Step:
         return None if first_machine.is_local else first_machine.host
 
     def _begin(self, node: Node, here: Sequence[str], script: str, env: Mapping[str, str]) -> Child:
-        """`here` is the command on this machine, to which ssh gives the script there."""
+        """Start `here` on this machine, or `script` over ssh on another one."""
         return start_on(node.machine, self._plan.ssh_config, here, script, env)
 
     def _call(self, node: Node, words: Sequence[str], env: Mapping[str, str]) -> Child:
-        """A command on a machine, with these variables."""
+        """Start a command on a machine, with these variables."""
         if node.machine.is_local:
             return self._begin(node, words, "", env)
         return self._begin(node, (), render_script(words, env), {})
 
     def _open(self, address: str | None) -> None:
-        """On the first machine: there the port is to be free, and the address its own."""
+        """Open the attempt on the first machine, whose address and free port the ranks use."""
         first = self._nodes[0]
         words = [first.python, str(self._run.agent), "open", "--run", str(self._run.path)]
         words += ["--attempt", str(self._attempt.number)]
@@ -268,7 +268,7 @@ class Step:
             self._stop("signal", 128 + signal.SIGTERM, f"{reason} (cluster.finish_s)", None)
 
     def _explain(self, node: Node, code: int) -> str:
-        """Why an agent ended so; it counts where the agent itself did not say stop."""
+        """Explain an agent's end; used unless the agent itself recorded a stop."""
         what = "its agent" if node.machine.is_local else "the ssh to it"
         if code < 0:
             return f"{node.name} was lost: {what} was ended by {_name_signal(-code)}"
@@ -328,7 +328,7 @@ class Step:
                 node.child.let_go()
 
     def _await_lost(self) -> None:
-        """A machine whose ssh was cut ends its ranks by itself: let it, so that nothing stays."""
+        """Wait for machines whose ssh was cut to end their ranks themselves, so nothing is left."""
         cut = [node for node in self._nodes if self._is_cut(node) and not node.machine.is_local]
         deadline = time.monotonic() + self._plan.timing.grace_s + MARGIN_S
         said = False
@@ -341,19 +341,19 @@ class Step:
             self._signals.wait(TICK_S)
 
     def _is_at_work(self, node: Node) -> bool:
-        """True if its agent beat, and did not say yet that it is done."""
+        """Return True if the node's agent sent a beat and did not report that it is done."""
         return self._read_state(node) not in (None, "done")
 
     def _is_cut(self, node: Node) -> bool:
-        """True if the agent, or the way to it, ended without the agent's own word: a rank's 255
-        is its agent's code too."""
+        """Return True if the agent or its ssh ended without the agent reporting it; 255 alone does
+        not tell, since an agent returns a rank's code."""
         code = node.child.code if node.child is not None else None
         if code == FAILED and not node.machine.is_local:
             return self._read_state(node) != "done"
         return code is not None and code < 0
 
     def _read_state(self, node: Node) -> str | None:
-        """Last state in the beats of its agent; None before the first."""
+        """Return the last state in the agent's beats; None before the first."""
         path = self._attempt.beat(node.index)
         beat = read_json(path) if is_listed(path) else None
         return str(beat.get("state")) if isinstance(beat, dict) else None
@@ -367,13 +367,13 @@ def _name_signal(number: int) -> str:
 
 
 def read_wait(words: Sequence[str]) -> float:
-    """Seconds of `--wait` among srun's options; 0 without one."""
+    """Return the seconds of `--wait` in srun's options; 0 without it."""
     given = [word.partition("=")[2] for word in words if word.startswith("--wait=")]
     return float(given[-1]) if given else 0.0
 
 
 def main(words: Sequence[str]) -> int:
-    """In the place of srun, called by the batch script."""
+    """Entry point, called by the batch script instead of srun."""
     run = RunFolder(Path(os.environ["VJOB_RUN"]))
     plan = read_plan(run.plan)
     if plan is None:

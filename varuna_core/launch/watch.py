@@ -56,13 +56,13 @@ from varuna_core.records.plan import Plan, read_plan
 from varuna_core.records.runfolder import RunFolder
 
 LOOK_S = 1.0
-"""Between two looks at the list."""
+"""Seconds between looks at the list."""
 MARGIN_S = 15.0
-"""Beyond what ranks get to end, before an agent's ssh is killed."""
+"""Seconds beyond the ranks' grace before an agent's ssh is killed."""
 
 
 class Agent:
-    """The look at a machine, and then its agent."""
+    """A probe of a machine, and then the agent there."""
 
     def __init__(self, child: Child, until: float) -> None:
         self.child, self.until = child, until
@@ -71,7 +71,7 @@ class Agent:
 
 
 class MachineWatch:
-    """Agents on a list of machines that changes, for one session of a run that may morph."""
+    """Keeps agents on a list of machines that changes, for one session of a run that may morph."""
 
     def __init__(self, run: RunFolder, plan: Plan, session: str) -> None:
         assert plan.machine_list is not None
@@ -87,7 +87,7 @@ class MachineWatch:
         self._next_look = self._next_beat = 0.0
 
     def main(self) -> int:
-        """Until the run has ended, or we are told to end."""
+        """Run until the run has ended or a signal asks to end."""
         self._run.morph.make()
         (self._run.path / self._token).write_text(self._token)
         try:
@@ -106,7 +106,7 @@ class MachineWatch:
                 path.unlink(missing_ok=True)
 
     def _look(self) -> None:
-        """At the list and the orders, and what follows from them."""
+        """Read the list and the orders, and act on them."""
         self._next_look = time.monotonic() + LOOK_S
         self._close_when_over()
         if self._is_closing:
@@ -163,7 +163,7 @@ class MachineWatch:
                 self._agents[host.machine].child.let_go()
 
     def _start(self, host: Host, here: Sequence[str], script: str, until: float) -> None:
-        """`here` is the command on this machine, to which ssh gives the script there."""
+        """Start `here` on this machine, or `script` over ssh on another one."""
         try:
             child = start_on(host.machine, self._ssh_config, here, script)
         except LaunchError as error:
@@ -200,7 +200,7 @@ class MachineWatch:
                     self._bury(host, agent, code, lines)
 
     def _judge(self, host: Host, agent: Agent, code: int) -> None:
-        """The look at it is over: is it fit?"""
+        """Evaluate a finished probe: is the machine fit?"""
         child = agent.child
         _, problem = read_probe(self._asked(), host.machine, code, child.out, child.err)
         child.close()
@@ -229,7 +229,7 @@ class MachineWatch:
             self._say(f"{host.name} ({host.machine}): its agent starts, seat {host.seat}")
 
     def _bury(self, host: Host, agent: Agent, code: int, lines: Sequence[str]) -> None:
-        """Its agent has ended, with these words."""
+        """Record the end of an agent, with its last lines."""
         agent.child.close()
         del self._agents[host.machine]
         after = note_end(host, code, time.monotonic())
@@ -303,7 +303,7 @@ def _say_again(host: Host) -> str:
 
 
 def main() -> int:
-    """In the place of srun, called by the batch script."""
+    """Entry point, called by the batch script instead of srun."""
     run = RunFolder(Path(os.environ["VJOB_RUN"]))
     plan = read_plan(run.plan)
     if plan is None:

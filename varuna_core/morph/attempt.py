@@ -1,4 +1,4 @@
-"""Files of an attempt: its plan, its training, its folder; and the node at fault at its end."""
+"""Write the files of an attempt, and find the node at fault at its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from varuna_core.records.training import TrainingFacts, read_training, render_tr
 
 
 def find_culprit(plan: Plan, exits: Dict[int, RankExit], missing: Sequence[int]) -> Optional[int]:
-    """The node's index in the plan of the attempt; `missing` are ranks that left no exit."""
+    """Return the index in the plan of the node at fault; `missing` are ranks without an exit."""
     failed = [item for item in exits.values() if item.code != 0 and not item.stopped]
     own = [item.rank for item in failed if not is_fallout(item)]
     nodes = {plan.node_of_rank(rank).index for rank in own or missing}
@@ -41,9 +41,9 @@ def make_attempt(
     *,
     saved: int,
 ) -> None:
-    """Its folder with its plan, which lands last; nothing where it is there already.
+    """Write the attempt's folder, and its plan last; do nothing if the plan exists already.
 
-    `saved` is the furthest iteration that ever was saved, or -1.
+    `saved` is the furthest iteration ever saved, or -1.
     """
     attempt = run.attempt(start.attempt)
     attempt.make()

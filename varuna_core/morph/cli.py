@@ -1,4 +1,4 @@
-"""Commands of `agent.pyz morph ...`, which the scripts of a run that may morph call."""
+"""Commands `agent.pyz morph ...`, which the scripts of a run that may morph call."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ A run whose nodes may come and go: one manager, beside the batch script, and one
 
 REPLACED = "replaced"
 LOCK_S = 5.0
-"""For the manager before us, which was told to end, to be gone."""
+"""Seconds to wait for the previous manager, which was asked to end."""
 POLL_S = 0.1
 
 
@@ -173,7 +173,7 @@ def _run_manage(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def hold_alone(path: Path) -> Iterator[None]:
-    """One manager on this host; a file system without locks leaves that to the batch script."""
+    """Allow one manager on this host; without file locks, this is left to the batch script."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, PRIVATE_FILE)
     try:
         deadline = time.monotonic() + LOCK_S
@@ -203,7 +203,7 @@ def _run_answer(args: argparse.Namespace) -> int:
 
 
 def choose_answer(folder: MorphFolder, session: str) -> str:
-    """The answer to the batch script of this session: `requeue`, `replaced`, or an exit code."""
+    """Return the answer to this session's batch script: `requeue`, `replaced`, or an exit code."""
     state = read_state(folder)
     if session and is_outdated(folder, session, read_newest_epoch(folder)):
         return REPLACED

@@ -22,25 +22,25 @@ from varuna_core.records.record import MORPH_PARTS, append_event
 from varuna_core.records.runfolder import RunFolder
 
 MARKS = ("sign", "ending", "ended", "ordered", "running", "loaded", "stepped")
-"""A part of the cost is from one mark to the next."""
+"""Marks of a morph; each part of its cost lies between two consecutive marks."""
 MOST_BYTES = 1024 * 1024
-"""In so much of a rank's output its first step is found, or the morph counts as over with its
-ranks' start."""
+"""Bytes of a rank's output in which its first step is looked for; beyond, a morph counts as over at
+the start of its ranks."""
 OLD_S = 120.0
 LOOK_S = 1.0
-"""Between two looks at what a script printed."""
+"""Seconds between two looks at a script's output."""
 
 
 class Cost:
-    """When the phases of the morph under way began, by the monotonic clock.
+    """Times, by the monotonic clock, at which the phases of the current morph began.
 
-    A manager that is killed forgets it, and the event of that morph is not written.
+    A killed manager forgets these times, and that morph has no event.
     """
 
     def __init__(
         self, run: RunFolder, observer: NodeObserver, steps: Optional[Furthest] = None
     ) -> None:
-        """`steps` reads those of a script, which says nothing of its start."""
+        """`steps` reads those of a user's script, which does not report its start."""
         self._run, self._observer, self._steps = run, observer, steps
         self._look_at = 0.0
         self._marks: Dict[str, float] = {}
@@ -53,12 +53,12 @@ class Cost:
 
     @property
     def is_old(self) -> bool:
-        """True where the attempt was ordered so long ago that its first step may wait for a look:
-        of a script that prints none it never comes."""
+        """True if the attempt was ordered long ago, so that looks for its first step may be rare: a
+        script that prints no steps never shows one."""
         return time.monotonic() - self._ordered > OLD_S
 
     def mark(self, before: ManagerState, state: ManagerState) -> None:
-        """After each step of the machine."""
+        """Record marks after each step of the state machine."""
         now = time.monotonic()
         if before.phase == state.phase:
             return
@@ -77,7 +77,7 @@ class Cost:
             self._marks["ordered"] = self._ordered = now
 
     def look(self, state: ManagerState) -> bool:
-        """At what the ranks of the attempt have come to; whether they did their first step."""
+        """Read the progress of the attempt's ranks; return True if they did their first step."""
         if state.phase not in (RUNNING, SAVING) or self.trained == state.attempt:
             return False
         attempt, plan = self._run.attempt(state.attempt), None
@@ -101,7 +101,7 @@ class Cost:
         return True
 
     def _has_step(self, steps: Furthest, attempt: int) -> bool:
-        """Tell whether a line of a script showed a step: looked for now and then."""
+        """Return True if a line of a script showed a step; the output is read only now and then."""
         if time.monotonic() < self._look_at:
             return False
         self._look_at = time.monotonic() + LOOK_S
@@ -113,8 +113,8 @@ class Cost:
         return is_listed(output.path) and words.encode() in output.read(MOST_BYTES)
 
     def _compute_last_sign(self, state: ManagerState, ending: float) -> float:
-        """When all was still well, for all that is known: before a lost node's last sign of life
-        or the end of the first rank that failed, as far as its node's clock can be believed."""
+        """Return the last time at which all was known to be well: a lost node's last sign of life
+        or the end of the first failed rank, as far as its node's clock can be trusted."""
         attempt = self._run.attempt(state.attempt)
         plan = read_attempt_plan(self._run, state.attempt)
         exits = [] if plan is None else read_exits(attempt, plan.world).values()
@@ -125,7 +125,7 @@ class Cost:
         return max(self._ordered, min(ending, time.monotonic() - max(ages, default=0.0)))
 
     def _write(self, state: ManagerState) -> None:
-        """The event, with the parts that there were."""
+        """Write the event of the morph, with the parts that are known."""
         marks, before = self._marks, self._before
         self._marks, self._before = {}, None
         if before is None or "running" not in marks:  # the first attempt of this job, or none
@@ -150,13 +150,13 @@ class Cost:
             append_event(self._run.morph_events, "morph", **facts)
 
     def _read_start(self, state: ManagerState) -> int:
-        """The iteration that the attempt began with."""
+        """Return the iteration at which the attempt began."""
         if self._steps is not None and state.whole < 0:
             return -1  # of a checkpoint that is the script's own
         return state.base
 
     def _describe(self, number: int) -> str:
-        """Pipeline x data, and x tensor where layers are shared."""
+        """Describe a layout as pipeline x data, and x tensor if layers are shared."""
         plan = read_attempt_plan(self._run, number)
         if plan is None:
             return "?"

@@ -18,21 +18,21 @@ from varuna_core.records.plan import Plan, read_attempt_plan
 from varuna_core.records.runfolder import RunFolder
 
 MOST_RANKS = 32
-"""Of each end of a large run: the first ranks print, or those of the last stage."""
+"""Logs read from each end of a large run, since the first ranks print, or the last stage's."""
 ALL_BYTES = 8 * 1024 * 1024
-"""Of the logs of all these ranks together: a few seconds, where each line is a step."""
+"""Bytes read of all these logs together, which take a few seconds if each line is a step."""
 MOST_BYTES = 2 * 1024 * 1024
-"""Of the end of one log."""
+"""Bytes read from the end of one log."""
 LOOK_BYTES = 64 * 1024
-"""The same while its rank runs."""
+"""Bytes read from the end of a log while its rank runs."""
 SHARE = 8
-"""So many ranks are thought to share a node's log."""
+"""The number of ranks assumed to share a node's log."""
 EPOCH = 10**9
-"""More steps than an epoch has."""
+"""A number larger than the steps of an epoch."""
 
 
 class Furthest:
-    """The furthest step of one run."""
+    """Finds the furthest step of a run."""
 
     def __init__(self, run: RunFolder, plan: Plan) -> None:
         self._run = run
@@ -45,9 +45,9 @@ class Furthest:
         """By attempts, those that are over."""
 
     def find(self, number: int) -> int:
-        """The furthest step of all attempts up to this one, which is over; -1 without any.
+        """Return the furthest step of all ended attempts up to this one; -1 without any.
 
-        A step of a named epoch is greater than any one of the epochs before.
+        A step of a named epoch is greater than all steps of earlier epochs.
         """
         for attempt in self._run.attempts():
             if attempt.number <= number and attempt.number not in self._known:
@@ -56,7 +56,7 @@ class Furthest:
         return max(found, default=-1)
 
     def has_step(self, number: int) -> bool:
-        """True once an attempt has printed a step, by its first rank or its last."""
+        """Return True once an attempt's first or last rank has printed a step."""
         logs = self._list_logs(number, 1)
         return any(self._read_log(output, LOOK_BYTES) is not None for output in logs)
 
@@ -75,7 +75,7 @@ class Furthest:
         return [locate_output(attempt, plan, r, kind) for r in chosen for kind in ("out", "err")]
 
     def _read_log(self, output: RankOutput, most: int) -> Optional[Tuple[int, int]]:
-        """The furthest epoch and step in the end of a log; other ranks may share it."""
+        """Return the furthest epoch and step in the end of a log, which other ranks may share."""
         most = most if output.is_own else min(SHARE * most, MOST_BYTES)
         reader, best, strength = StepReader(self._pattern, is_partial=True), None, -1
         for line in _read_end(output, most):
@@ -90,6 +90,6 @@ class Furthest:
 
 
 def _read_end(output: RankOutput, most: int) -> Iterator[bytes]:
-    """The last lines as they were written; of a progress bar only its last state."""
+    """Yield the last lines of a log; for a progress bar, only its last state."""
     for line in output.read_end(most).split(b"\n"):
         yield line.rstrip(b"\r").rpartition(b"\r")[2]

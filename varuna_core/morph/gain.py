@@ -1,11 +1,11 @@
-"""Gain of other nodes against the pause that a morph takes. Pure.
+"""Weigh the gain of other nodes against the pause of a morph. Pure functions.
 
     steps left, a step now ─┐
     a step then ────────────┼─► pays: more done than without, by the end of the run or of its time
     pause, seconds left ────┘
 
-A step then is the measured one times what the plan says of both layouts: by the steps that the
-planner predicted at submit, or by a count of the layouts' slots.
+The step time then is the measured one times the plan's ratio for both layouts: from the steps that
+the planner predicted at submit, or from a count of the layouts' slots.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from varuna_core.records.training import TrainingFacts
 def pays(
     steps_left: float, step_s: float, then_s: float, pause_s: float, left_s: float = math.inf
 ) -> bool:
-    """True if a pause for shorter steps does more of the training.
+    """Return True if a pause followed by shorter steps gets more of the training done.
 
-    `step_s` is a step as it is, `then_s` one after the pause, `left_s` what the time limit leaves.
-    Both ways are held against each other at the moment when the first of two things comes: the end
-    of the training as it goes now, or the end of its time.
+    `step_s` is the present step, `then_s` one after the pause, `left_s` the rest of the time limit.
+    Both ways are compared when the training would end without a pause, or at the end of its time if
+    that is earlier.
     """
     if not (all(value > 0 for value in (steps_left, step_s, then_s, left_s)) and pause_s >= 0):
         return False  # also where one of them is no number
@@ -38,17 +38,17 @@ def pays(
 
 @dataclass(frozen=True)
 class Forecast:
-    """A step on other nodes, as a share of one on those of now."""
+    """Step time on other nodes divided by that on the present ones."""
 
     ratio: float
     is_predicted: bool
-    """By the planner at submit; else by a count of slots and ranks."""
+    """True if the planner predicted it at submit, False for a count of slots and ranks."""
 
 
 def forecast(
     plan: Plan, facts: TrainingFacts, before: Sequence[int], after: Sequence[int]
 ) -> Optional[Forecast]:
-    """`plan` holds all the seats; None where no layout fits either of them."""
+    """Forecast the step on other seats of `plan`; None if either set of seats has no layout."""
     now, then = find_layout(plan, facts, before), find_layout(plan, facts, after)
     if now is None or then is None:
         return None
@@ -62,13 +62,13 @@ def forecast(
 
 
 def find_predicted_s(plan: Plan, seats: Sequence[int]) -> Optional[float]:
-    """Find the step time that the planner predicted at submit for such nodes."""
+    """Return the step time that the planner predicted at submit for such nodes; None if none."""
     name = name_nodes([plan.node(seat).group for seat in sorted(seats)])
     return (plan.layout_steps or {}).get(name)
 
 
 def with_more(plan: Plan, like: GroupPlan, count: int) -> Plan:
-    """So many seats behind all that there are, of a kind with `like`."""
+    """Return a plan with `count` more seats at the end, of the same kind as `like`."""
     assert plan.morphing is not None
     more = replace(like, name="more", count=count, first_node=plan.num_nodes, first_rank=plan.world)
     return replace(

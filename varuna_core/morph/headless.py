@@ -25,12 +25,12 @@ from varuna_core.records.runfolder import MorphFolder
 
 TRIES = 3
 TURN_S = 60.0
-"""For the scheduler to end who asks and all others; an overloaded one answers late."""
+"""Seconds for the scheduler to end the asking node and all others; it may be overloaded."""
 ASK_S = 50.0
-"""For one command."""
+"""Time limit of one command, in seconds."""
 LEAST_WAIT_S = 5.0
 NODES_PER_S = 20.0
-"""Looks at the run folder, so that a thousand nodes do not come at once."""
+"""Nodes that look at the run folder in a second, so that thousands do not come at once."""
 
 
 def give_back(
@@ -40,9 +40,9 @@ def give_back(
     rest: Callable[[float], bool],
     most_wait_s: float,
 ) -> bool:
-    """Run these lines of shell, one after another, until one is well; whether ours was.
+    """Run these shell commands in turn until one succeeds; return True if it was run here.
 
-    `rest` waits so many seconds, and says False where this node is to end meanwhile.
+    `rest` waits some seconds, and returns False if this node is asked to end meanwhile.
     """
     epoch = read_newest_epoch(folder)
     for turn, line in enumerate(lines):
@@ -64,7 +64,7 @@ def give_back(
 
 
 def is_over(folder: MorphFolder, session: str, epoch: int) -> bool:
-    """True if a later session has the run, or will have it."""
+    """Return True if a later session has the run, or will have it."""
     newest = read_newest_epoch(folder)
     if is_outdated(folder, session, newest):
         return True

@@ -1,10 +1,10 @@
-"""ParallelShape and plan of an attempt on the nodes that are there. Pure.
+"""Choose the layout and build the plan of an attempt on the present nodes. Pure functions.
 
     run's plan, facts ─┬ find_planned: what was planned at submit for these nodes ─┬► ParallelShape
                        └ LayoutRequest ─► choose_layout: where nothing was ────────┘     │
                                                           plan.json ◄─ build_attempt ◄───┘
 
-The planner itself needs numpy, and time: what it says of other nodes than all is in the run's plan.
+The planner itself needs numpy and time, so its choices for fewer nodes are part of the run's plan.
 """
 
 from __future__ import annotations
@@ -20,56 +20,56 @@ from varuna_core.records.training import TrainingFacts
 
 @dataclass(frozen=True)
 class LayoutRequest:
-    """Inputs of a layout's choice."""
+    """Inputs for choosing a layout."""
 
     shares: int
-    """Tensor groups that the nodes have room for; each is one share of a pipeline."""
+    """Tensor groups for which the nodes have room; each is one share of a pipeline."""
     pipeline: int
-    """Depth that the user asked for."""
+    """Pipeline depth that the user asked for."""
     layers: Optional[int]
-    """What a stage has at least one of; None keeps the depth."""
+    """Layers to divide, at least one for each stage; None keeps the depth."""
     micro_batches: Optional[int]
-    """Of a whole batch; they are dealt out whole, so that the batch stays what it is. None gives
-    any number of replicas a share."""
+    """Micro-batches of a whole batch, which are divided whole so that the batch size stays. None
+    allows any number of replicas."""
     chunks: int = 1
-    """Stages that each place in a pipeline holds."""
+    """Stages on each rank of a pipeline."""
     is_even: bool = False
-    """True where all replicas must have as many micro-batches."""
+    """True if all replicas must have equally many micro-batches."""
 
 
 @dataclass(frozen=True)
 class ParallelShape:
-    """Depth and replicas chosen for an attempt."""
+    """Pipeline depth and replicas of an attempt."""
 
     pipeline: int
     data: int
     partition: Optional[str] = None
-    """Where it was planned with the layout; replicas of a stage then adjoin."""
+    """The partition if it was planned with the layout; replicas of a stage are then neighbours."""
 
 
 @dataclass(frozen=True)
 class AttemptPlan:
-    """Plan of an attempt, and its nodes."""
+    """Plan of an attempt, with its nodes."""
 
     plan: Plan
     seats: Tuple[int, ...]
-    """Index in the run's plan of each node of this one."""
+    """For each node of this plan, its index in the run's plan."""
     idle: Tuple[str, ...]
-    """What is there and not used, for the user to read."""
+    """Descriptions of unused resources, for the user."""
 
 
 Chooser = Callable[[LayoutRequest], Optional[ParallelShape]]
 SEVERAL_STAGES = ("interleaved", "zbv")
-"""Schedules with several stages a rank. schedule/registry.py knows them, but needs a newer Python
-than the agent has; a test holds the two equal."""
+"""Schedules with several stages a rank. schedule/registry.py has them too, but needs a newer Python
+than the agent; a test holds the two equal."""
 
 
 def choose_layout(question: LayoutRequest) -> Optional[ParallelShape]:
-    """The layout with the shortest step, by a count of slots; None where there is none.
+    """Return the layout with the shortest step, counted in slots; None if there is none.
 
-    A step takes as many slots as the fullest replica has micro-batches, and the pipeline's fill; a
-    slot as long as the most layers of a stage. Pipelines are not shallower than asked unless there
-    are too few ranks, for less depth means more memory a rank.
+    A step takes as many slots as the fullest replica has micro-batches, plus the pipeline's fill; a
+    slot is as long as the most layers of a stage. Pipelines are not shallower than asked for unless
+    there are too few ranks, since less depth means more memory on each rank.
     """
     if question.layers is None or question.micro_batches is None:
         return _keep_depth(question)
@@ -85,8 +85,8 @@ def choose_layout(question: LayoutRequest) -> Optional[ParallelShape]:
 
 
 def _keep_depth(question: LayoutRequest) -> Optional[ParallelShape]:
-    """A layout as deep as asked, with all replicas that fit; shallower only where that does
-    not fit and the layers are known."""
+    """Return a layout of the depth asked for with all replicas that fit; shallower only if that
+    does not fit and the layers are known."""
     depth = question.pipeline
     if question.layers is not None:
         depth = min(depth, question.shares, question.layers // question.chunks)
@@ -106,15 +106,15 @@ def _limit_replicas(question: LayoutRequest, room: int) -> int:
 
 
 def count_slots(layers: int, micro_batches: int, depth: int, replicas: int) -> int:
-    """Length of a step in forwards of one layer: micro-batches of the fullest replica and the
-    pipeline's fill, times the most layers of a stage."""
+    """Return the length of a step in forwards of one layer: micro-batches of the fullest replica
+    plus the pipeline's fill, times the most layers of a stage."""
     return (-(-micro_batches // replicas) + depth - 1) * -(-layers // depth)
 
 
 def find_layout(
     plan: Plan, facts: TrainingFacts, seats: Sequence[int], choose: Chooser = choose_layout
 ) -> Optional[ParallelShape]:
-    """The layout on these nodes of the run's plan; as asked where they have as much room."""
+    """Return the layout on these seats; the conf's layout if they have as much room."""
     asked = ParallelShape(plan.pipeline, plan.data)
     everybody = range(count_asked(plan))
     shares, room = count_shares(plan, seats), count_shares(plan, everybody)
@@ -142,7 +142,7 @@ def find_layout(
 
 
 def count_chunks(plan: Plan, facts: TrainingFacts) -> int:
-    """Stages of each place in the run's pipeline."""
+    """Return the number of stages on each rank of the run's pipeline."""
     if facts.schedule not in SEVERAL_STAGES:
         return 1
     if plan.partition is None:
@@ -151,8 +151,8 @@ def count_chunks(plan: Plan, facts: TrainingFacts) -> int:
 
 
 def cut_evenly(layers: int, parts: int) -> str:
-    """The partition whose stages differ by one layer at most, the shorter ones at the ends: they
-    have the embedding and the loss besides."""
+    """Return the partition whose stages differ by at most one layer, shorter stages at the ends,
+    which also have the embedding and the loss."""
     least, over = divmod(layers, parts)
     first = (parts - over) // 2
     return "-".join(str(least + (first <= part < first + over)) for part in range(parts))
@@ -166,19 +166,19 @@ def find_planned(plan: Plan, seats: Sequence[int]) -> Optional[ParallelShape]:
 
 
 def count_asked(plan: Plan) -> int:
-    """Nodes that the conf asks for: those that joined stand behind them."""
+    """Return the number of nodes that the conf asks for; nodes that joined come after these."""
     return plan.num_nodes - (plan.morphing.joined if plan.morphing is not None else 0)
 
 
 def count_shares(plan: Plan, seats: Sequence[int]) -> int:
-    """Tensor groups, each within a node, that these nodes have room for."""
+    """Return the number of tensor groups, each within a node, for which these seats have room."""
     return sum(plan.node(seat).group.ranks // plan.tensor for seat in seats)
 
 
 def list_needed(plan: Plan, layout: ParallelShape, seats: Sequence[int]) -> List[Tuple[int, int]]:
-    """Seats that take part and the ranks on each, in the order of the run's plan.
+    """Return the seats that take part, with the ranks on each, in the order of the run's plan.
 
-    The last one may have fewer than it could; later ones are left out.
+    The last one may have fewer ranks than it has room for; later seats are left out.
     """
     missing = layout.pipeline * layout.data * plan.tensor
     found = []
@@ -193,7 +193,7 @@ def list_needed(plan: Plan, layout: ParallelShape, seats: Sequence[int]) -> List
 def build_attempt(
     plan: Plan, facts: TrainingFacts, seats: Sequence[int], choose: Chooser = choose_layout
 ) -> Optional[AttemptPlan]:
-    """The plan of an attempt on these nodes; the run's own where all of it is there."""
+    """Build the plan of an attempt on these seats; the run's own plan if all nodes are present."""
     layout = find_layout(plan, facts, seats, choose)
     if layout is None:
         return None
@@ -228,9 +228,9 @@ def build_attempt(
 
 
 def _cut(plan: Plan, facts: TrainingFacts, depth: int) -> Optional[str]:
-    """The conf's partition, which fits its depth alone; None where the runtime balances.
+    """Return the partition: the conf's if it fits the depth; None to let the runtime balance.
 
-    A script that was given one has one at any depth: it may cut its model by it itself.
+    A script that was given a partition gets one at any depth, since it may use it to cut its model.
     """
     if plan.partition is None or depth == plan.pipeline:
         return plan.partition
@@ -240,7 +240,7 @@ def _cut(plan: Plan, facts: TrainingFacts, depth: int) -> Optional[str]:
 
 
 def build_groups(plan: Plan, needed: Sequence[Tuple[int, int]]) -> Tuple[GroupPlan, ...]:
-    """Groups of the nodes that take part, numbered anew. One with fewer ranks stands alone."""
+    """Group the nodes that take part, renumbered; one with fewer ranks is a group of its own."""
     runs: List[Tuple[str, int, int]] = []
     """Group, ranks a node, number of nodes."""
     for seat, ranks in needed:
@@ -269,7 +269,7 @@ def build_groups(plan: Plan, needed: Sequence[Tuple[int, int]]) -> Tuple[GroupPl
 
 
 def name_idle(plan: Plan, used: Dict[int, int], seats: Sequence[int]) -> List[str]:
-    """Ranks for which there is room and no work."""
+    """Describe ranks for which there is room but no work."""
     found = []
     for seat in sorted(seats):
         left = plan.node(seat).group.ranks - used.get(seat, 0)

@@ -35,11 +35,11 @@ from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
 FILE_S = 60.0
-"""Between two signs of life in a file where a connection tells the same."""
+"""Seconds between signs of life in a file if a connection carries them too."""
 LOOK_S, NODES_LOOK_S = 2.0, 60.0
-"""Between two looks for requests while all are connected; fewer nodes share the load of it."""
+"""Seconds between looks for requests while all are connected; the second with few nodes."""
 FULL_LOOK_S = 120.0
-"""Between two looks at all that there is."""
+"""Seconds between looks at the whole run folder."""
 
 
 def name_agent(attempt: int, index: int) -> str:
@@ -47,7 +47,7 @@ def name_agent(attempt: int, index: int) -> str:
 
 
 class ManagerLink:
-    """The manager's end: what daemons said last, and what all are sent."""
+    """The manager's connections: what daemons said last, and what is sent to all."""
 
     def __init__(self, run: RunFolder, plan: Plan, say: Callable[[str], object]) -> None:
         self._run, self._plan, self._say = run, plan, say
@@ -64,7 +64,7 @@ class ManagerLink:
         """Somebody wrote a request since the last look."""
 
     def open(self) -> None:
-        """Listen; without an address or a port all goes by files."""
+        """Listen for connections; without an address or port everything goes through files."""
         plan = self._plan
         try:
             address = choose_address(plan, os.uname().nodename, os.environ, plan.address)
@@ -78,11 +78,11 @@ class ManagerLink:
 
     @property
     def fds(self) -> List[int]:
-        """Ready to read when `step` has something to do."""
+        """File descriptors that are readable when `step` has something to do."""
         return [] if self._hub is None else [self._hub.fileno()]
 
     def step(self) -> None:
-        """Take in what was said."""
+        """Handle messages from daemons and agents."""
         if self._hub is None:
             return
         for name, line in self._hub.step(time.monotonic()):
@@ -104,7 +104,7 @@ class ManagerLink:
                 self.closed[told.name] = told.count
 
     def list_seats(self) -> Set[int]:
-        """Seats whose daemons are connected."""
+        """Return the seats whose daemons are connected."""
         names = set() if self._hub is None else set(self._hub.names)
         return {told.seat for name, told in self._presences.items() if name in names}
 
@@ -112,7 +112,7 @@ class ManagerLink:
         return self._hub is not None and name in self._hub.names
 
     def merge(self, files: Dict[int, Presence], session: str) -> Dict[int, Presence]:
-        """Merge reports of files and connections, the later one of each node."""
+        """Merge presences from files and connections, keeping the later one of each node."""
         found = dict(files)
         linked = set() if self._hub is None else set(self._hub.names)
         for name, told in self._presences.items():
@@ -127,7 +127,8 @@ class ManagerLink:
         return found
 
     def is_complete(self, state: ManagerState) -> bool:
-        """True while all nodes are connected, and the agents of all whose ranks have not ended."""
+        """Return True while all nodes, and the agents of those with running ranks, are
+        connected."""
         if self._hub is None:
             return False
         names = set(self._hub.names)
@@ -146,17 +147,17 @@ class ManagerLink:
         )
 
     def tell_orders(self, orders: Orders) -> None:
-        """The sign of life in them is the hub's own."""
+        """Send orders; the hub adds its own sign of life."""
         if self._hub is not None:
             self._hub.say("orders", asdict(replace(orders, beat=0.0)))
 
     def tell_requests(self, number: int, asked: Any, stop: Any) -> None:
-        """The attempt's signal and stop, as its folder has them."""
+        """Send the attempt's signal and stop, as they are in its folder."""
         if self._hub is not None:
             self._hub.say("attempt", {"attempt": number, "stop": stop, "signal": asked})
 
     def answer(self) -> None:
-        """After a look: to those who asked for it, and a sign of life to all."""
+        """After a look, answer those who asked for it, and send a sign of life to all."""
         self.is_asked = False
         if self._hub is None:
             return
@@ -178,7 +179,7 @@ class ManagerLink:
 
 
 class Calm:
-    """When the manager looks at the run folder: in each round, or seldom while all is calm."""
+    """Decides when the manager looks at the run folder: each round, or seldom while all is calm."""
 
     def __init__(self, run: RunFolder, plan: Plan, epoch: int) -> None:
         self._run, self._epoch = run, epoch
@@ -188,7 +189,7 @@ class Calm:
         self._attempt = -1
 
     def must_look(self, attempt: AttemptFolder, now: float) -> bool:
-        """While all is calm: True if something may have landed, or it is time for a full look."""
+        """Return True if files may have changed or a full look is due, while all is calm."""
         if attempt.number != self._attempt:
             self._attempt, self._news = attempt.number, {}
         if now >= self._next_full:
@@ -204,8 +205,8 @@ class Calm:
         return [attempt.stop.parent, self._run.morph.leave(0).parent]
 
     def _is_claimed(self) -> bool:
-        """True where a later manager has the run. Our own orders change that folder's times, so the
-        next claim is looked for by its name; opening the folder makes an NFS client ask again."""
+        """Return True if a later manager owns the run. Our orders change the folder's times, so the
+        next claim is looked for by name; opening the folder refreshes an NFS client's view."""
         try:
             os.close(os.open(self._run.morph.epochs, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
             os.stat(self._run.morph.claim(self._epoch + 1))
@@ -224,7 +225,7 @@ class Calm:
 
 
 class DaemonLink:
-    """A daemon's end."""
+    """A daemon's connection to the manager."""
 
     def __init__(
         self, run: RunFolder, plan: Plan, me: Presence, say: Callable[[str], object]
@@ -241,12 +242,12 @@ class DaemonLink:
 
     @property
     def is_up(self) -> bool:
-        """True while the manager is there, and has said its orders."""
+        """True while the manager is connected and has sent its orders."""
         return self._member.is_up and self._orders is not None
 
     @property
     def orders(self) -> Optional[Orders]:
-        """The manager's last orders, with a sign of life that changes as long as it lives."""
+        """The manager's last orders, with a sign of life that changes while the manager lives."""
         return None if self._orders is None else replace(self._orders, beat=self._beat)
 
     def step(self) -> None:

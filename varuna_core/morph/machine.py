@@ -68,7 +68,7 @@ ATTEMPTING = (RUNNING, SAVING, STOPPING)
 _WEIGHT = (MORPH, REQUEUE, END)
 
 Choose = Callable[[Sequence[str]], Tuple[str, ...]]
-"""The nodes of these that the next attempt would use; none where no plan fits."""
+"""Function from available nodes to those that the next attempt would use; empty if no plan fits."""
 Step = Tuple["ManagerState", List[Action]]
 
 
@@ -80,10 +80,10 @@ def begin(
     attempt: int,
     mark: int = -1,
 ) -> ManagerState:
-    """A job's first state. `earlier` is what the job before it, of the same run, left behind.
+    """Return a job's first state. `earlier` is the state that the run's previous job left.
 
-    That it came to no verdict (its first node was lost) is an attempt like others: it counts, and
-    so does its progress: `saved`, or `mark` of a script's steps.
+    If that job reached no verdict (its first node was lost), its last attempt counts like others,
+    and so does its progress: `saved`, or `mark` for a script's steps.
     """
     fruitless, whole = 0, saved
     if earlier is not None:
@@ -118,7 +118,7 @@ def advance(state: ManagerState, said: Input, now: float, rules: Rules, choose: 
 
 
 def repeat(state: ManagerState) -> List[Action]:
-    """Actions that a manager may have been killed before: all that the state stands for."""
+    """Return the actions that a killed manager may have left undone: all that the state implies."""
     if state.phase == ENDED:
         return [End(state.code, state.why, state.requeue)]
     found: List[Action] = [Fence(node) for node in state.fenced]
@@ -236,7 +236,7 @@ def _try_to_start(
 
 
 def _grow(state: ManagerState, now: float, rules: Rules, choose: Choose) -> Step:
-    """Worth a morph if the next attempt would have more nodes; ranks that end are left alone."""
+    """Start a morph if the next attempt would have more nodes and no ranks are ending."""
     state = replace(state, grow_at=None)
     gain = len(choose(state.free)) - len(state.members)
     if gain <= 0 or state.ended or state.deadline is not None:
@@ -296,7 +296,7 @@ def _stop(
 
 
 def _conclude(state: ManagerState, said: Judged, now: float, rules: Rules) -> Step:
-    """The attempt is over: what now?"""
+    """Decide what follows after an attempt is over."""
     state = replace(state, code=said.code, why=said.reason)
     is_further = state.saved > state.base or state.mark > state.base_mark
     counts = not said.no_room
@@ -341,8 +341,8 @@ def _conclude(state: ManagerState, said: Judged, now: float, rules: Rules) -> St
 
 
 def _leave_out(state: ManagerState, said: Judged, rules: Rules) -> ManagerState:
-    """Two attempts in a row that failed on one node without a new checkpoint, or one whose rank
-    there was stopped or dead: the next one goes without it, where the rest is enough."""
+    """Leave a node out of the next attempt, if the others suffice: after two failures on it in a
+    row without a new checkpoint, or one whose rank there was stopped or dead."""
     suspect = said.culprit if state.fruitless or said.is_sure else ""
     rest = [node for node in state.nodes if node not in (*state.leaving, suspect)]
     is_known = said.is_sure or suspect == state.suspect
@@ -356,7 +356,7 @@ def _leave_out(state: ManagerState, said: Judged, rules: Rules) -> ManagerState:
 
 
 def _retreat(state: ManagerState, code: int, reason: str, rules: Rules) -> Step:
-    """The job ends before ranks ran: for the limit, that is an attempt without a checkpoint."""
+    """End the job before ranks ran; for the limit, this is an attempt without a checkpoint."""
     state = replace(state, fruitless=state.fruitless + (not state.room))
     if state.fruitless >= rules.most_fruitless:
         state = replace(state, after=END)

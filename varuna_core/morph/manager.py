@@ -110,9 +110,9 @@ from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from varuna_core.records.training import TrainingFacts
 
 SAVE_LOOK_S = 1.0
-"""Between two looks at the folder of checkpoints."""
+"""Seconds between looks at the folder of checkpoints."""
 HOME_S = 5.0
-"""For nodes to see that the run has ended before the batch script ends them."""
+"""Seconds for nodes to see that the run has ended, before the batch script ends them."""
 KEY = "manager-save"
 CANCELLED = "the run was cancelled"
 
@@ -129,9 +129,9 @@ class Manager:
         heard: Sequence[str] = (),
         expected: Optional[int] = None,
     ) -> None:
-        """`expected`: nodes that this job was given, where they may be fewer than it asked for.
+        """`expected` is the number of nodes given to this job, if it may be fewer than asked for.
 
-        Raises Replaced where a later session has the run.
+        Raises Replaced if a later session has the run.
         """
         assert plan.morphing is not None
         self._run, self._facts, self._session = run, facts, session
@@ -174,7 +174,7 @@ class Manager:
         self._land()
 
     def run(self) -> int:
-        """0 once its state has the answer; the batch script reads it with `answer`."""
+        """Run until the state has an answer for the batch script's `answer`, and return 0."""
         try:
             self._link.open()
             self._do(repeat(self._state))
@@ -207,8 +207,8 @@ class Manager:
                 self._signals.wait(poll_s(self._plan), self._link.fds)
 
     def _tell_cut(self, attempt: AttemptFolder) -> None:
-        """Tell the agents which members have no connection, though others have one: their files
-        may still land."""
+        """Tell the agents which members lost their connection, though their files may still
+        arrive."""
         if self._state.phase != RUNNING:
             return
         linked = self._link.list_seats()
@@ -229,11 +229,11 @@ class Manager:
         return is_begun and self._link.is_complete(state) and not self._link.has_newcomer(state)
 
     def _is_replaced(self) -> bool:
-        """True if a later job owns the run: ours was given up, and then came back to life."""
+        """Return True if a later job owns the run because this one was taken for lost."""
         return read_newest_epoch(self._run.morph) > self._epoch
 
     def _open(self) -> ManagerState:
-        """The state of this job: its own from before a kill, or a new one after an earlier job."""
+        """Return this job's state: that of a killed manager, or a new one after an earlier job."""
         self._run.morph.make()
         self._epoch = claim_epoch(self._run.morph, self._session)
         call_hub(self._run.morph.link)  # a manager that lives on reads that it is not the last
@@ -258,7 +258,7 @@ class Manager:
     # Inputs.
 
     def _read_inputs(self, *, looks: bool = True) -> List[Input]:
-        """Without `looks` the run folder is as it was at the last one."""
+        """Collect inputs for the machine; without `looks`, from the last view of the run folder."""
         said: List[Input] = []
         if self._signals.ending is not None:
             self._heard.append(self._signals.ending)
@@ -287,7 +287,7 @@ class Manager:
         return said + self._observer.observe(self._state, sight, time.monotonic())
 
     def _widen(self) -> None:
-        """Seats that were given out since the last look."""
+        """Add the seats that were given out since the last look."""
         joins = read_joins(self._run.morph)
         if len(joins) != self._num_joins:
             self._num_joins, self._plan = len(joins), add_joins(self._asked, joins)
@@ -323,8 +323,8 @@ class Manager:
         )
 
     def _is_cancelled(self) -> bool:
-        """True once the run was asked to end, as no later attempt hears it; a cancel from before a
-        person started the run again does not count."""
+        """Return True once a cancel was requested; cancels before a restart by the user do not
+        count."""
         return count_cancels(self._run) > self._state.cancels
 
     def _find_saved(self) -> int:
@@ -358,8 +358,8 @@ class Manager:
         return pick_nodes(self._plan, self._facts, nodes)
 
     def _land(self) -> None:
-        """Before anything is done about it; once for all that was seen in one look: thousands of
-        nodes may join in it."""
+        """Write the state before any action is done; once for everything seen in one look, in which
+        thousands of nodes may join."""
         if self._state != self._landed:
             write_state(self._run.morph, self._epoch, self._state)
             self._landed = self._state
@@ -367,7 +367,7 @@ class Manager:
     # Actions.
 
     def _do(self, actions: Sequence[Action]) -> None:
-        """The orders tell of an attempt, so they come after its plan: once, after all the rest."""
+        """Do the actions; orders name an attempt, so they are written last, after its plan."""
         for action in actions:
             if isinstance(action, Start):
                 if not self._claim(action.attempt):
@@ -448,7 +448,7 @@ class Manager:
         return Judged(kind, outcome.code, outcome.reason, culprit, repeats, is_sure, wants)
 
     def _blame_gone(self, attempt: AttemptFolder, judged: Judgement) -> Judgement:
-        """Nodes went away, and the failure that others saw is their echo, which says less."""
+        """Attribute the attempt's end to lost nodes; failures seen by others are a consequence."""
         stop = read_stop(attempt) or {}
         if stop.get("kind") == "lost":
             end = end_of_stop(stop)
@@ -463,8 +463,8 @@ class Manager:
         return found if is_echo else found.with_note(judged.outcome.reason)
 
     def _find_full(self, number: int, outcome: Outcome) -> str:
-        """The folder that had no room for what the ranks wrote, and has none yet; or had none when
-        they named it, which is believed once in a row."""
+        """Return the folder that had no room for the ranks' output and has none yet, or that had
+        none when they named it, which is believed once in a row."""
         if not lacks_room(outcome.reason):
             return ""
         full = find_full(self._run.path, self._store)
@@ -480,25 +480,25 @@ class Manager:
         return None if folder is None else self._run.path / folder
 
     def _is_done(self, attempt: AttemptFolder) -> bool:
-        """True where ranks that exited with 0 came to the end of the training.
+        """Return True if ranks that exited with 0 reached the end of the training.
 
-        A built-in program has a checkpoint of its last step then. A script has left where it was
-        asked to, and else is done; one that came to its end in that moment does so again, at once.
+        A built-in program then has a checkpoint of its last step. A script left if it was asked to,
+        else it is done; one that finished just then will exit again at once.
         """
         if self._facts.steps is not None and self._saved >= self._facts.steps:
             return True
         return self._facts.is_own and read_signal(attempt) is None
 
     def _measure(self, attempt: AttemptFolder, *, has_left: bool) -> Saved:
-        """The progress of a script whose checkpoints are its own: its steps, as its output tells;
-        and that it left when it was asked to, for then it saved."""
+        """Return the progress of a script with its own checkpoints: its printed steps, plus one if
+        it left when asked to, since it saved then."""
         mark = self._furthest.find(attempt.number)
         if has_left:
             mark = max(mark, self._state.mark + 1)
         return Saved(-1, mark)
 
     def _explain_repeat(self, attempt: AttemptFolder, outcome: Outcome) -> str:
-        """Why this failure is that of the attempt before; empty where it is not, or may be."""
+        """Return why this failure repeats that of the attempt before; empty if it may not."""
         if self._asked.restart_same or self._state.asked:
             return ""
         before = self._run.attempt(attempt.number - 1)
@@ -534,8 +534,7 @@ class Manager:
             append_event(self._run.morph_events, "ended", attempt=attempt.number, **facts)
 
     def _conclude(self, action: End) -> None:
-        """The job's end, told as that of its last attempt, for whoever looks there; or of one that
-        never started."""
+        """Record the job's end as that of its last attempt, or of one that never started."""
         number = max(self._state.attempt, self._state.earlier + 1)
         while not self._claim(number):
             number += 1
@@ -554,7 +553,7 @@ class Manager:
         self._say(f"the job {what}: {action.reason}")
 
     def _see_home(self) -> None:
-        """Wait a little for the nodes to go by themselves."""
+        """Wait a little for the nodes to leave by themselves."""
         deadline = time.monotonic() + HOME_S
         while time.monotonic() < deadline:
             before = self._count_signs()

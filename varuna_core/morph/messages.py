@@ -1,4 +1,4 @@
-"""Messages of the state machine: its inputs, its actions, and the rules of a run."""
+"""Messages of the state machine: its inputs, its actions, and the limits of a run."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ DONE, LEFT, FAILED = "done", "left", "failed"
 
 
 MOST_FRUITLESS = 3
-"""Attempts in a row without a new checkpoint, where the conf does not say (`cluster.restarts`)."""
+"""Default of `cluster.restarts`: attempts in a row without a new checkpoint."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Bounds of one run; all times in seconds."""
+    """Limits of one run; all times are seconds."""
 
     min_nodes: int
     expected: int
-    """Nodes that the scheduler gave: waited for when a job begins."""
+    """Nodes that the scheduler gave, which are waited for when a job begins."""
     gather_s: float
-    """How long for those; then the run starts with fewer."""
+    """Wait for expected nodes before the run starts with fewer."""
     wait_s: float
     """How long the run may stand still with fewer nodes than it needs."""
     save_s: float
-    """For the checkpoint that ranks are asked for, until they are ended without it."""
+    """Wait for a requested checkpoint before ranks are ended without it."""
     stop_s: float
-    """For ranks that were told to end, until their node counts as lost."""
+    """Wait for ranks that were told to end before their node counts as lost."""
     finish_s: float
-    """For the other nodes once the ranks of one have ended by themselves; 0 is no limit."""
+    """Wait for other nodes after the ranks of one have ended by themselves; 0 means no limit."""
     may_requeue: bool
     settle_s: float = 3.0
-    """For more nodes after one that joined while ranks train: a morph for all of them."""
+    """Wait for more nodes after one joined during training, for one morph for all of them."""
     most_fruitless: int = MOST_FRUITLESS
-    """Attempts in a row without a new checkpoint: one, and its restarts."""
+    """Attempts in a row without a new checkpoint, the first one included."""
     counts_steps: bool = False
-    """Where there is no checkpoint, further steps are progress: those of a script."""
+    """True if a script's further steps count as progress, for lack of a checkpoint."""
 
 
 # Inputs. A node is named by seat and key (`orders.name_node`): one that comes back is another one.
@@ -51,7 +51,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Lost:
-    """Silent, refused by preflight, or replaced by another agent in its seat."""
+    """A node was silent, refused by preflight, or replaced by another agent in its seat."""
 
     node: str
     reason: str
@@ -62,12 +62,12 @@ class Lost:
 class AskedToLeave:
     node: str
     why: str = ""
-    """Where nobody asked for it but the run's own look at its nodes (a slow one)."""
+    """The reason if the run itself, not a person, asked for it, such as for a slow node."""
 
 
 @dataclass(frozen=True)
 class RanksEnded:
-    """All ranks of this node have ended, well or badly."""
+    """All ranks of a node have ended, well or badly."""
 
     node: str
     attempt: int
@@ -88,7 +88,7 @@ class CalledToLeave:
 
 @dataclass(frozen=True)
 class CalledToEnd:
-    """Cancelled, or the time is up."""
+    """The run was cancelled, or its time is up."""
 
     reason: str
     cause: EndCause = EndCause.STOPPED
@@ -96,42 +96,42 @@ class CalledToEnd:
 
 @dataclass(frozen=True)
 class Saved:
-    """The newest complete checkpoint whose files are there, as far as anybody looked."""
+    """The newest known complete checkpoint whose files exist."""
 
     iteration: int
     mark: int = -1
-    """What counts as progress in its place, where the training's checkpoints are its own."""
+    """Progress of a training with its own checkpoints."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """The answer to Judge."""
+    """The result of Judge."""
 
     outcome: str
     code: int
     reason: str
     culprit: str = ""
-    """The node on which it failed, where that is one of them."""
+    """The node on which the attempt failed, if it was one of them."""
     repeats: str = ""
-    """Why its failure is that of the attempt before, where that ends the run."""
+    """Why the failure repeats that of the attempt before, if that ends the run."""
     is_sure: bool = False
-    """The culprit's rank was stopped or dead: once is enough to go on without the node."""
+    """True if the culprit's rank was stopped or dead: one failure is enough to skip the node."""
     wants_requeue: bool = False
-    """The conf asks for another start of the job after such an end."""
+    """True if the conf asks for a requeue of the job after such an end."""
     no_room: str = ""
-    """The folder for want of whose room it ended: no fault of the program."""
+    """The folder whose lack of space ended the attempt, which is not the program's fault."""
 
 
 @dataclass(frozen=True)
 class Taken:
-    """The number of this attempt belongs to an earlier session, whose manager came late."""
+    """An attempt number belongs to an earlier session, whose manager came late."""
 
     attempt: int
 
 
 @dataclass(frozen=True)
 class RoomFound:
-    """There is room again where the last attempt found none."""
+    """There is space again where the last attempt found none."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ Input = Union[
 
 @dataclass(frozen=True)
 class Start:
-    """Make the plan of this attempt for these nodes, and tell them."""
+    """Build the plan of an attempt for these nodes, and send it."""
 
     attempt: int
     nodes: Tuple[str, ...]
@@ -166,34 +166,34 @@ class StopRanks:
     attempt: int
     reason: str
     cause: Optional[EndCause] = field(default=None, compare=False)
-    """None where the state alone is known, after a manager was killed."""
+    """The cause; None if only the state is known, after a manager was killed."""
 
 
 @dataclass(frozen=True)
 class Fence:
-    """This node takes part in nothing any more."""
+    """Exclude a node from everything further."""
 
     node: str
 
 
 @dataclass(frozen=True)
 class Judge:
-    """Look how the attempt ended; the answer is Judged."""
+    """Determine how the attempt ended; the result is a Judged."""
 
     attempt: int
 
 
 @dataclass(frozen=True)
 class End:
-    """Nodes go home, the job ends with this code; with `requeue` it comes back."""
+    """Send the nodes home and end the job with this code; with `requeue` it comes back."""
 
     code: int
     reason: str
     requeue: bool
     cause: EndCause = field(default=EndCause.NOT_MET, compare=False)
-    """Of a job none of whose attempts was judged."""
+    """The cause, for a job none of whose attempts was judged."""
     note: str = field(default="", compare=False)
-    """Why there is no other attempt, a clause."""
+    """A clause that says why there is no further attempt."""
 
 
 Action = Union[Start, AskToSave, StopRanks, Fence, Judge, End]

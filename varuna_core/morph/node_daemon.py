@@ -56,7 +56,8 @@ from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import RunFolder
 
 GAP_S = 5.0
-"""We ourselves stood still if a look comes so late: then nobody was silent."""
+"""A look that comes this late shows that this process stood still, and not that others were
+silent."""
 
 
 class ManagerLiveness:
@@ -74,8 +75,8 @@ class ManagerLiveness:
         self._was_linked = False
 
     def is_lost(self, beat: Optional[float], now: float, *, is_linked: bool = False) -> bool:
-        """`beat` is the manager's sign of life; None where it is not known. What the orders'
-        file says when a connection has just ended is older than its last word."""
+        """Return True if the manager is lost. `beat` is its sign of life, None if not known. Right
+        after a connection ended, the orders' file may be older than the manager's last message."""
         gap = 0.0 if self._looked is None else now - self._looked
         self._looked = now
         if beat is None or gap > GAP_S:
@@ -87,14 +88,14 @@ class ManagerLiveness:
 
 
 def can_stand_by(plan: Plan) -> bool:
-    """True if ranks of such a plan may wait; not in a container, which is prepared anew each
-    time, nor under a profiler."""
+    """Return True if ranks of this plan may wait on standby: not in a container, which is prepared
+    for each attempt, nor under a profiler."""
     asked = plan.morphing is not None and plan.morphing.warm
     return asked and not plan.containers and not plan.prefix
 
 
 def run_standby_agent(run: RunFolder, number: int, index: int) -> int:
-    """Hold ranks ready for a node like `index` of attempt `number`; the exit code of the node."""
+    """Hold ranks ready for a node like `index` of attempt `number`; return the node's exit code."""
     plan = load_plan(run, number)
     node = plan.node(index)
     meeting = Meeting(
@@ -119,7 +120,7 @@ def run_standby_agent(run: RunFolder, number: int, index: int) -> int:
 
 POLL_S = 0.25
 NODES_PER_POLL_S = 200.0
-"""On a large run all poll less often, for the file server's sake."""
+"""Polls a second by all nodes of a large run, to spare the file server."""
 BEAT_S = 1.0
 BEATS_PER_S = 50.0
 
@@ -129,7 +130,7 @@ def poll_s(plan: Plan) -> float:
 
 
 def beat_s(plan: Plan) -> float:
-    """Between two signs of life."""
+    """Return the seconds between two signs of life."""
     return max(BEAT_S, plan.num_nodes / BEATS_PER_S)
 
 
@@ -141,11 +142,11 @@ def run_node_daemon(
     orphaned: Sequence[str] = (),
     tether: Optional[int] = None,
 ) -> int:
-    """Run this node until its job ends; 0 when the run ended, whatever its ranks came to.
+    """Run this node until its job ends; return 0 if the run ended, whatever became of its ranks.
 
-    Without a session of its own it is a guest (orders.py). `orphaned` are lines of shell that give
-    the job back to the scheduler where the manager is gone for good (headless.py).
-    `tether` is an input by which whoever started us over ssh tells that it lives.
+    Without a session of its own the node is a guest (orders.py). `orphaned` are shell commands that
+    give the job back to the scheduler if the manager is gone for good (headless.py). `tether` is an
+    input by which a launcher over ssh shows that it lives.
     """
     seat = compute_index(plan, given_index, os.environ)
     host = host_name(plan, seat, os.environ, os.uname().nodename)
@@ -233,7 +234,7 @@ class NodeDaemon:
         return self._newest.take(orders)
 
     def rest(self, seconds: float) -> bool:
-        """Wait so long; False where a signal asks this node to end."""
+        """Wait some seconds; return False if a signal asks this node to end."""
         until = time.monotonic() + seconds
         while self._signals.ending is None and time.monotonic() < until:
             self._signals.wait(until - time.monotonic())
@@ -280,7 +281,8 @@ class NodeDaemon:
             self._prepare_next(orders)
 
     def _prepare_next(self, orders: Orders) -> None:
-        """Once the ranks train: before that they need the node for themselves."""
+        """Start the standby agent once the ranks train, which need the node for themselves
+        before."""
         me = self._me
         is_member = orders.attempt == me.attempt and me.name in orders.nodes
         if not is_member or self._next_since == me.attempt or not can_stand_by(self._plan):
@@ -332,7 +334,7 @@ class NodeDaemon:
             self._change(state=ENDED, code=NOT_READY)
 
     def _call_next(self, task: Task) -> Optional[subprocess.Popen[bytes]]:
-        """The agent that waits, told what to do; None where there is none."""
+        """Return the standby agent after sending it its task; None if there is none."""
         agent = self._next
         if agent is None or agent.stdin is None or agent.poll() is not None:
             return None
@@ -388,7 +390,7 @@ class NodeDaemon:
             self._is_mute = True
 
     def _note(self, what: str, **facts: object) -> None:
-        """A line in the history of what was obeyed, which benchmarks/chaos checks."""
+        """Write what was obeyed to the history, which benchmarks/chaos checks."""
         own = {"what": what, "epoch": self._newest.epoch, "session": self._me.session}
         with contextlib.suppress(OSError):
             append_line(self._history, {"time": round(time.time(), 3), **own, **facts})

@@ -27,10 +27,10 @@ from varuna_core.records.exits import NOT_READY
 from varuna_core.records.morphing import RUNNING, SAVING, STOPPING, ManagerState, get_seat
 
 SUSPECT_BEATS = 8.0
-"""So many missing signs of life mean a loss where the attempt is ending anyway: nodes give them at
-each look then (`node_daemon.py`)."""
+"""Missing signs of life that mean a loss while the attempt is ending; nodes then give one at each
+look (`node_daemon.py`)."""
 CLOSED_BEATS = 3.0
-"""As many, where its connection was closed at its end."""
+"""The same for a node whose connection was closed from its end."""
 
 
 class Sight(NamedTuple):
@@ -38,21 +38,21 @@ class Sight(NamedTuple):
 
     presences: Dict[int, Presence]
     stop: Optional[Dict[str, object]]
-    """stop.json of the attempt."""
+    """Content of the attempt's stop.json."""
     refused: Dict[int, str]
-    """Seats whose preflight said no, and why."""
+    """Reasons by seat whose preflight refused the node."""
     leave: Dict[int, str]
-    """Seats that were asked to leave, and why where no person did."""
+    """Seats that were asked to leave, with the reason unless a person asked."""
     saved: int
     closed: Mapping[str, int]
-    """Nodes whose connection was closed at their end, and the count of their last sign of life."""
+    """Count of the last sign of life of nodes whose connection was closed from their end."""
 
 
 class NodeObserver:
-    """Observes nodes; remembers when each last changed its sign of life."""
+    """Observes nodes, and remembers when the sign of life of each changed last."""
 
     def __init__(self, lost_s: float, beat_s: float, poll_s: float) -> None:
-        """`beat_s` between two signs of life, `poll_s` once an attempt is ending."""
+        """`beat_s` is the time between signs of life, `poll_s` that once an attempt is ending."""
         self._lost_s, self._suspect_s = lost_s, SUSPECT_BEATS * poll_s
         self._closed_s = CLOSED_BEATS * poll_s
         self._beat_s = beat_s
@@ -63,7 +63,7 @@ class NodeObserver:
         self._observed: Optional[float] = None
 
     def observe(self, state: ManagerState, sight: Sight, now: float) -> List[Input]:
-        """Inputs in the order in which they are to count."""
+        """Return inputs in the order in which the machine must take them."""
         self._excuse_gap(now)
         before = self._closed
         self._closed = {
@@ -99,11 +99,11 @@ class NodeObserver:
         return said
 
     def find_last_sign(self, node: str) -> Optional[float]:
-        """When this node last gave a sign of life, by our clock."""
+        """Return when this node last gave a sign of life, by our clock."""
         return self._signs[node][1] if node in self._signs else None
 
     def _excuse_gap(self, now: float) -> None:
-        """While we ourselves stood still (a file server that hangs) nobody was silent."""
+        """Excuse silence while this process itself stood still, such as on a hung file server."""
         gap = 0.0 if self._observed is None else now - self._observed
         self._observed = now
         if gap > self._beat_s:

@@ -23,12 +23,12 @@ from varuna_core.records.morphing import name_node, read_claim, read_newest_epoc
 from varuna_core.records.runfolder import MorphFolder
 
 IDLE, RUNNING, ENDED, GONE = "idle", "running", "ended", "gone"
-"""Of an agent; the last one is its last word, so that nobody waits for its silence."""
+"""States of an agent; GONE is sent at its end, so that nobody waits for more signs of life."""
 
 
 @dataclass(frozen=True)
 class Presence:
-    """nodes/<seat>.json."""
+    """Content of nodes/<seat>.json: an agent's sign of life."""
 
     seat: int
     key: str
@@ -36,10 +36,10 @@ class Presence:
     host: str
     pid: int
     count: int
-    """Counts up; how long ago it did is measured by the reader's own clock."""
+    """Counter of signs of life; readers measure its age by their own clock."""
     state: str
     attempt: int
-    """The last one that this agent started or ended; -1 before the first."""
+    """The last attempt that this agent started or ended; -1 before the first."""
     code: int
 
     @property
@@ -49,35 +49,35 @@ class Presence:
 
 @dataclass(frozen=True)
 class Orders:
-    """<epoch>.orders.json."""
+    """Content of <epoch>.orders.json: the manager's orders to all nodes."""
 
     session: str
     attempt: int
-    """-1 where none is to run."""
+    """The attempt to run; -1 for none."""
     nodes: Tuple[str, ...]
-    """Who takes part: the first has node index 0 in the attempt's plan, and so on."""
+    """Nodes that take part, by their index in the attempt's plan."""
     fenced: Tuple[str, ...]
     end: bool
     back: bool = False
-    """At the end: whether the run comes back in another session."""
+    """At the end, True if the run comes back in another session."""
     beat: float = 0.0
-    """Another number each time: as long as it changes the manager lives."""
+    """A number that changes as long as the manager lives."""
     ending: bool = False
-    """Whether the attempt is being stopped: nodes then give a sign of life at each look."""
+    """True if the attempt is being stopped; nodes then give a sign of life at each look."""
     trained: bool = False
-    """Whether the attempt has done a step: from then on nodes prepare for the next one."""
+    """True if the attempt has done a step; nodes then prepare for the next attempt."""
     epoch: int = -1
-    """The manager's; a later one's orders count."""
+    """The manager's epoch; orders of the latest one count."""
 
 
 class Task(NamedTuple):
-    """Task of one agent in the orders."""
+    """An agent's task according to the orders."""
 
     attempt: Optional[int]
     node: int
-    """Its index in the attempt's plan."""
+    """The node's index in the attempt's plan."""
     leave: str
-    """Why it is to leave; empty where it is not."""
+    """Why the agent is to leave; empty if it is not."""
 
 
 WAIT = Task(None, 0, "")
@@ -90,8 +90,8 @@ def write_presence(folder: MorphFolder, value: Presence) -> None:
 def read_presences(
     folder: MorphFolder, session: str, besides: AbstractSet[int] = frozenset()
 ) -> Dict[int, Presence]:
-    """The agents of this session that gave a sign of life, by seat, `besides` those that say so
-    themselves."""
+    """Return the presences of this session's agents by seat, except seats in `besides`, which are
+    connected."""
     found = {}
     for name in list_names(folder.nodes):
         is_asked = name[:-5].isdecimal() and int(name[:-5]) not in besides
@@ -103,13 +103,13 @@ def read_presences(
 
 
 def parse_presence(value: Any) -> Optional[Presence]:
-    """From the dict of its file; None where it is another one's."""
+    """Parse the content of a presence file; None if it is of another kind."""
     presence = make(Presence, value)
     return presence if isinstance(presence, Presence) else None
 
 
 def read_leave(folder: MorphFolder) -> Dict[int, str]:
-    """Seats whose nodes were asked to leave, and why where no person did."""
+    """Return the seats that were asked to leave, with the reason unless a person asked."""
     found = {}
     for name in list_names(folder.leave(0).parent):
         if name[:-5].isdecimal():
@@ -123,7 +123,7 @@ def write_orders(folder: MorphFolder, value: Orders) -> None:
 
 
 def read_orders(folder: MorphFolder) -> Optional[Orders]:
-    """The orders of the newest epoch; where it has none yet, orders to do nothing."""
+    """Return the orders of the newest epoch; orders to do nothing if it has none yet."""
     epoch = read_newest_epoch(folder)
     found = parse_orders(read_json(folder.orders(epoch)))
     if found is not None:
@@ -135,7 +135,7 @@ def read_orders(folder: MorphFolder) -> Optional[Orders]:
 
 
 def parse_orders(value: Any) -> Optional[Orders]:
-    """From the dict of their file; None where it is another one's."""
+    """Parse the content of an orders file; None if it is of another kind."""
     found = make(Orders, value)
     if not isinstance(found, Orders):
         return None
@@ -143,8 +143,7 @@ def parse_orders(value: Any) -> Optional[Orders]:
 
 
 class Newest:
-    """The newest orders that an agent has seen: those of an earlier epoch count for nothing,
-    wherever they come from."""
+    """Keeps the newest orders that an agent has seen; orders of earlier epochs are ignored."""
 
     def __init__(self) -> None:
         self.epoch = -1
@@ -157,10 +156,10 @@ class Newest:
 
 
 def follow(orders: Optional[Orders], me: Presence, *, knows_session: bool) -> Task:
-    """Find what this agent does now. `knows_session`: it has seen orders of its own session before.
+    """Return what this agent is to do now. `knows_session`: it has seen its own session's orders.
 
-    Orders of another session mean that the run went on without us; before we saw our own, they are
-    only what the session before left behind.
+    Orders of another session then mean that the run continues without us; before, they are only
+    what the previous session left behind.
     """
     if orders is None:
         return WAIT
@@ -176,8 +175,8 @@ def follow(orders: Optional[Orders], me: Presence, *, knows_session: bool) -> Ta
 
 
 def is_for_guest(orders: Orders, me: Presence) -> bool:
-    """True if a guest is to go over to the session of these orders, as another node.
+    """Return True if a guest is to join the session of these orders, as another node.
 
-    One that came while the run was away waits for the session after it.
+    A guest that came while the run was away waits for the next session.
     """
     return orders.session != me.session and not (orders.end and orders.back)

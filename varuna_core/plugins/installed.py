@@ -1,8 +1,8 @@
-"""The plug-ins that are installed, from the metadata of distributions; none is imported.
+"""Find installed plug-ins from the metadata of distributions, without importing any.
 
-Reading the metadata of every distribution takes longer than all of `vjob --help`, so what was found
-is kept in ~/.cache/vjob/plugins, in a file for each state of sys.path: its entries with their
-times. pip changes the time of a folder when it installs into it.
+Reading all metadata takes longer than `vjob --help`, so the result is cached in
+~/.cache/vjob/plugins, in a file for each state of sys.path: its entries with their times. pip
+changes the time of a folder when it installs into it.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FORMAT = 1
 _MOST_KEPT = 20
 _SETTLED_S = 2.0
-"""A folder that changed less than this ago may be one that pip still writes to: not kept yet."""
+"""A folder that changed less than this ago may still be written by pip and is not cached yet."""
 
 
 class Plugin(NamedTuple):
-    """One entry point."""
+    """An entry point."""
 
     group: str
     name: str
     target: str
     """`module:attribute`, or a module."""
     distribution: str
-    """Its name and version."""
+    """Name and version of the distribution."""
 
 
 class _CacheContent(NamedTuple):
@@ -66,14 +66,14 @@ _warned: Set[str] = set()
 
 
 def warn_once(text: str) -> None:
-    """One line on standard error, however often the plug-in is come across."""
+    """Log a warning once, however often it occurs."""
     if text not in _warned:
         _warned.add(text)
         log.warning(text)
 
 
 def list_plugins(group: str) -> List[str]:
-    """Names of a group's plug-ins, sorted."""
+    """Return the names of a group's plug-ins, sorted."""
     return sorted(_list_group(group))
 
 
@@ -82,7 +82,7 @@ def find_plugin(group: str, name: str) -> Optional[Plugin]:
 
 
 def _list_group(group: str) -> Dict[str, Plugin]:
-    """Plug-ins by name; of two with one name the first on sys.path."""
+    """Return a group's plug-ins by name; of two with the same name, the first on sys.path."""
     found: Dict[str, Plugin] = {}
     for plugin in list_installed():
         if plugin.group != group:
@@ -98,19 +98,19 @@ def _list_group(group: str) -> Dict[str, Plugin]:
 
 
 def list_installed() -> Tuple[Plugin, ...]:
-    """Entry points of all groups, in the order of sys.path."""
+    """Return the entry points of all groups, in the order of sys.path."""
     if carried.PLUGINS is not None:
         return tuple(Plugin(*row) for row in carried.PLUGINS)
     return _read_kept()[1].plugins
 
 
 def recall_help(group: str, name: str) -> str:
-    """The plug-in's own line of help; "" until it has been used."""
+    """Return a plug-in's help line; empty until the plug-in has been used."""
     return _read_kept()[1].helps.get(f"{group} {name}", "")
 
 
 def remember_help(group: str, name: str, text: str) -> None:
-    """Keep the plug-in's line of help, so that lists show it without importing the plug-in."""
+    """Store a plug-in's help line, so that lists can show it without importing the plug-in."""
     key, kept = _read_kept()
     if kept.helps.get(f"{group} {name}") != text:
         kept.helps[f"{group} {name}"] = text
@@ -118,7 +118,7 @@ def remember_help(group: str, name: str, text: str) -> None:
 
 
 def _read_kept() -> Tuple[str, _CacheContent]:
-    """The name of this state of sys.path, and what is installed in it."""
+    """Return the cache key for the state of sys.path, and what is installed there."""
     times = [(entry or os.getcwd(), _read_time(entry or ".")) for entry in sys.path]
     key = hashlib.sha256(json.dumps([_FORMAT, times]).encode()).hexdigest()
     kept = _by_state.get(key) or _read_file(_name_file(key))

@@ -1,4 +1,4 @@
-"""A seam: the built-in parts of one kind, and the plug-ins that others add to them."""
+"""Combine the built-in parts of one kind with the plug-ins that others add to them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from varuna_core.plugins.installed import (
 )
 
 API = 1
-"""Of this vjob. An object with another number is left out: it was written for another vjob."""
+"""The version of the plug-in interface; objects with another version are left out."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class BuiltIn:
 
 
 class Seam:
-    """Built-in parts of one kind by name, then plug-ins. Nothing is imported before `load`."""
+    """Parts of one kind by name, built-in ones first. Nothing is imported before `load`."""
 
     def __init__(self, group: str, rows: Sequence[BuiltIn]) -> None:
         assert group in GROUPS, group
@@ -42,15 +42,15 @@ class Seam:
         self.rows: Mapping[str, BuiltIn] = {row.name: row for row in rows}
 
     def list_plugins(self) -> List[str]:
-        """Names of plug-ins; one that bears the name of a built-in part is left out."""
+        """Return the names of plug-ins, except those with the name of a built-in part."""
         return [name for name in list_plugins(self.group) if not self._is_taken(name)]
 
     def list_names(self) -> List[str]:
-        """Built-in names in the order of the table, then plug-ins."""
+        """Return built-in names in the order of the table, then plug-ins."""
         return [*self.rows, *self.list_plugins()]
 
     def get_help(self, name: str) -> str:
-        """One line on the part; of a plug-in that was never used, the distribution it is from."""
+        """Return a part's help line; for a plug-in that was never used, its distribution."""
         if name in self.rows:
             return self.rows[name].help
         plugin = find_plugin(self.group, name)
@@ -58,7 +58,7 @@ class Seam:
         return known or ("" if plugin is None else f"A plug-in of {plugin.distribution}.")
 
     def load(self, name: str) -> Any:
-        """The part; None where the name is unknown or its plug-in is left out."""
+        """Return the part; None if the name is unknown or its plug-in is left out."""
         if name in self.rows:
             return resolve(self.rows[name].target)
         return load_plugin(self.group, name)
@@ -76,7 +76,7 @@ class Seam:
 
 
 def load_plugin(group: str, name: str) -> Any:
-    """The object of a plug-in; None where there is none, or where it is left out with a warning."""
+    """Return a plug-in's object; None if there is none, or if it is left out with a warning."""
     plugin = find_plugin(group, name)
     return None if plugin is None else _load(plugin)
 
@@ -99,16 +99,16 @@ def _load(plugin: Plugin) -> Any:
 
 
 def resolve(target: str) -> Any:
-    """The object that `module:attribute` names; the module itself without an attribute."""
+    """Return the object that `module:attribute` names, or the module without an attribute."""
     module, _, path = target.partition("[")[0].strip().partition(":")
     found = importlib.import_module(module.strip())
     return functools.reduce(getattr, filter(None, path.strip().split(".")), found)
 
 
 def collect_for_nodes(names: Mapping[str, Sequence[str]]) -> Dict[str, bytes]:
-    """Sources that a bundle carries: group to names of plug-ins, to name in the archive to content.
+    """Return sources for a bundle by name in the archive; `names` has plug-ins by group.
 
-    A plug-in for nodes is one file that imports what the node's Python has. It is copied under
+    A plug-in for nodes is one file that imports only what the node's Python has. It is copied under
     `varuna_core/plugins`; `carried.py` lists it there.
     """
     sources: Dict[str, bytes] = {}

@@ -1,4 +1,4 @@
-"""`Profiler`: what a model costs on the GPUs and links that are here, written for the planner.
+"""Measure what a model costs on the present GPUs and links, for the planner.
 
-`profiler.Profiler` is its only door. Imports the runtime, and the planner's profile files.
+`profiler.Profiler` is the only public class. Imports the runtime, and the planner's profile files.
 """

@@ -67,7 +67,7 @@ log = logging.getLogger(__name__)
 
 
 def measure_peak(device: torch.device, run: Callable[[], None]) -> int:
-    """Bytes held at most while `run` runs, beyond those held before."""
+    """Return the most bytes held while `run` runs, beyond those held before."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -88,19 +88,19 @@ def measure_peak(device: torch.device, run: Callable[[], None]) -> int:
 
 
 def count_bytes(tensors: Iterable[Any]) -> int:
-    """Bytes of the tensors' values, as a message holds them."""
+    """Return the bytes of the tensors' values, as in a message."""
     return sum(t.numel() * t.itemsize for t in tensors if isinstance(t, Tensor))
 
 
 def list_storages(tensors: Iterable[Any]) -> dict[int, int]:
-    """The bytes of each storage, by its address."""
+    """Return the bytes of each storage by its address."""
     storages = [t.untyped_storage() for t in tensors if isinstance(t, Tensor)]
     return {storage.data_ptr(): storage.nbytes() for storage in storages}
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True for an allocator's error, of a GPU or of the host, where it is a plain RuntimeError
-    (torch 2.13)."""
+    """Return True for an allocator's error, including the host's plain RuntimeError (torch
+    2.13)."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     words = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -118,7 +118,7 @@ def free_memory(device: torch.device) -> None:
 
 
 class Crossings:
-    """Inputs for the segments of a model, each of which is run alone."""
+    """Inputs for running each segment of a model alone."""
 
     def __init__(self, split: Split) -> None:
         self.split = split
@@ -126,7 +126,7 @@ class Crossings:
         self._cuts: list[Cut] = []
 
     def make(self, segment: int, inputs: Mapping[str, Any]) -> tuple[Tensor, ...]:
-        """Tensors that enter a segment for such a batch; the same on all ranks."""
+        """Return the tensors that enter a segment for such a batch; equal on all ranks."""
         if not segment:
             return ()
         shown = sign(dict(inputs))
@@ -140,7 +140,7 @@ class Crossings:
 
 
 def make_values(spec: TensorSpec, draw: torch.Generator, device: torch.device) -> Tensor:
-    """Fractions around 0, whole numbers 0 (a valid index), words True; the same on all ranks."""
+    """Return fractions around 0, whole numbers 0 (a valid index), or True; equal on all ranks."""
     if spec.dtype.is_floating_point:
         made = torch.randn(spec.shape, generator=draw)
     else:
@@ -149,7 +149,7 @@ def make_values(spec: TensorSpec, draw: torch.Generator, device: torch.device) -
 
 
 class Inlet:
-    """Stand-in for a Receiver: gives the same message each time."""
+    """Stand-in for a Receiver that delivers the same message each time."""
 
     def __init__(self) -> None:
         self.tensors: tuple[Tensor | None, ...] = ()
@@ -169,8 +169,7 @@ class Inlet:
 
 
 class Outlet:
-    """Stand-in for a Sender: notes the sizes of what is sent, and makes gradients of it for what
-    comes back."""
+    """Stand-in for a Sender that notes message sizes, and makes gradients of the same shapes."""
 
     def __init__(self, back: Inlet | None) -> None:
         self.back = back
@@ -206,15 +205,15 @@ ROUND: tuple[tuple[Kind, int], ...] = (
 )  # fmt: skip
 ONE: tuple[tuple[Kind, int], ...] = (("F", 0), ("B", 0))
 BETWEEN: tuple[tuple[Kind, int], ...] = (("f", 0), ("R", 0))
-"""While products are kept."""
+"""Actions timed while products are kept."""
 COPIED: tuple[tuple[Kind, int], ...] = (("F", 0), ("O", 0), ("L", 0))
 MOST_COPIED = 2**30
-"""Bytes of a graph: what would be larger by the size before is taken to need as much longer. All
-ranks of a node copy at once, and a host keeps the memory that it has pinned."""
+"""Bytes of a graph above which a copy's time is extrapolated from the size before. All ranks of a
+node copy at once, and a host keeps the memory that it has pinned."""
 WARM_UP, LEAST, MOST = 2, 5, 25
-"""Rounds."""
+"""Numbers of rounds: for the warm-up, the least, and the most."""
 ROUNDS_S = 1.5
-"""Rounds go on for about so long, within these bounds."""
+"""Rounds continue for about this many seconds, within these bounds."""
 BuildOptimizer = Callable[[list[nn.Parameter]], Any]
 
 
@@ -224,29 +223,29 @@ class Figures:
 
     forward_s: float
     backward_s: float
-    """Both gradients at once."""
+    """Seconds for both gradients at once."""
     input_grad_s: float
     weight_grad_s: float
     recompute_s: float
     forward_host_s: float = 0.0
-    """Of the host alone; 0 where it does the device's work itself."""
+    """Seconds of the host; 0 if the host itself does the device's work."""
     backward_host_s: float = 0.0
     input_grad_host_s: float = 0.0
     weight_grad_host_s: float = 0.0
     recompute_host_s: float = 0.0
     output_bytes: float
-    """What crosses to the next segment."""
+    """Bytes sent to the next segment."""
     graph_bytes: float
-    """What is kept until the backward: what autograd saves and what came in, but not what goes out,
-    which is the next segment's, or goes with the stage."""
+    """Bytes kept until the backward: saved by autograd and received, but not the output, which
+    belongs to the next segment or leaves with the stage."""
     work_bytes: float
-    """The most that a forward and its backward hold beyond what they keep and send."""
+    """The most bytes that a forward and its backward hold beyond what they keep and send."""
     selective_s: float | None = None
-    """A recompute with the products that were kept, and what keeping them adds to the forward.
-    None, as of all that follow: not measured."""
+    """Seconds of a recompute with kept products, plus what keeping adds to the forward. None, here
+    and in the fields below: not measured."""
     selective_host_s: float | None = None
     kept_bytes: float | None = None
-    """What is kept for it, besides what came in."""
+    """Bytes kept for such a recompute, besides the input."""
     offload_s: float | None = None
     load_s: float | None = None
 
@@ -264,21 +263,21 @@ def join_figures(
 
 
 class Queue(Protocol):
-    """A device that does later what the host has launched."""
+    """A device that works later on what the host has launched."""
 
     def synchronize(self) -> None: ...
 
     def occupy(self, seconds: float) -> None:
-        """Give it so much work to do, at least."""
+        """Give the device work for at least this many seconds."""
 
     def mark(self) -> Any:
-        """An event that comes when all is done that was launched so far."""
+        """Return an event that occurs once everything launched so far is done."""
 
 
 OCCUPIED = 2.0
-"""Times as long as the launches took is a device kept occupied: the next may take longer."""
+"""A device is kept occupied for this many times the launches' duration, with some margin."""
 MOST_CYCLES_PER_S = 2.5e9
-"""No GPU's clock is faster."""
+"""A clock rate that no GPU exceeds."""
 
 
 class CudaQueue:
@@ -299,8 +298,8 @@ class CudaQueue:
 
 
 class Clock:
-    """Takes the time of each action, as the engine's trace: the host's, and the device's if that is
-    another."""
+    """Times each action, in the place of the engine's trace: on the host and, if separate, the
+    device."""
 
     def __init__(self, queue: Queue | None) -> None:
         self.queue = queue
@@ -308,7 +307,7 @@ class Clock:
         self._events: list[Any] = []
 
     def start(self, occupied_s: float = 0.0) -> None:
-        """The device does nothing else; if it is occupied, nothing at all before that is over."""
+        """Start timing with an idle device, or one kept occupied for `occupied_s`."""
         self._host, self._events = [], []
         if self.queue is not None:
             self.queue.synchronize()
@@ -327,11 +326,11 @@ class Clock:
         self._host.append(time.perf_counter())
 
     def read_host(self) -> list[float]:
-        """Seconds of each action since the start, of the host."""
+        """Return the host's seconds for each action since the start."""
         return [end - begin for begin, end in itertools.pairwise(self._host)]
 
     def read(self) -> list[float]:
-        """The same of the device."""
+        """Return the device's seconds for each action since the start."""
         if self.queue is None:
             return self.read_host()
         self.queue.synchronize()
@@ -354,7 +353,7 @@ class Bench:
     ) -> None:
         """`split` has a stage for each segment; ranks that share layers call this together.
 
-        `selective`: `recompute: selective` is measured too.
+        With `selective`, `recompute: selective` is measured too.
         """
         self.segment, self.crossings, self.sharding = segment, crossings, sharding
         self.selective, self.keeping = selective, {segment}
@@ -399,7 +398,7 @@ class Bench:
         )
 
     def clear(self) -> None:
-        """Let go of what a round that failed has left."""
+        """Drop whatever a failed round has left."""
         self.incoming.tensors = self.gradients_in.tensors = ()
         self.outgoing.forget()
         self.engine.run([], [], 0, lambda: 0)
@@ -408,17 +407,17 @@ class Bench:
 
     @property
     def num_parameters(self) -> int:
-        """Elements of this rank's share, each tensor counted once."""
+        """Number of elements in this rank's share, counting each tensor once."""
         return sum(p.numel() for p in {id(p): p for p in self.stage.parameters().values()}.values())
 
     def measure(self, inputs: Mapping[str, Any], size: int) -> Figures:
-        """`inputs` hold `size` samples, on the device."""
+        """Measure with `inputs` of `size` samples, which are on the device."""
         for _ in range(self.begin(inputs, size)):
             self.run_round()
         return self.finish()
 
     def begin(self, inputs: Mapping[str, Any], size: int) -> int:
-        """Warm up; how many rounds there are to be."""
+        """Warm up, and return the number of rounds to run."""
         self.micro = MicroBatch(inputs=inputs, size=size, first_sample=0)
         if self.last_copies is not None:
             before, num_bytes, _, _ = self.last_copies
@@ -467,7 +466,7 @@ class Bench:
         rounds.append(self.clock.read())
 
     def _run_others(self) -> None:
-        """Run the other measurements; one that fails is not known, and the rest is made."""
+        """Run the optional measurements; one that fails is left as not known."""
         if self.selective:
             try:
                 with self._keeping_products():
@@ -496,7 +495,7 @@ class Bench:
 
     @contextmanager
     def _keeping_products(self) -> Iterator[None]:
-        """The engine takes itself out where they are of no use."""
+        """Make the engine keep products; it ignores this where products are of no use."""
         self.engine.passes.selective = self.keeping
         try:
             yield
@@ -568,14 +567,14 @@ class Bench:
             )
 
     def _choose_rounds(self, round_s: float) -> int:
-        """The same on ranks that share layers."""
+        """Choose the number of rounds, equal on ranks that share layers."""
         rounds = torch.tensor(min(MOST, max(LEAST, int(ROUNDS_S / max(round_s, 1e-6)))))
         if self.sharding is not None:
             dist.all_reduce(rounds, op=dist.ReduceOp.MIN, group=self.sharding.group)
         return int(rounds)
 
     def _measure_memory(self) -> tuple[int, int, int]:
-        """Bytes kept of a micro-batch without what goes out, bytes kept with it, and the peak."""
+        """Return the bytes kept of a micro-batch without the output, with it, and the peak."""
         meter = self.engine.passes.meter = GraphMeter(self.micro.size)
         self.incoming.copying = self.gradients_in.copying = True
         try:
@@ -590,7 +589,7 @@ class Bench:
         return max(0, held - leaving), held, peak
 
     def measure_optimizer(self, build: BuildOptimizer) -> float:
-        """Seconds of a step once its gradients are there: their norm, the update, weights back."""
+        """Return the seconds of an optimizer step: gradient norm, update, weights back."""
         masters = [*{id(m): m for _, m in self.masters.pairs}.values()]
         if not masters:
             return 0.0
@@ -613,15 +612,15 @@ class Bench:
 def _compute_usual(
     rounds: Sequence[Sequence[float]], kind: Kind, of: Sequence[tuple[Kind, int]] = ROUND
 ) -> float:
-    """The median of a kind of action; 0 where there are no rounds."""
+    """Return the median time of a kind of action; 0 without rounds."""
     return median([*itertools.chain(*_list_times(rounds, kind, of))] or [0.0])
 
 
 def _compute_undisturbed(
     rounds: Sequence[Sequence[float]], kind: Kind, of: Sequence[tuple[Kind, int]] = ROUND
 ) -> float:
-    """The host's time for one action: the lower quartile of the rounds. Other programs only add to
-    a launch, and in a step a device that has work left does not wait for such a one."""
+    """Return the host's undisturbed time for an action: the lower quartile over rounds. Other
+    programs only add to launches, and in a step a busy device hides such delays."""
     each = [sorted(times) for times in _list_times(rounds, kind, of)]
     return mean(times[len(times) // 4] for times in each) if rounds else 0.0
 
@@ -629,6 +628,6 @@ def _compute_undisturbed(
 def _list_times(
     rounds: Sequence[Sequence[float]], kind: Kind, of: Sequence[tuple[Kind, int]]
 ) -> list[list[float]]:
-    """The times of a kind of action in all rounds, a list for each place that it has in a round."""
+    """Return the times of a kind of action in all rounds, a list for each of its positions."""
     places = [place for place, (own, _) in enumerate(of) if own == kind]
     return [[took[place] for took in rounds] for place in places]

@@ -27,21 +27,21 @@ from varuna_core.runtime.comm.links import JOIN_TIMEOUT_S, NO_TIMEOUT, our_group
 from varuna_core.runtime.comm.transport import Transport, choose_transport
 
 SIZES = tuple(2**power for power in range(10, 27, 2))
-"""Bytes: 1 KiB to 64 MiB."""
+"""Message sizes in bytes: 1 KiB to 64 MiB."""
 SMALL = 4
 LEAST, MOST = 3, 30
-"""Messages of a size, after one to warm up."""
+"""The least and the most messages of a size, after one warm-up."""
 SIZE_S = 0.5
-"""Messages of a size go on for about so long, within these bounds."""
+"""Messages of a size continue for about this many seconds, within these bounds."""
 SLOW_S = 5.0
-"""After a message that takes so long no larger ones are tried."""
+"""If a message takes this many seconds, larger sizes are not tried."""
 
 _numbers = itertools.count()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """The two ranks that are measured for a class."""
+    """The two ranks that are measured for a class of pairs."""
 
     a: int
     b: int
@@ -49,7 +49,7 @@ class Pair:
 
 
 def choose_pairs(places: Sequence[ProfiledRank]) -> list[Pair]:
-    """The first pair of each class."""
+    """Return the first pair of each class."""
     pairs: dict[Any, Pair] = {}
     for a, b in itertools.combinations(places, 2):
         where: Where = "intra" if a.node == b.node else "inter"
@@ -61,10 +61,10 @@ def choose_pairs(places: Sequence[ProfiledRank]) -> list[Pair]:
 def choose_groups(
     places: Sequence[ProfiledRank], used: Sequence[Sequence[int]] = ()
 ) -> dict[tuple[str, int, int], list[int]]:
-    """Ranks by (kind, how many, how many of them on a node).
+    """Return ranks to measure by (kind, number, number on each node).
 
-    `used` groups as far as they are regular; and of each kind 2, 4, 8 .. all ranks of a node, and
-    one and all ranks of 2, 4, 8 .. all nodes.
+    These are the regular ones of the `used` groups; for each kind 2, 4, 8 .. all ranks of a node;
+    and one and all ranks of each of 2, 4, 8 .. all nodes.
     """
     found: dict[tuple[str, int, int], list[int]] = {}
     for ranks in used:
@@ -95,7 +95,7 @@ def _by_node(places: Sequence[ProfiledRank]) -> dict[str, list[int]]:
 
 
 def _double(most: int) -> list[int]:
-    """2, 4, 8 .. and `most`; nothing below 2."""
+    """Return 2, 4, 8 .. and `most`, without numbers below 2."""
     sizes = [2**power for power in range(1, most.bit_length()) if 2**power < most]
     return [*sizes, most] if most > 1 else []
 
@@ -107,7 +107,7 @@ def measure_network(
     used: Sequence[Sequence[int]] = (),
     say: Callable[[str], None] = lambda line: None,
 ) -> Network:
-    """All classes of pairs and groups; every rank calls it, and gets the whole."""
+    """Measure all classes of pairs and groups; call it on every rank. All get the whole result."""
     if crew.world_size == 1:
         return Network(links={}, all_reduces={})
     store = dist.distributed_c10d._get_default_store()
@@ -139,8 +139,7 @@ def measure_network(
 
 
 def make_link(times: dict[int, float]) -> LinkTime:
-    """A larger message is never taken for quicker: what noise says so gets the time of the one
-    before."""
+    """Build a link from times, corrected so that a larger message is never quicker."""
     sizes = sorted(times)
     grown = itertools.accumulate((max(times[size], 1e-9) for size in sizes), max)
     return LinkTime(points=tuple(zip(map(float, sizes), grown, strict=True)))
@@ -149,7 +148,7 @@ def make_link(times: dict[int, float]) -> LinkTime:
 def _measure_pair(
     crew: Crew, transport: Transport, pair: Pair, sizes: Sequence[int]
 ) -> tuple[dict[int, float], dict[int, float]]:
-    """Times from a to b and from b to a, on all ranks."""
+    """Return the times from a to b and from b to a, on all ranks."""
     with our_groups(channels=True):  # as in training
         groups = [
             dist.new_group([pair.a, pair.b], backend=transport.backend, timeout=NO_TIMEOUT)
@@ -180,7 +179,7 @@ def _measure_pair(
 
 
 class _End:
-    """One of two ranks. The one that asks says with each message whether another one follows."""
+    """One of two ranks of a pair; with each message the asking one says if another follows."""
 
     def __init__(self, sender: SendingEnd, receiver: ReceivingEnd, device: torch.device) -> None:
         self.sender, self.receiver, self.device = sender, receiver, device
@@ -194,7 +193,7 @@ class _End:
         return torch.full((count,), value, dtype=torch.float32, device=self.device)
 
     def ask(self, sizes: Sequence[int]) -> dict[int, float]:
-        """Seconds of a message of each size, until one is slow."""
+        """Return the seconds of a message of each size, until one is slow."""
         taken = {SMALL: self._time(SMALL)}
         for size in sizes:
             taken[size] = self._time(size)
@@ -225,7 +224,7 @@ class _End:
         return took
 
     def answer(self, sizes: Sequence[int]) -> dict[int, float]:
-        """Answer messages until the other end sends a 0."""
+        """Answer messages until the other rank sends a 0."""
         word = self._make(SMALL)
         while True:
             (message,) = self.receiver.take().tensors
@@ -243,7 +242,7 @@ def _measure_sum(
     ranks: Sequence[int],
     sizes: Sequence[int],
 ) -> list[dict[int, float]]:
-    """The slowest rank's median for each size, of a sum and of each half; on all ranks."""
+    """Return the slowest rank's median for each size, of a sum and of each half, on all ranks."""
     with our_groups():
         group = dist.new_group(list(ranks), backend=transport.backend, timeout=NO_TIMEOUT)
     times: list[dict[int, float]] = []
@@ -269,7 +268,7 @@ def _measure_sum(
 def _time_sums(
     group: Any, device: torch.device, ranks: Sequence[int], sizes: Sequence[int], half: Half | None
 ) -> dict[int, float]:
-    """The ranks agree before each size how many of it there will be."""
+    """Time sums; before each size the ranks agree on a number of repetitions."""
     times: dict[int, float] = {}
     for size in sizes:
         run = _make_sum(group, device, ranks, size, half)
@@ -297,8 +296,7 @@ def _time_sums(
 def _make_sum(
     group: Any, device: torch.device, ranks: Sequence[int], size: int, half: Half | None
 ) -> Callable[[], None]:
-    """A sum as the runtime makes it: whole parameters go to and from their owners, and each rank
-    owns as much."""
+    """Return a sum like the runtime's: whole parameters, of which each rank owns equally many."""
     count = 1 if half is None else len(ranks)
     parts = torch.zeros(count, max(1, size // 4 // count), device=device)
     whole, own = parts.view(-1), torch.zeros_like(parts[0])

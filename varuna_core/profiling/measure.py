@@ -1,10 +1,10 @@
-"""One tensor degree measured on all ranks: sizes grow until memory runs out, each told to all.
+"""Measure one tensor degree on all ranks, at growing sizes until memory runs out.
 
 build the rank's segments ─► size 1 ─► gather ─► size 2 ─► gather ─► ..
                                          a kind of GPU on which a rank has run out stops here
 
-Two segments are equal if their parameters have the same shapes in the same order, the same crosses
-into and out of them, and the dry run counted the same work. A few of them are measured for all.
+Two segments are equal if their parameters have the same shapes in the same order, the same tensors
+cross in and out, and the dry run counted the same work. A few of each class are measured.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 def find_classes(split: Split) -> list[tuple[int, ...]]:
-    """Every segment once, with its equals, in the model's order."""
+    """Return classes of equal segments, in the model's order."""
     held: dict[int, list[Any]] = {}
     parameters = dict(split.model.named_parameters(remove_duplicate=False))
     for name, parameter in parameters.items():
@@ -73,7 +73,7 @@ def find_classes(split: Split) -> list[tuple[int, ...]]:
 
 
 def choose_samples(classes: Sequence[tuple[int, ...]], most: int) -> dict[int, tuple[int, ...]]:
-    """The segments to measure, evenly spread in each class, and the class of each."""
+    """Return the segments to measure, evenly spread over each class, with their classes."""
     chosen: dict[int, tuple[int, ...]] = {}
     for equals in classes:
         count = min(most, len(equals))
@@ -83,7 +83,7 @@ def choose_samples(classes: Sequence[tuple[int, ...]], most: int) -> dict[int, t
 
 
 def list_ties(split: Split) -> tuple[Tie, ...]:
-    """Weights that several segments use; `split` has a stage for each segment."""
+    """Return weights that several segments use; `split` has a stage for each segment."""
     parameters = dict(split.model.named_parameters(remove_duplicate=False))
     return tuple(
         Tie(segments=tie.stages, parameters=parameters[tie.names[0]].numel())
@@ -93,7 +93,7 @@ def list_ties(split: Split) -> tuple[Tie, ...]:
 
 
 def digest_model(model: nn.Module, inputs: Mapping[str, Any], precision: str) -> str:
-    """Digest of shapes: modules, parameters, buffers, one sample, the precision; not of values."""
+    """Hash the shapes of modules, parameters, buffers and a sample, and the precision."""
     words = [
         precision,
         repr(sign(dict(inputs))),
@@ -108,10 +108,10 @@ def digest_model(model: nn.Module, inputs: Mapping[str, Any], precision: str) ->
 
 
 def find_spread(ranks: Sequence[Mapping[int, Sequence[Sequence[float]]]]) -> Spread | None:
-    """How far rounds were from the usual one, and actions within a round; each rank gives by
-    segment the seconds of each round's actions. None if nobody measured any.
+    """Return the spread of rounds, and of actions within a round; None if none was measured. Each
+    rank gives the seconds of each round's actions by segment.
 
-    An action counts by its length: what a step takes is made of the long ones.
+    Actions are weighted by length, since long ones make up most of a step.
     """
     paces: list[tuple[float, float]] = []
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in TIMES}
@@ -136,7 +136,7 @@ def find_spread(ranks: Sequence[Mapping[int, Sequence[Sequence[float]]]]) -> Spr
 
 
 def _find_quantiles(weighted: Sequence[tuple[float, float]]) -> tuple[float, ...]:
-    """QUANTILES of values with weights, over their median."""
+    """Return QUANTILES of weighted values, divided by their median."""
     values, weights = np.array(sorted(weighted)).T
     middles = (np.cumsum(weights) - weights / 2) / weights.sum()
     found = np.interp(QUANTILES, middles, values)
@@ -147,27 +147,27 @@ def _find_quantiles(weighted: Sequence[tuple[float, float]]) -> tuple[float, ...
 
 T = TypeVar("T")
 EMPTY = 1
-"""A stage of nothing, between the first segment and the others."""
+"""The empty stage's index, between the first segment and the others."""
 NOTHING = -1
-"""In place of its segment."""
+"""The key of the empty stage's figures, instead of a segment."""
 HANG_S = 300.0
-"""Ranks that share layers wait so long for one another."""
+"""Seconds that ranks that share layers wait for one another."""
 MakeInputs = Callable[[int], Mapping[str, Any]]
 
 
 @dataclass(kw_only=True)
 class Measured:
-    """One kind of GPU at one tensor degree; lists have a figure a segment."""
+    """Figures of one kind of GPU at one tensor degree; lists have one for each segment."""
 
     kind: str
     tensor: int
     parameters: list[int]
-    """A rank's share."""
+    """A rank's share of each segment's parameters."""
     optimizer_s: list[float]
     cells: dict[int, list[Figures]] = field(default_factory=dict)
-    """By micro-batch size."""
+    """Figures of segments by micro-batch size."""
     empty: dict[int, Figures] = field(default_factory=dict)
-    """The same of a stage that holds nothing: what an action costs by itself."""
+    """Figures of an empty stage, the fixed cost of actions, by micro-batch size."""
     spreads: dict[int, Spread] = field(default_factory=dict)
     stopped: str = ""
 
@@ -185,7 +185,7 @@ class Measured:
 
 
 class Measuring:
-    """One degree; every rank makes one, at the same time."""
+    """Measures one tensor degree; every rank creates one at the same time."""
 
     def __init__(
         self,
@@ -203,8 +203,8 @@ class Measuring:
         selective: bool,
         say: Callable[[str], None],
     ) -> None:
-        """`split` has a stage for each segment; in `empty` stage EMPTY holds none, None where the
-        model has one segment alone."""
+        """`split` has a stage for each segment. In `empty`, stage EMPTY has no segment; None for a
+        model of one segment."""
         self.split, self.empty, self.crew, self.tensor = split, empty, crew, tensor
         self.classes, self.samples, self.tensor_plan = classes, samples, tensor_plan
         self.loss_scale, self.seed, self.say = loss_scale, seed, say
@@ -228,9 +228,9 @@ class Measuring:
         build: BuildOptimizer,
         limit_s: float | None,
     ) -> list[Measured]:
-        """Measure each kind of GPU that has ranks for it; the result is the same on all ranks.
+        """Measure each kind of GPU with enough ranks; the result is equal on all ranks.
 
-        A size that would, by the one before, end beyond `limit_s` is left out.
+        A size that would probably end after `limit_s` is left out.
         """
         for kind in self.crew.kinds:
             if kind not in self.entries:
@@ -250,7 +250,7 @@ class Measuring:
         return list(found.values())
 
     def _close(self) -> None:
-        """Let go of the group, so that ranks that wait for this one go on, with an error."""
+        """Release the group, so that ranks waiting for this one continue with an error."""
         group, self.group = self.group, None
         if self.sharding is not None:
             self.sharding.release()
@@ -258,7 +258,7 @@ class Measuring:
             close_group(group)
 
     def _build(self, build: BuildOptimizer) -> dict[str, Measured]:
-        """This rank's segments, and what is measured without a batch."""
+        """Build this rank's segments, and measure what needs no batch."""
         optimizers: dict[int, float] = {}
         crossings = Crossings(self.split)
         error: BaseException | None = None
@@ -319,7 +319,7 @@ class Measuring:
         found: Mapping[str, Measured],
         limit_s: float | None,
     ) -> None:
-        """Size by size, until each kind has run out of memory or all sizes are done."""
+        """Measure growing sizes until each kind is out of memory or all sizes are done."""
         spent = last_s = 0.0
         for place, size in enumerate(sizes):
             if limit_s is not None and place:
@@ -366,8 +366,8 @@ class Measuring:
                 return
 
     def _foresee_too_large(self, measured: Mapping[int, Figures], growth: float) -> bool:
-        """True if ranks that share layers had better not try the next size on these GPUs: one that
-        runs out leaves the others in a kernel of NCCL's that nothing ends."""
+        """Return True if ranks that share layers should not try the next size: a rank that runs out
+        of memory would leave the others in an NCCL kernel that nothing ends."""
         device = self.crew.device
         if self.tensor == 1 or device.type != "cuda":
             return False
@@ -383,7 +383,7 @@ class Measuring:
                 self.say(f"{kind}, tensor {self.tensor}: {one.stopped}")
 
     def _measure_own(self, make_inputs: MakeInputs, size: int) -> tuple[dict[int, Figures], str]:
-        """Measure each own segment, or say where memory ran out; any other error ends all ranks."""
+        """Measure each own segment, or say where memory ran out; other errors end all ranks."""
         measured: dict[int, Figures] = {}
         error: BaseException | None = None
         failed = ""
@@ -413,7 +413,7 @@ class Measuring:
         return measured, failed
 
     def _fill(self, measured: Mapping[int, T], join: Callable[[list[T]], T]) -> list[T]:
-        """A value for every segment: its own, or what its measured equals have in common."""
+        """Return a value for every segment: its own, or that of measured equal segments."""
         filled: dict[int, T] = {}
         for equals in self.classes:
             shared = join([measured[segment] for segment in equals if segment in measured])
@@ -422,7 +422,7 @@ class Measuring:
 
 
 def _merge(many: Sequence[Mapping[int, T]], join: Callable[[list[T]], T]) -> dict[int, T]:
-    """Join by segment what several ranks measured; ranks that share layers have measured the same
-    ones."""
+    """Join figures of several ranks by segment; ranks that share layers measured the same
+    segments."""
     keys = sorted({key for one in many for key in one})
     return {key: join([one[key] for one in many if key in one]) for key in keys}

@@ -1,7 +1,7 @@
-"""The profile's file: the planner's format, and beside it what it does not need to plan.
+"""Write a profile's file: the planner's format, with details that planning does not need.
 
-"details" says of each kind of GPU and tensor degree which segments are equal and which of them were
-measured at each size, and where memory ran out.
+"details" lists for each kind of GPU and tensor degree which segments are equal, which were measured
+at each size, and where memory ran out.
 """
 
 from __future__ import annotations
@@ -20,28 +20,27 @@ from varuna_core.records.files import write_atomic
 
 @dataclass(frozen=True, kw_only=True)
 class Detail:
-    """A note on how one kind of GPU was measured at one tensor degree."""
+    """How one kind of GPU was measured at one tensor degree."""
 
     gpu: str
     tensor: int
     equals: list[list[int]]
-    """Segments that are alike: those that were measured have their own figures, the others the
-    medians of these."""
+    """Classes of equal segments: measured segments have their own figures, the others medians."""
     measured: dict[str, list[int]]
-    """By micro-batch size."""
+    """Measured segments by micro-batch size."""
     largest_micro_batch: int
-    """The last that was measured."""
+    """The largest size that was measured."""
     stopped: str = ""
-    """Why no larger one was: where memory ran out; empty if all that was asked for was measured."""
+    """Why no larger size was measured: where memory ran out; empty if all sizes were done."""
 
 
 def build_cell(
     figures: Sequence[Figures], empty: Figures | None, spread: Spread | None = None
 ) -> Cell:
-    """A cell of each segment's own figures, less what an empty stage takes; None: nothing is known.
+    """Build a cell from segments' figures minus those of an empty stage; None: not known.
 
-    A first segment that does next to nothing, and takes no message, may be quicker than that: it
-    then counts as nothing.
+    A first segment that does almost nothing and takes no message may be quicker than an empty
+    stage; it then counts as 0.
     """
     actions = {
         name: 0.0 if empty is None else float(getattr(empty, name)) for name in TIMES + HOST_TIMES
@@ -59,14 +58,14 @@ def build_cell(
 
 
 def read_kept(path: Path) -> Profile | None:
-    """A profile that is there already; None if there is none."""
+    """Return the existing profile; None if there is none."""
     return read_profile(path) if path.exists() else None
 
 
 def extend_file(
     path: Path, kept: Profile | None, new: Profile, details: Sequence[Detail]
 ) -> Profile:
-    """Write what was there and what is new, where both have a figure the new one."""
+    """Write the existing profile extended by the new one, whose figures take precedence."""
     told = tuple(json.loads(json.dumps(asdict(detail))) for detail in details)
     profile = replace(new, details=told)
     if kept is not None:
@@ -81,7 +80,7 @@ def copy_file(path: Path, target: Path) -> None:
 
 
 def describe_profile(profile: Profile, details: Sequence[Detail]) -> str:
-    """A table in words: for each kind, degree and size the whole model on one GPU; the links."""
+    """Return a table for people: the model on one GPU by kind, degree and size; the links."""
     rows = [["GPU", "tensor", "micro-batch", "forward", "backward", "largest segment", "optimizer"]]
     for kind, gpu in sorted(profile.gpus.items()):
         for (size, tensor), cell in sorted(gpu.cells.items(), key=lambda item: item[0][::-1]):

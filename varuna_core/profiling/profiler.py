@@ -49,16 +49,16 @@ from varuna_core.runtime.optim.updates import build_loss_scale
 from varuna_core.runtime.split.split import Split, split_model
 
 LARGEST = 64
-"""Micro-batch sizes double up to it, where none are given."""
+"""Default micro-batch sizes double up to this one."""
 LIMIT_S = 600.0
-"""Then no larger one is begun."""
+"""Seconds after which no larger size is begun."""
 SAMPLES = 3
-"""Of equal segments so many are measured."""
+"""The number of segments measured in each class of equal ones."""
 LOSS_SCALE = 1024.0
 
 
 class Profiler:
-    """One rank of a profile; every rank makes the same calls."""
+    """One rank of a profile; every rank must make the same calls."""
 
     def __init__(
         self,
@@ -82,13 +82,13 @@ class Profiler:
         seed: int = 1234,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        """`tensor` is a degree, or several, each of which divides the ranks.
+        """`tensor` is a degree, or several, each of which divides the number of ranks.
 
-        `name` and `digest` say whose profile it is, by default the model's class and its shapes;
-        `kind` is what to call this rank's GPU. `groups` of ranks have their sums timed besides the
-        usual ones. `prepare` is given each segment's module before it is measured; one that
-        compiles it goes with `selective=False`, as `recompute: selective` does not go with that.
-        `say` hears of the progress on rank 0.
+        `name` and `digest` identify the model, by default its class and a hash of its shapes;
+        `kind` names this rank's GPU. `groups` of ranks have their sums timed in addition to the
+        usual ones. `prepare` is called with each segment's module before it is measured; if it
+        compiles the module, `selective` must be False, since `recompute: selective` does not work
+        with compiled modules. `say` gets progress on rank 0.
         """
         self.model, self.device = model, take_device(device, local_rank)
         self.precision = choose_precision(fp16, precision)
@@ -108,7 +108,7 @@ class Profiler:
         self._loss_scale = LOSS_SCALE if self.precision.name == "fp16" else 1.0
 
     def initialize(self, get_batch: GetBatch) -> None:
-        """`get_batch(size)` gives inputs of so many samples, as the model takes them."""
+        """Set the function that gives inputs of a number of samples, as the model takes them."""
         self.get_batch = get_batch
 
     def set_optimizer(
@@ -119,8 +119,8 @@ class Profiler:
         min_loss_scale: float | None = None,
         amp_opt_level: str | None = None,
     ) -> None:
-        """One of this kind and its settings is timed for each segment; or a function of parameters
-        that makes one. Its own parameters are not looked at, nor is `amp_opt_level`."""
+        """Set an optimizer, whose kind and settings are timed for each segment, or a function that
+        makes one from parameters. Its own parameters and `amp_opt_level` are ignored."""
         is_made = hasattr(optimizer, "param_groups")
         if not is_made and not callable(optimizer):
             raise ValueError(f"{type(optimizer).__name__} is no optimizer, nor makes one")
@@ -139,10 +139,10 @@ class Profiler:
         path: str | Path | None = None,
         links: bool = True,
     ) -> Profile:
-        """Measure and write `<out_folder>/<model>.profile.json`, or `path`; the same on all ranks.
+        """Measure and write `<out_folder>/<model>.profile.json`, or `path`; equal on all ranks.
 
-        Without sizes they double until memory runs out, or time (`limit_s` a degree). A file that
-        is there must be of the same model and software, and is extended.
+        Default sizes double until memory or time (`limit_s` a degree) runs out. An existing file
+        must be of the same model and software, and is extended.
         """
         if get_batch is not None and not callable(get_batch):
             get_batch, microbatch_sizes = None, get_batch
@@ -213,8 +213,8 @@ class Profiler:
         return moved
 
     def _split(self, size: int) -> tuple[Split, Split | None]:
-        """A stage for each segment, how many there are only a dry run tells; and one with a stage
-        that holds none."""
+        """Split the model into a stage for each segment, counted by a dry run, and again with an
+        empty stage."""
         inputs = self._make_inputs(size)
         types = self.precision.choose_types(self.model)
         more: dict[str, Any] = {
@@ -229,7 +229,7 @@ class Profiler:
         return each, split_model(self.model, inputs, 3, [1, 0, count - 1], **more)
 
     def _describe(self, split: Split) -> Model:
-        """The model's entry in the profile, as far as it is known before anything is measured."""
+        """Return the model's entry in the profile before any measurement."""
         digest = self.digest
         if digest is None:
             digest = digest_model(self.model, self._make_inputs(1), self.precision.name)
@@ -282,7 +282,7 @@ def double_up(largest: int) -> list[int]:
 
 
 def remake_optimizer(optimizer: Any) -> BuildOptimizer:
-    """A builder of optimizers of the same class and settings, for other parameters."""
+    """Return a function that makes an optimizer of this class and settings for other parameters."""
     group = {**getattr(optimizer, "defaults", {}), **optimizer.param_groups[0]}
     taken = inspect.signature(type(optimizer).__init__).parameters
     options = {key: value for key, value in group.items() if key in taken and key != "params"}

@@ -1,10 +1,10 @@
-"""The ranks of a profile: what each stands on, who measures what, and how results come together.
+"""Organize the ranks of a profile: their GPUs, who measures what, and how results are gathered.
 
     ranks   0  1 | 2  3 | 4  5      degree 2: three entries
     kind    A100 | A100 | A10       of each kind the segments are dealt to its entries in turn
 
-What is gathered goes by gloo and a group of its own. A rank that fails says so in what it gathers,
-and all stop with its words.
+Results are gathered over gloo with a group of its own. A rank that fails gathers its error, and all
+ranks raise it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ProfiledRank:
 
 
 def name_kind(device: torch.device) -> str:
-    """The GPU's name in the planner's table, else its own; "cpu" without one."""
+    """Return the GPU's name in the planner's table, else its own; "cpu" without a GPU."""
     if device.type != "cuda":
         return device.type
     name = torch.cuda.get_device_name(device)
@@ -50,12 +50,12 @@ def name_kind(device: torch.device) -> str:
 
 
 class Crew:
-    """All ranks, and what they tell one another; alone without a process group."""
+    """All ranks and the exchange between them; a single rank without a process group."""
 
     def __init__(
         self, device: torch.device, kind: str | None = None, may_share: bool = False
     ) -> None:
-        """`may_share` was said of this rank's GPU (comm/devices.py)."""
+        """`may_share` is the argument of the same name for this rank's GPU (comm/devices.py)."""
         is_joined = dist.is_initialized()
         self.rank = dist.get_rank() if is_joined else 0
         self.world_size = dist.get_world_size() if is_joined else 1
@@ -82,7 +82,7 @@ class Crew:
         return gather(mine, self._group)
 
     def agree(self, error: BaseException | None) -> None:
-        """All ranks come here; if one brings an error all of them raise it."""
+        """Exchange errors on all ranks; if any rank has one, raise it on all."""
         told = self.gather(None if error is None else f"{type(error).__name__}: {error}")
         if error is not None:
             raise error
@@ -95,7 +95,7 @@ class Crew:
             dist.barrier(group=self._group)
 
     def list_entries(self, tensor: int) -> dict[str, list[list[int]]]:
-        """Groups of `tensor` neighbours on one node, all of one kind, by that kind."""
+        """Return groups of `tensor` neighbouring ranks on a node with one kind of GPU, by kind."""
         entries: dict[str, list[list[int]]] = {}
         for first in range(0, self.world_size - tensor + 1, tensor):
             held = self.places[first : first + tensor]
@@ -107,7 +107,7 @@ class Crew:
 def deal(
     entries: Mapping[str, Sequence[Sequence[int]]], samples: Sequence[int], rank: int
 ) -> tuple[int, ...]:
-    """The segments that a rank measures."""
+    """Return the segments that a rank measures."""
     for groups in entries.values():
         for number, ranks in enumerate(groups):
             if rank in ranks:
@@ -116,7 +116,7 @@ def deal(
 
 
 def read_memory(device: torch.device) -> int:
-    """Bytes of the GPU, or of this machine."""
+    """Return the bytes of the GPU's memory, or of this machine's."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

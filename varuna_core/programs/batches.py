@@ -1,7 +1,7 @@
-"""Batches by sample numbers: from token files, a BERT's pairs, or made up; one step read ahead.
+"""Read batches by sample numbers, one step ahead: from token files, BERT pairs, or random tokens.
 
-Sample k is a function of the settings and k, so a run's position is the number of samples that it
-has consumed, and any layout goes on from there.
+Sample k depends only on the settings and k, so a run's position is the number of samples that it
+has consumed, and a run with another layout can continue from there.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ MASK_SHARE = 0.15
 
 
 class BatchSource(Protocol):
-    """Source of batches."""
+    """Reads samples by number."""
 
     def read(self, part: str, numbers: range) -> Batch:
-        """These samples, one a row."""
+        """Return a batch with these samples, one in each row."""
 
     def state(self) -> dict[str, Any]:
-        """Settings that the order of samples depends on, as JSON values."""
+        """Return the settings that the order of samples depends on, as JSON values."""
 
     def check_state(self, saved: Mapping[str, Any]) -> None:
-        """Refuse to go on in another order."""
+        """Raise an error if the saved settings give another order of samples."""
 
 
 def count_evaluations(training: Training) -> int:
@@ -42,7 +42,7 @@ def count_evaluations(training: Training) -> int:
 
 
 def count_samples(training: Training) -> dict[str, int]:
-    """Samples of each part that the whole training reads."""
+    """Return the number of samples of each part that the whole training reads."""
     steps = count_evaluations(training) * training.evaluate_steps
     return {
         TRAIN: training.steps * training.global_batch_size,
@@ -59,7 +59,7 @@ def open_source(training: Training) -> BatchSource:
 
 
 class Tokens:
-    """Sequences of token files, for a GPT."""
+    """Sequences from token files, for a GPT."""
 
     def __init__(self, training: Training) -> None:
         from varuna_core.data.blend import open_samples
@@ -134,7 +134,7 @@ class BertPairs:
 
 
 class MadeUp:
-    """Random tokens: what is measured needs no data set."""
+    """Random tokens, for measurements without a data set."""
 
     def __init__(self, training: Training) -> None:
         self._training = training
@@ -175,7 +175,7 @@ class MadeUp:
 
 
 class ReadAhead:
-    """Reads the batch of the next step while this one runs."""
+    """Reads the batch of the next step while the present step runs."""
 
     def __init__(self, read: Callable[[int], Batch], last: int) -> None:
         """`read(step)` makes a batch; `last` is the last step."""

@@ -1,7 +1,7 @@
-"""BERT: masked tokens and whether the second part follows the first; cuts as in gpt.py.
+"""BERT: predicts masked tokens and if the second part follows the first; cut as in gpt.py.
 
-Predicting a token shares the embedding's weight. The two losses are added, as in the paper: the
-mean over the masked tokens of the whole batch, and the mean over its pairs.
+The token head shares the embedding's weight. The two losses are added, as in the paper: the mean
+over the masked tokens of the whole batch, and the mean over its pairs.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from varuna_core.runtime.split.loss import TokenMean
 
 EPS = 1e-12
 NO_LABEL = -1
-"""Where nothing is predicted (varuna_core/data/bert.py)."""
+"""Label of a token that is not to be predicted (varuna_core/data/bert.py)."""
 
 
 class TokenHead(nn.Module):
-    """Logits of the masked tokens."""
+    """Computes the logits of masked tokens."""
 
     def __init__(self, hidden: int, vocab: int, embedding: Tensor) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class TokenHead(nn.Module):
 
 
 class Bert(nn.Module):
-    """Returns the losses of a batch as BertSamples reads it; `.mean()` is that of this batch."""
+    """BERT; returns the losses of a batch as read by BertSamples, whose mean is the batch's."""
 
     def __init__(
         self, *, layers: int, hidden: int, heads: int, sequence: int, vocab: int, dropout: float
@@ -76,18 +76,18 @@ class Bert(nn.Module):
         return _compute_loss(tokens, labels) + _compute_loss(order, is_random)
 
     def loss_counts(self, labels: Tensor, is_random: Tensor, **others: Tensor) -> list[Tensor]:
-        """How many tokens of the batch are predicted, and how many pairs."""
+        """Return the numbers of predicted tokens and of pairs, the weights of the two losses."""
         return [(held != NO_LABEL).sum() for held in (labels, is_random)]
 
     def tensor_parallel_plan(self) -> dict[str, Any]:
-        """For `Options(tensor_plan=...)`; the loss is taken of logits that stay shared."""
+        """Return a plan for `Options(tensor_plan=...)`; the loss is computed on sharded logits."""
         from torch.distributed.tensor.parallel import ColwiseParallel
 
         head = {"token_head.decoder": ColwiseParallel(use_local_output=False)}
         return plan_blocks(sequence_parallel=False) | head
 
     def predict(self, text: Tensor, types: Tensor, padding_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of each place's token, and of (the second part follows, it is another's)."""
+        """Return logits of each position's token, and of each pair (B follows A, B is random)."""
         mask = padding_mask.bool()[:, None, None, :]
         places = number_positions(text, self.sequence)
         x = self.tokens(text) + self.positions(places) + self.types(types)

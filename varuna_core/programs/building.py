@@ -1,7 +1,7 @@
-"""The parts of a built-in program that stand before any rank: model, optimizer, learning rate.
+"""Build a built-in program's rank-independent parts: model, optimizer, learning rate.
 
-The learning rate counts steps that were taken: those that an overflow of fp16 skips do not move it,
-so that a run that goes on from a checkpoint goes on along the same curve.
+The learning rate counts steps that were taken and not those that an fp16 overflow skips, so that a
+run resumed from a checkpoint continues along the same curve.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from varuna_core.schedule.recompute import Recompute
 
 @dataclass(frozen=True, kw_only=True)
 class LearningRate:
-    """`min_lr` is reached with step `decay_steps` and kept after it."""
+    """Schedule of the learning rate; `min_lr` is reached at `decay_steps` and kept after it."""
 
     kind: str
     lr: float
@@ -35,7 +35,7 @@ class LearningRate:
     decay_steps: int
 
     def at(self, taken: int) -> float:
-        """For the step that comes after `taken` steps; the first one has a rate above zero."""
+        """Return the rate for the step after `taken` steps; the first step's is above zero."""
         step = taken + 1
         if step <= self.warmup_steps:
             return self.lr * step / self.warmup_steps
@@ -52,7 +52,7 @@ MODELS: dict[str, type[Gpt] | type[Bert]] = {"pretrain_gpt": Gpt, "pretrain_bert
 
 
 def build_model(training: Training) -> nn.Module:
-    """Without memory: each stage makes the values of its own parameters."""
+    """Build the model on the meta device; each stage initializes its own parameters."""
     more = {} if training.llama is None else {"llama": training.llama}
     with torch.device("meta"):
         return MODELS[training.program](
@@ -75,13 +75,13 @@ def describe_model(training: Training) -> dict[str, Any]:
 
 
 def read_partition(training: Training) -> Partition | None:
-    """The partition of a training; None where the runtime balances."""
+    """Return the partition of a training; None if the runtime is to balance the stages."""
     return None if training.partition is None else Partition.parse(training.partition)
 
 
 def choose_recompute(training: Training, device: torch.device) -> tuple[Recompute, str]:
-    """Return the `recompute` that Varuna is given, and where the conf says `auto` a line for the
-    log on how it will be chosen."""
+    """Return the `recompute` to pass to Varuna and, if the conf says `auto`, a log line on how it
+    will be chosen."""
     if training.recompute != "auto":
         return cast(Recompute, training.recompute), ""
     obstacle = why_no_auto(device, training.zero)
@@ -94,7 +94,7 @@ def choose_recompute(training: Training, device: torch.device) -> tuple[Recomput
 
 
 def plan_layers(model: nn.Module, training: Training) -> dict[str, Any] | None:
-    """The plan by which ranks share layers, if they do; refused where sizes do not allow it."""
+    """Return the plan by which ranks share layers, if they do; ProgramError for bad sizes."""
     shared = training.tensor
     if shared == 1:
         return None
@@ -126,7 +126,7 @@ def plan_layers(model: nn.Module, training: Training) -> dict[str, Any] | None:
 
 
 def build_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices decay; biases and the weights of norms do not."""
+    """Return parameter groups: matrices decay; biases and weights of norms do not."""
     held = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in held if p.dim() > 1], "weight_decay": weight_decay},
@@ -136,9 +136,9 @@ def build_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 
 
 def choose_apex(training: Training, device: torch.device) -> tuple[bool, str]:
-    """True for NVIDIA's kernels; and of `auto` a line that says what became of it.
+    """Return True to use Apex's kernels and, for `auto`, a log line about the choice.
 
-    ProgramError where they are asked for and missing: without vjob's agent nobody looked.
+    ProgramError if Apex is required but missing: without vjob's agent nothing checked it before.
     """
     if not training.apex:
         return False, ""

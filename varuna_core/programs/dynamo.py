@@ -1,10 +1,10 @@
-"""Keeps torch's compiler out of a rank that compiles nothing: `spare_dynamo`.
+"""Keep torch's compiler out of a rank that compiles nothing: `spare_dynamo`.
 
 torch (2.9 to 2.13) imports torch._dynamo, hundreds of modules that take nearly as long as torch
 itself, for little: initial weights on the meta device and an optimizer ask it not to compile them,
-and fake tensors read three settings. Modules that answer these stand in its place until anything
-else of it is wanted: then it is imported, and they are gone. Only for the built-in programs: of a
-script nobody knows what it compiles.
+and fake tensors read three settings. Stand-in modules answer these until any other attribute is
+used; then the real modules are imported in their place. This is for the built-in programs only,
+since a user's script may compile.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CONFIG = f"{NAME}.config"
 
 
 class _Absent(ModuleType):
-    """A module that imports the real one as soon as it is asked for what it has not."""
+    """A module that imports the real one at the first use of an attribute that it lacks."""
 
     def __init__(self, name: str, **known: Any) -> None:
         super().__init__(name, "A stand-in of vjob: varuna_core/programs/dynamo.py")
@@ -35,7 +35,7 @@ class _Absent(ModuleType):
 
 
 def spare_dynamo() -> None:
-    """Put the stand-ins there, unless it is imported already."""
+    """Install the stand-ins, unless torch._dynamo is imported already."""
     if NAME in sys.modules:
         return
     config = _Absent(

@@ -20,16 +20,16 @@ from varuna_core.programs.place import ProgramError
 
 FP8 = "fp8"
 MULTIPLE = 16
-"""Of both sizes of a layer, as the products want it; another layer stays in bf16."""
+"""Both sizes of a layer must be multiples of this for float8; other layers stay in bf16."""
 
 
 def choose_base_precision(precision: str) -> str:
-    """The precision of all that is not computed in float8: what Varuna is given."""
+    """Return the precision of everything outside float8 layers, which is passed to Varuna."""
     return "bf16" if precision == FP8 else precision
 
 
 def use_float8(model: nn.Module, device: torch.device) -> int:
-    """Convert the linear layers of the blocks in place; how many there are."""
+    """Convert the linear layers of the blocks in place, and return their number."""
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ImportError as error:
@@ -59,5 +59,5 @@ def _is_convertible(part: nn.Module) -> bool:
 
 @cache
 def _with_our_values(layer: Any) -> type:
-    """This class, with first values as ours have them."""
+    """Return a subclass of a layer's class that initializes its values as Dense does."""
     return type("Float8Dense", (layer,), {"reset_parameters": Dense.reset_parameters})

@@ -1,9 +1,9 @@
-"""Forks the ranks of a node from one process that has imported torch once, on `--fork`.
+"""Fork the ranks of a node from one process that has imported torch once (`--fork`).
 
-Nothing but imports comes before the fork: no thread of ours, no CUDA, no process group. Where an
-import has begun a thread or opened a GPU, what is forked would be broken: then each rank starts as
-it would without this. The agent (varuna_core/agent/setup/forked_ranks.py) says on standard input
-what makes each rank a rank, and adopts it when this process ends.
+Only imports precede the fork: no thread of ours, no CUDA, no process group. If an import has
+started a thread or opened a GPU, forked processes would be broken, and each rank starts in the
+usual way. The agent (varuna_core/agent/setup/forked_ranks.py) sends each rank's environment on
+standard input, and becomes the ranks' parent when this process ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LOOK_S = 0.001
 
 
 def fork_ranks() -> None:
-    """Returns in each rank; the process that was called ends here."""
+    """Fork the ranks and return in each of them; the calling process exits here."""
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
         os._exit(0)

@@ -24,7 +24,7 @@ from varuna_core.runtime.split.cut import CutPoint
 
 
 class Gpt(nn.Module):
-    """Given `sequence + 1` tokens a sample it returns the loss of predicting each next one."""
+    """A decoder; takes `sequence + 1` tokens a sample, returns the loss of each next token."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Gpt(nn.Module):
         return cross_entropy(self.predict(tokens[:, :-1]), tokens[:, 1:])
 
     def tensor_parallel_plan(self, sequence_parallel: bool = False) -> dict[str, Any]:
-        """For `Options(tensor_plan=...)`; the loss is taken of logits that stay shared."""
+        """Return a plan for `Options(tensor_plan=...)`; the loss is computed on sharded logits."""
         from torch.distributed.tensor import Replicate, Shard
         from torch.distributed.tensor.parallel import (
             ColwiseParallel,
@@ -76,7 +76,7 @@ class Gpt(nn.Module):
         return plan
 
     def predict(self, tokens: Tensor) -> Tensor:
-        """Logits of the token after each one."""
+        """Return the logits of the token after each position."""
         x = self.tokens(tokens)
         if self.llama is None:
             x = x + self.positions(number_positions(tokens, self.sequence))

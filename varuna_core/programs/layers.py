@@ -1,8 +1,8 @@
 """Layers of the built-in models.
 
-Each module that owns parameters has a `reset_parameters` of its own: Varuna fills models that were
-built on the meta device by it, a parameter at a time, seeded by the parameter's name, so that the
-weights do not depend on the layout.
+Each module with parameters has a `reset_parameters` of its own. Varuna uses it to initialize models
+that were built on the meta device, one parameter at a time, seeded by the parameter's name, so that
+the weights do not depend on the layout.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from varuna_core.records.training import Llama
 
 STD = 0.02
-"""Of a normal distribution: GPT-2's and BERT's initial weights."""
+"""Standard deviation of the initial weights of GPT-2 and BERT."""
 
 
 class Dense(nn.Linear):
-    """A linear layer with normal weights and a bias of zeros."""
+    """A linear layer with normally distributed weights and zero biases."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True, std: float = STD) -> None:
         self.std = std
@@ -35,14 +35,14 @@ class Dense(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """A table of normal rows."""
+    """An embedding with normally distributed rows."""
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=STD)
 
 
 class Attention(nn.Module):
-    """Self-attention by torch's own kernels; causal, or with a mask of what may be seen."""
+    """Self-attention by torch's own kernels, causal or with a mask."""
 
     def __init__(
         self, hidden: int, heads: int, dropout: float, *, causal: bool, output_std: float = STD
@@ -71,7 +71,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Four times as wide inside."""
+    """Two-layer MLP, four times as wide inside."""
 
     def __init__(self, hidden: int, *, approximate: str, output_std: float = STD) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class GroupedAttention(nn.Module):
 
 
 def find_turns(length: int, llama: Llama, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the angles by which each place turns the pairs of a head, in fp32."""
+    """Return cosines and sines of the rotary angle of each position and pair of a head, in fp32."""
     size = llama.head_size
     powers = torch.arange(0, size, 2, device=device, dtype=torch.float32) / size
     rates = 1.0 / llama.rope_base**powers
@@ -135,13 +135,13 @@ def find_turns(length: int, llama: Llama, device: torch.device) -> tuple[Tensor,
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate pairs of a head's halves, as transformers pairs them; the angles are in fp32."""
+    """Rotate pairs taken from a head's two halves, as transformers does; angles are in fp32."""
     first, second = x.float().chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
 
 
 class GatedMlp(nn.Module):
-    """SwiGLU."""
+    """SwiGLU feed-forward layer."""
 
     def __init__(self, hidden: int, inner: int, *, output_std: float) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class GatedMlp(nn.Module):
 
 
 class PreNormBlock(nn.Module):
-    """x + f(norm(x)), of GPT-2, or with the parts of `llama`."""
+    """Block with x + f(norm(x)): GPT-2's, or with the parts of `llama`."""
 
     def __init__(
         self, hidden: int, heads: int, layers: int, dropout: float, llama: Llama | None = None
@@ -208,7 +208,7 @@ BLOCKS: tuple[type[nn.Module], ...] = (PreNormBlock, PostNormBlock)
 
 
 def compile_blocks(module: nn.Module, **options: Any) -> int:
-    """Let torch.compile take each block; how many there are."""
+    """Apply torch.compile to each block, and return their number."""
     found = [part for part in module.modules() if isinstance(part, BLOCKS)]
     for block in found:
         block.compile(**options)
@@ -216,8 +216,8 @@ def compile_blocks(module: nn.Module, **options: Any) -> int:
 
 
 def plan_blocks(sequence_parallel: bool, llama: Llama | None = None) -> dict[str, Any]:
-    """How T ranks share embedding and blocks: heads, the inside of each MLP, words. With
-    `sequence_parallel` each has its part of every sequence where they are not shared."""
+    """Return a plan by which T ranks share embedding and blocks: heads, the inside of each MLP,
+    words. With `sequence_parallel`, unshared parts are split along the sequence."""
     from torch.distributed.tensor import Replicate, Shard  # takes half a second to load
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,

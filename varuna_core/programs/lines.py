@@ -1,4 +1,4 @@
-"""Megatron's log lines, by the ranks that print them there.
+"""Print Megatron's log lines on the ranks that print them in Megatron.
 
 the block of settings       the first rank of each node
 iteration, validation       the last rank
@@ -48,7 +48,7 @@ MB = 1024 * 1024
 
 
 class RankLines:
-    """One rank's lines; adds up what stands between two of them."""
+    """Prints one rank's lines, and sums up the steps between two of them."""
 
     def __init__(self, training: Training, place: Place, model: Varuna) -> None:
         self.training, self.place, self.model = training, place, model
@@ -84,7 +84,7 @@ class RankLines:
             _say(f"resumed from iteration {iteration} in {folder}")
 
     def tell_choice(self, text: str) -> None:
-        """Print what a key that is auto became."""
+        """Print what was chosen for a key that is `auto`."""
         if self.place.rank == 0:
             _say(text)
 
@@ -100,7 +100,7 @@ class RankLines:
         )
 
     def note(self, step: int, loss: Tensor, overflow: bool, rate: float) -> None:
-        """Note one step; reads the device only where a line is due, as after the first."""
+        """Record one step; reads the device only if a line is due, and after the first step."""
         self.num_steps += 1
         if self.num_steps == 1 and self.place.is_last:
             loss.item()  # a device does it now or later: here it is done
@@ -187,7 +187,7 @@ class RankLines:
 
 
 def spell_partition(model: Varuna) -> str:
-    """Blocks of each stage, as a conf has them."""
+    """Return the blocks of each stage as spelled in a conf."""
     counts = [len(stage) for stage in model.split.stages]
     counts[0] -= 1
     counts[-1] -= 1
@@ -195,7 +195,7 @@ def spell_partition(model: Varuna) -> str:
 
 
 def measure_memory(place: Place, step: int) -> MemoryLine:
-    """Memory as torch counts a GPU's; without one the process' own, which is all reserved."""
+    """Return a GPU's memory as torch counts it; without a GPU the process's, as reserved memory."""
     if place.device.type == "cuda":
         cuda, device = torch.cuda, place.device
         amounts = (
@@ -228,6 +228,6 @@ def _tell_saved(number: int, store: Path) -> None:
 
 
 def _say(text: str) -> None:
-    """In one write, so that lines of several ranks on one terminal do not mix."""
+    """Print a line in one write, so that lines of several ranks on one terminal do not mix."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""The rank, device and stage map of this process, from the environment; joining the other ranks."""
+"""Determine a process's rank, device and stage map from the environment; join other ranks."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from varuna_core.runtime.comm.links import join_ranks
 
 
 class ProgramError(ValueError):
-    """Settings, data and surroundings of a built-in program that do not fit together."""
+    """Raised for settings, data and environments of a built-in program that do not fit together."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Rank and device as torchrun and vjob's agent set them; a world of one without them."""
+    """Rank and device as set by torchrun or vjob's agent; without them, the only rank of a run."""
 
     rank: int
     world: int
     local_rank: int
     stage_map: str
     tensor: int = 1
-    """Ranks for which each entry of the map stands."""
+    """The number of ranks for which each entry of the stage map stands."""
 
     device: torch.device
 
     @property
     def is_last(self) -> bool:
-        """The rank that prints what is the same on all, as in Megatron."""
+        """True for the rank that prints what is equal on all ranks, as in Megatron."""
         return self.rank == self.world - 1
 
 
 def compute_place(pipeline: int, tensor: int = 1, environ: Mapping[str, str] = os.environ) -> Place:
-    """Without vjob's stage map (under torchrun) the stages of a replica have neighbouring ranks."""
+    """Compute the place; without a stage map (torchrun) a replica's ranks are neighbours."""
     rank, world = int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
     local_rank = int(environ.get("LOCAL_RANK", "0"))
     stage_map = environ.get("VJOB_STAGE_MAP")
@@ -85,13 +85,13 @@ def refuse_missing_gpus(environ: Mapping[str, str], built_for: str | None) -> No
 
 
 def join(place: Place) -> None:
-    """Meet the other ranks; what goes between GPUs is Varuna's to choose."""
+    """Join the other ranks; Varuna chooses the transport between GPUs."""
     if place.world > 1:
         join_ranks()
 
 
 def leave() -> None:
-    """Rank 0 may hold the store: nobody goes before all are done."""
+    """Wait for all ranks before leaving, since rank 0 may hold the store."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 def run() -> NoReturn:
-    """The whole process: `main`, and then no more than what is registered for its end.
+    """Run `main`, then only the registered exit handlers.
 
-    The interpreter would take torch apart, object by object: half a second of a processor, in which
-    nobody yet knows that this rank has ended.
+    The interpreter would tear torch down object by object: half a second of processor time during
+    which the end of this rank would stay unnoticed.
     """
     code = 1  # of an error that nobody caught
 
@@ -48,7 +48,7 @@ def run() -> NoReturn:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train; 1 and one line where the settings or the data are at fault."""
+    """Run the program; return 1, after one line, if the settings or the data are at fault."""
     words = sys.argv[1:] if arguments is None else arguments
     try:
         wanted = _parse(words)
@@ -108,8 +108,8 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _spare_compiler(path: Path) -> None:
-    """Keep torch's compiler out, where neither compiled blocks nor torchao (fp8) need it; a wrong
-    file is reported later."""
+    """Keep torch's compiler out unless compiled blocks or torchao (fp8) need it; errors in the file
+    are reported later."""
     from varuna_core.programs.dynamo import spare_dynamo
     from varuna_core.records.training import read_training
 

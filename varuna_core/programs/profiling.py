@@ -1,4 +1,4 @@
-"""The profile of a built-in program: its model on made-up samples, on the ranks of a job."""
+"""Profile a built-in program: run its model on random samples, on the ranks of a job."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def profile_training(
     sizes: Sequence[int] | None = None,
     degrees: Sequence[int] | None = None,
 ) -> None:
-    """Into `path`, which is extended if it is there; `copy` is what this run knows then."""
+    """Write the profile to `path`, extending an existing one, and what this run knows to `copy`."""
     begin = time.monotonic()
     wanted = sorted(set(degrees or (1, training.tensor)))
     for degree in wanted:

@@ -1,10 +1,10 @@
-"""A standby rank: imports what a training needs, then waits for its task on standard input.
+"""Run a standby rank: import what a training needs, then wait for a task on standard input.
 
     main thread     reads standard input ──────────────────► environment, arguments ─► the training
     another thread  niceness 10: imports torch and the rest ─┘
 
-Niceness belongs to a thread on Linux, and without privileges nobody gets it back: so the thread
-that imports beside a training is not the one that trains later.
+On Linux niceness belongs to a thread, and cannot be lowered again without privileges; so the thread
+that imports beside a running training is not the one that trains later.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import threading
 from collections.abc import Mapping
 
 NICE = 10
-"""A tenth of a processor where a training wants all of it: at 19 it would never come to an end."""
+"""Niceness that leaves a tenth of a busy processor; at 19 the imports would never finish."""
 # The dry run loads symbolic_shapes and tensor, the optimizers and the meta device torch._dynamo, at
 # first use: half of all that is imported. Where nothing is compiled dynamo.py stands in for it.
 MODULES = (
@@ -36,7 +36,7 @@ MODULES = (
 
 
 def wait_for_task() -> list[str] | None:
-    """The arguments of the rank that this is to be, its environment set; None: nobody wants it."""
+    """Set the environment and return the arguments of the rank to become; None if not needed."""
     initial = dict(os.environb)
     importing = threading.Thread(target=_import_quietly, name="imports", daemon=True)
     importing.start()
@@ -53,7 +53,7 @@ def wait_for_task() -> list[str] | None:
 
 
 def take_environment(given: Mapping[str, str], initial: Mapping[bytes, bytes]) -> None:
-    """Take the rank's environment; variables that a module set as it was imported stay."""
+    """Take the rank's environment; variables that a module set at its import stay."""
     added = {name: value for name, value in os.environb.items() if name not in initial}
     os.environb.clear()
     os.environb.update({**added, **{_encode(name): _encode(given[name]) for name in given}})
@@ -74,7 +74,7 @@ def import_all() -> None:
 
 
 def forget_input() -> None:
-    """From now on standard input is empty, as every rank's is."""
+    """Make standard input empty from now on, as it is for every rank."""
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
     os.close(empty)

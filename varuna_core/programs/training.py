@@ -98,13 +98,13 @@ def build_varuna(
 
 
 def is_compiled_by_varuna(training: Training) -> bool:
-    """True where blocks are compiled and the schedule may put weight gradients off: Varuna then
-    compiles, for it must know of which layers it cannot. It leaves out blocks that drop out."""
+    """Return True if Varuna compiles the blocks, which must know of layers that cannot be compiled:
+    blocks are compiled and the schedule may postpone weight gradients."""
     return training.compile and may_split_backward(training.schedule)
 
 
 class Trainer:
-    """One rank of the training."""
+    """Runs one rank of the training."""
 
     def __init__(self, training: Training, place: Place, trace: TraceWriter | None) -> None:
         self.training, self.place, self.trace = training, place, trace
@@ -159,7 +159,7 @@ class Trainer:
         self.model.save_on_signal(folder, keep=self.training.checkpoint_keep)
 
     def _begin_with_imported(self, folder: str) -> None:
-        """Weights that `python -m varuna_core.checkpoint import` put there, and nothing else."""
+        """Start from weights that `python -m varuna_core.checkpoint import` wrote, no more."""
         if self.model.iteration:
             raise ProgramError(
                 f"iteration {self.model.iteration} in {folder} does not say which samples it has "
@@ -222,7 +222,7 @@ class Trainer:
                 self.lines.tell_validation(step, self._evaluate(step))
 
     def _note_position(self, step: int) -> None:
-        """For the next checkpoint, whoever asks for it."""
+        """Record the position for the next checkpoint."""
         consumed = step * self.training.global_batch_size
         self.model.data_position = {"consumed": consumed, "order": self.order}
         self.model.user_state = {"taken": self.taken, "model": describe_model(self.training)}
@@ -246,7 +246,7 @@ class Trainer:
                 )
 
     def _evaluate(self, step: int) -> Tensor:
-        """The mean loss of `evaluate.steps` batches, others each time."""
+        """Return the mean loss of `evaluate.steps` batches, different ones each time."""
         number = step // self.training.evaluate_every - 1
         first = number * self.training.evaluate_steps
         self.model.eval()
@@ -263,7 +263,7 @@ class Trainer:
         return self._read(TRAIN, step - 1)
 
     def _read(self, part: str, number: int) -> Batch:
-        """This replica's samples of the batch `number`, counted from 0."""
+        """Return this replica's samples of the batch `number`, counted from 0."""
         first = number * self.training.global_batch_size
         own = self.model.samples
         return self.source.read(part, range(first + own.start, first + own.stop))
@@ -283,7 +283,7 @@ class Trainer:
             exchange_clocks(self.trace)
 
     def close(self) -> None:
-        """After the last step, on every rank."""
+        """Clean up after the last step, on every rank."""
         self.model.close()
         if self.trace is not None:
             self.trace.close()

@@ -1,6 +1,6 @@
 """The training runtime behind `varuna_core.Varuna`.
 
 `assembly.assemble` makes a rank's parts from `settings.VarunaSettings`; `rank_module.RankModule` is
-what torch and users see of them. Rooms, each importing only those before it: comm, split,
+the module that torch and users work with. Rooms, each importing only those before it: comm, split,
 tensor_parallel, engine, optim, saving.
 """

@@ -1,9 +1,9 @@
-"""Arguments of Varuna that a script leaves out: those that the conf of its run gives.
+"""Resolve arguments of Varuna that a script omits, from the conf of its run.
 
-vjob sets a variable for each key that the conf writes (records/training.py); a run by hand has
-none, and every default is Varuna's own. An explicit argument wins, with a warning where the conf
-says otherwise; where both cannot be, an error names both. The whole is settled on every rank alike,
-for all ranks have the same variables and run the same script.
+vjob sets a variable for each key that the conf contains (records/training.py); a run by hand has
+none of them and gets Varuna's defaults. An explicit argument takes precedence over the conf, with a
+warning if they differ, or an error if both cannot hold. All ranks resolve the same values, since
+they have the same variables and run the same script.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ALL_VARIABLES = {**LAYOUT_VARIABLES, **VARIABLES}
 
 
 class _Omitted(Enum):
-    """The one value that no user passes by accident."""
+    """Sentinel that no user passes by accident."""
 
     FROM_CONF = "from the conf"
 
@@ -42,7 +42,7 @@ class _Omitted(Enum):
 
 
 FROM_CONF: Final = _Omitted.FROM_CONF
-"""Default of an argument that the conf may give; spelled out, it asks for the conf's."""
+"""Default of arguments that the conf may set; passed explicitly, it also takes the conf's value."""
 FromConf = Literal[_Omitted.FROM_CONF]
 T = TypeVar("T")
 Map = str | Sequence[Sequence[int]]
@@ -51,14 +51,14 @@ StrPath = str | os.PathLike[str]
 
 
 class ConfArguments:
-    """The conf of this run, as its variables tell of it."""
+    """The values of this run's conf, read from environment variables."""
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self.environ = os.environ if environ is None else environ
         self._warned: set[str] = set()
 
     def read(self, key: str, parse: Callable[[str], T]) -> T | None:
-        """The value of a key that the conf gives, else None."""
+        """Return the value of a conf key; None if the conf does not set it."""
         name = ALL_VARIABLES[key]
         text = self.environ.get(name)
         if not text:
@@ -73,7 +73,7 @@ class ConfArguments:
     def choose(
         self, argument: str, given: T | FromConf, key: str, parse: Callable[[str], T], default: T
     ) -> T:
-        """The explicit argument, else the conf's, else the default."""
+        """Return the explicit argument, else the conf's value, else the default."""
         conf_value = self.read(key, parse)
         if given is FROM_CONF:
             return default if conf_value is None else conf_value
@@ -82,7 +82,7 @@ class ConfArguments:
         return given
 
     def require(self, argument: str, given: T | FromConf, key: str, parse: Callable[[str], T]) -> T:
-        """Choose an argument without a default, as `choose` does."""
+        """Return the explicit argument or the conf's value; raise an error if neither is given."""
         found = self.choose(argument, given, key, parse, None)
         if found is None:
             raise TypeError(
@@ -91,7 +91,7 @@ class ConfArguments:
         return found
 
     def warn(self, said: str, key: str) -> None:
-        """The first rank tells that an argument of the script wins."""
+        """Log once, on the first rank, that an argument of the script overrides the conf."""
         if self.environ.get("RANK", "0") == "0" and said not in self._warned:
             self._warned.add(said)
             name = ALL_VARIABLES[key]
@@ -100,7 +100,7 @@ class ConfArguments:
     # The layout.
 
     def must_join(self, given: Map | FromConf) -> bool:
-        """True where the layout is the conf's, of several ranks that have not met each other."""
+        """Return True if the conf gives the layout and several ranks have no process group yet."""
         ranks = int(self.environ.get("WORLD_SIZE") or 1)
         has_layout = bool(self.environ.get(LAYOUT_VARIABLES["parallel.order"]))
         return given is FROM_CONF and has_layout and ranks > 1 and not dist.is_initialized()
@@ -108,7 +108,7 @@ class ConfArguments:
     def choose_layout(
         self, given: Map | FromConf, tensor: int | FromConf, world: int
     ) -> tuple[Map, int]:
-        """The stage map and the ranks that share each layer."""
+        """Return the stage map and the number of ranks that share each layer."""
         conf_value = self.environ.get(LAYOUT_VARIABLES["parallel.order"])
         told_tensor = self.read("parallel.tensor", int) or 1
         conf_world = int(self.environ.get("WORLD_SIZE") or world)
@@ -139,7 +139,7 @@ class ConfArguments:
     def _check_layout(
         self, given: Map, tensor: int | FromConf, conf_value: str, told_tensor: int, world: int
     ) -> int:
-        """The tensor degree of a script's own map, which must be the conf's where this has one."""
+        """Return the tensor degree for a script's own map, which must agree with the conf's."""
         asked = parse_stage_map(conf_value, world, told_tensor)
         # One stage and no sharing are what a conf has that says nothing of the layout.
         says_nothing = asked.depth == told_tensor == 1 and not self.is_cut
@@ -155,7 +155,7 @@ class ConfArguments:
 
     @property
     def is_cut(self) -> bool:
-        """True where the conf gives the layers of stages."""
+        """True if the conf gives the number of layers for each stage."""
         return self.read("parallel.partition", str) is not None
 
     def _contradict(self, said: str, conf_value: str) -> str:
@@ -170,7 +170,7 @@ class ConfArguments:
     def choose_partition(
         self, given: str | Sequence[int] | Partition | FromConf | None
     ) -> Partition | None:
-        """Layers of each stage; None where the runtime balances them."""
+        """Return the layers of each stage; None if the runtime is to balance them."""
         conf_value = self.read("parallel.partition", Partition.parse)
         if given is FROM_CONF:
             return conf_value
@@ -182,7 +182,7 @@ class ConfArguments:
     def choose_costs(
         self, given: Costs | FromConf | None, partition: Partition | None, stages: int
     ) -> Costs | None:
-        """The planner's costs of the conf's partition, where this is the one in use."""
+        """Return the given costs, or the planner's if the partition in use is the conf's."""
         if given is not FROM_CONF:
             return given
         text = self.environ.get("VJOB_COSTS")
@@ -200,7 +200,7 @@ class ConfArguments:
         partition: Partition | None,
         depth: int,
     ) -> int:
-        """Stages of each rank: as a conf's schedule and partition have them."""
+        """Return the number of stages on each rank, from the conf's schedule and partition."""
         if given is not FROM_CONF:
             return given
         is_told = self.read("parallel.schedule", str) == schedule
@@ -211,8 +211,8 @@ class ConfArguments:
     def choose_sizes(
         self, batch: int | FromConf, chunk: int | FromConf, stages: StageMap
     ) -> tuple[int, int]:
-        """Samples of a step and of a micro-batch; one of the script and one of the conf go into
-        each other, as both of a conf do."""
+        """Return the samples of a step and of a micro-batch. Each may come from script or conf;
+        together they must divide as two values of a conf do."""
         keys = "train.global_batch_size", "train.micro_batch_size"
         whole = self.require("batch_size", batch, keys[0], int)
         part = self.require("chunk_size", chunk, keys[1], int)
@@ -230,7 +230,7 @@ class ConfArguments:
     def choose_precision(
         self, fp16: bool | FromConf, precision: str | FromConf | None
     ) -> Precision:
-        """`fp16=False` is explicit too: then the conf's precision does not count."""
+        """Return the precision; an explicit `fp16=False` overrides the conf's."""
         conf_value = self.read("train.precision", str)
         if fp16 is FROM_CONF and precision in (FROM_CONF, None):
             return choose_precision(False, conf_value if precision is FROM_CONF else None)
@@ -245,7 +245,7 @@ class ConfArguments:
     def choose_recompute(
         self, given: Recompute | FromConf, device: torch.device, zero: int
     ) -> Recompute:
-        """The conf's `auto` is none where it cannot be had: without a GPU, and with zero 3."""
+        """Return the way of recompute; a conf's `auto` is `none` without a GPU or with zero 3."""
         conf_value: Any = self.read("parallel.recompute", str)
         if given is FROM_CONF and conf_value == "auto" and (device.type != "cuda" or zero == 3):
             return "none"
@@ -275,7 +275,7 @@ class ConfArguments:
     # Checkpoints.
 
     def choose_folder(self, call: str, given: StrPath | FromConf) -> Path:
-        """The folder of checkpoints; it may be the conf's, another one, but not none."""
+        """Return the folder of checkpoints from the argument or the conf; one must be given."""
         path = given if given is FROM_CONF else Path(given)
         conf_value = self.read("train.checkpoint.folder", Path)
         if path is FROM_CONF:
@@ -299,5 +299,5 @@ class ConfArguments:
 
 
 def as_is(text: str) -> Any:
-    """The text, for an argument that may be more than text."""
+    """Return the text unchanged, for arguments that may be of other types too."""
     return text

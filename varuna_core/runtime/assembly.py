@@ -1,10 +1,10 @@
-"""The parts of one rank of a training, made one after the other by `assemble`.
+"""Build all parts of one rank of a training, in order: `assemble`.
 
     stage map ─► place and replica of this rank
     model ─► split ─► plans of the schedule, which place the stages ─► this rank's stages
     links to other ranks ─► equal weights ─► masters ─► gradients ─► engine
 
-Every rank makes the same parts in the same order: several of them need all ranks of a group.
+Every rank builds the same parts in the same order, since several parts need all ranks of a group.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SharedWeights = Mapping[tuple[int, ...], Sequence[str]]
-"""Names of the weights that several places hold, by those places."""
+"""Names of weights that several places hold, by the places."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,25 +71,25 @@ class RankParts:
     """Everything that one rank trains with."""
 
     place: int
-    """This rank's field of the stage map."""
+    """This rank's column in the stage map."""
 
     replica: int
     samples: range
-    """Samples of the global batch that are this replica's."""
+    """The samples of the global batch that belong to this replica."""
 
     names: InputNames
     splitter: BatchSplitter
     split: Split
     plans: Plans
     sharding: Sharding | None
-    """How ranks share layers; None where each has its own."""
+    """How ranks share layers; None if each rank has whole layers."""
 
     stages: RankStages
     links: Links
     masters: Masters
     gradients: Gradients
     exchange: WeightExchange | None
-    """Exchange of weights between their owners, with ZeRO."""
+    """Exchange of weights between the ranks that own them, with ZeRO."""
 
     engine: Engine
     updates: Updates
@@ -179,7 +179,7 @@ def cut_model(
 
 
 def refuse_offload(split: Split, settings: VarunaSettings) -> None:
-    """Refuse to offload a graph that torch lets nobody see."""
+    """Refuse to offload graphs whose saved tensors torch does not let hooks see."""
     if settings.recompute == "offload" and split.record.unhooked:
         raise SplitError(
             "the model uses torch.func.grad, vjp, jacrev or hessian, within which torch allows no "
@@ -191,7 +191,7 @@ def refuse_offload(split: Split, settings: VarunaSettings) -> None:
 def plan_schedule(
     split: Split, ranks: StageMap, samples: Sequence[range], settings: VarunaSettings
 ) -> Plans:
-    """Choose the schedule, and with it where the stages lie; `samples` are each replica's."""
+    """Choose the schedule and the ranks of its stages; `samples` has each replica's share."""
     costs = choose_costs(split, settings.costs)
     usual = max(1, -(-len(samples[0]) // settings.chunk_size))
     stage_map, name = settle_stages(
@@ -210,8 +210,8 @@ def plan_schedule(
 
 
 def choose_costs(split: Split, given: Costs | None) -> Costs:
-    """The given costs of the stages, or those that the dry run counted; then a backward takes two
-    forwards and a message nothing."""
+    """Return the given costs, or those counted by the dry run, with a backward as two forwards and
+    free messages."""
     if given is not None:
         if given.num_stages != len(split.stages):
             raise ValueError(f"costs of {given.num_stages} stages, there are {len(split.stages)}")
@@ -224,7 +224,7 @@ def choose_costs(split: Split, given: Costs | None) -> Costs:
 def share_layers(
     split: Split, stage_map: StageMap, rank: int, settings: VarunaSettings
 ) -> Sharding | None:
-    """Join the ranks that share the layers of this rank's place, where there are several."""
+    """Join the ranks that share this rank's layers; None if there is only one."""
     if stage_map.tensor == 1:
         return None
     from varuna_core.runtime.tensor_parallel.sharding import (
@@ -240,7 +240,7 @@ def share_layers(
 def make_stages(
     split: Split, indices: Sequence[int], sharding: Sharding | None, settings: VarunaSettings
 ) -> RankStages:
-    """Make this rank's stages; a model on the meta device gets its weights by the seed."""
+    """Build this rank's stages; a model on the meta device gets its weights from the seed."""
     on_meta = any(parameter.is_meta for parameter in split.model.parameters())
     return RankStages.make(
         split,
@@ -281,7 +281,7 @@ def make_masters(
     settings: VarunaSettings,
     weight: MicroBatchWeight,
 ) -> tuple[Masters, Owners | None]:
-    """Make the weights equal on all ranks, and of them what the optimizer updates here."""
+    """Make the weights equal on all ranks, and return the copies that an optimizer updates."""
     full = stages.take_full()
     share_values({**stages.parameters(), **full}, stages.buffers().values(), shared, links)
     slices = {}
@@ -307,7 +307,7 @@ def build_engine(
     loss: LossForm,
     settings: VarunaSettings,
 ) -> Engine:
-    """The engine, which tells `gradients` of each gradient that it makes."""
+    """Build the engine, which reports each gradient that it computes to `gradients`."""
     weight_grads = WeightGrads(gradients.note, gradients.find_wide)
     is_split = settings.precision.half is not None and not loss.num_terms
     times = find_times(plans.stage_map, settings)
@@ -349,8 +349,8 @@ def build_engine(
 
 
 def find_times(stage_map: StageMap, settings: VarunaSettings) -> ActionTimes | None:
-    """Times of actions for a schedule that follows them; None where it stays as it is: it was
-    named, or the user wants a run to give the same bits again."""
+    """Return timers for a schedule that adapts to measured times; None if the schedule was named or
+    the user wants bitwise repeatable runs."""
     stays = settings.schedule != AUTO or not settings.opportunistic or stage_map.depth == 1
     if stays or torch.are_deterministic_algorithms_enabled():
         return None
@@ -361,7 +361,7 @@ def find_times(stage_map: StageMap, settings: VarunaSettings) -> ActionTimes | N
 def build_graphs(
     stages: RankStages, gradients: Gradients, loss: LossForm, settings: VarunaSettings
 ) -> CudaGraphs | None:
-    """None where nothing is recorded: then the sums of gradients are not fixed either."""
+    """Return the CUDA graphs; None if nothing is recorded, so gradients need no fixed memory."""
     if gradients.fixed is None:
         return None
     return CudaGraphs(
@@ -375,7 +375,7 @@ def build_graphs(
 
 
 def must_record(settings: VarunaSettings) -> bool:
-    """True if CUDA graphs were asked for and can be had; else a warning says why not."""
+    """Return True if CUDA graphs were asked for and are possible; warn if they are not."""
     if not settings.cuda_graphs:
         return False
     reason = why_none_recorded(settings.tensor, settings.zero, settings.device)
@@ -387,7 +387,7 @@ def must_record(settings: VarunaSettings) -> bool:
 def compile_modules(
     stages: RankStages, puts_off: bool, settings: VarunaSettings
 ) -> frozenset[nn.Module]:
-    """Let torch.compile take modules of the checked stages, if asked; those that lie in them."""
+    """Apply torch.compile to modules of the stages if asked for; return all modules within."""
     if not settings.compile:
         return frozenset()
     reason = why_none(settings.tensor, settings.zero)
@@ -398,8 +398,7 @@ def compile_modules(
 
 
 def return_freed_memory() -> None:
-    """Give the system what weights passed through on their way, where the C library would keep it
-    (glibc)."""
+    """Return freed memory to the system, which glibc would keep."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:

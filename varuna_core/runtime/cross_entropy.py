@@ -1,9 +1,9 @@
-"""Cross-entropy of many words with little memory: rows by rows, in fp32.
+"""Compute the cross-entropy of many words in little memory: block by block of rows, in fp32.
 
     torch's    logits, as fp32, log-softmax of all, gradient of it, gradient of the logits
     here       logits, a number a row,              gradient of the logits
 
-A block of rows is small enough to stay in the cache, so it takes less time too.
+A block of rows fits in the cache, so this is faster too.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 BLOCK = {"cpu": 2**20}
-"""Elements of a block."""
+"""Elements of a block, by type of device."""
 BLOCK_ELSEWHERE = 2**25
 
 
 def cross_entropy(
     logits: Tensor, labels: Tensor, ignore_index: int = -100, reduction: str = "mean"
 ) -> Tensor:
-    """torch's, of `logits` with the words in the last dimension and a label for each row; the mean
-    is of labels that are not ignored. In fp32, whatever the logits are in."""
+    """Return torch's cross-entropy, computed in fp32. `logits` has the words in its last dimension
+    and a label for each row; the mean is over labels that are not ignored."""
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction {reduction!r}: want 'mean' or 'sum'")
     flat, flat_labels = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)

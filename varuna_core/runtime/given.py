@@ -1,4 +1,4 @@
-"""Words for what a rank was given, which are the same on two ranks where the things are."""
+"""Describe in words what a rank was given, so that equal things have equal descriptions."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ OPTIONS = (
     *("batch_size", "chunk_size", "schedule", "stages_per_rank", "tensor", "recompute"),
     *("opportunistic", "costs", "zero", "compile", "cuda_graphs", "offload", "seed"),
 )
-"""Settings that must be the same on all ranks."""
+"""Settings that must be equal on all ranks."""
 
 WARNED = ("torch", "operations")
-"""Differences that are warned of: each rank's own code may differ in what it only prints."""
+"""Names whose differences only cause a warning: ranks' own code may differ in what it prints."""
 
 
 def describe_training(split: Split, ranks: StageMap, settings: VarunaSettings) -> Given:
-    """The model, the layout and the options of a training."""
+    """Describe the model, the layout and the options of a training."""
     return {
         "model": describe_model(split.model),
         "stage_map": repr(str(ranks)),
@@ -42,7 +42,7 @@ def describe_training(split: Split, ranks: StageMap, settings: VarunaSettings) -
 
 
 def describe_operations(record: Record) -> str:
-    """Describe the dry run; not one on values, which may go other ways on another batch."""
+    """Describe the dry run's operations, but not of a run on values, which depends on the batch."""
     if record.real:
         return "by values"
     return f"{record.num_operations} in the forward (of digest {record.digest:08x})"
@@ -64,7 +64,7 @@ def describe_model(model: nn.Module) -> str:
 
 
 def describe_batch(inputs: Mapping[str, Any]) -> Given:
-    """The shapes of a batch, and a digest of its values."""
+    """Return the shapes of a batch, and a digest of its values."""
     digest = hashlib.sha256()
     for tensor in tensors_of(dict(inputs)):
         if tensor.layout is torch.strided:
@@ -77,7 +77,7 @@ def describe_batch(inputs: Mapping[str, Any]) -> Given:
 
 
 def describe_shapes(inputs: Mapping[str, Any]) -> str:
-    """The names, types and shapes of a batch."""
+    """Return the names, types and shapes of a batch."""
     return ", ".join(
         f"{name} {describe(value.dtype, value.shape) if isinstance(value, Tensor) else sign(value)}"
         for name, value in inputs.items()

@@ -33,13 +33,13 @@ from varuna_core.runtime.step_trace import StepTrace
 log = logging.getLogger(__name__)
 
 LEFT_CODE = 0
-"""Exit code of ranks that saved because of a signal and left: the job did as it was told."""
+"""Exit code of ranks that saved because of a signal and left, which is no failure."""
 
 P = TypeVar("P", bound="RankModule")
 
 
 class RankModule(nn.Module):
-    """A rank's part of the model, as torch's optimizers and users expect a module to be."""
+    """A rank's part of the model, in the form that torch's optimizers and users expect."""
 
     def __init__(self, parts: RankParts) -> None:
         super().__init__()
@@ -81,15 +81,15 @@ class RankModule(nn.Module):
     # The module.
 
     def masters(self) -> dict[str, nn.Parameter]:
-        """The parameters that the optimizer updates, in fp32, under each of their names in the
-        plain model; the weights follow at the start of the next step. With ZeRO those that this
-        rank owns."""
+        """The fp32 parameters that the optimizer updates, under each of their names in the plain
+        model; weights follow at the start of the next step. With ZeRO, those that this rank owns.
+        """
         return dict(self._masters.by_name)
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """The masters; a rank with none to train has one of no elements, which optimizers want."""
+        """Yield the masters, or an empty one on a rank without: optimizers need a parameter."""
         dot = prefix + "." if prefix else ""
         named = list(self._masters.by_name.items())
         if remove_duplicate:
@@ -109,7 +109,7 @@ class RankModule(nn.Module):
     def state_dict(  # type: ignore[override]  # a part of the model has no prefix, no destination
         self, *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
-        """This rank's masters and persistent buffers, in the plain model's names."""
+        """Return this rank's masters and persistent buffers under the plain model's names."""
         if args or kwargs:
             raise TypeError("Varuna.state_dict takes no arguments: it holds this rank's part")
         if self._masters.slices:
@@ -156,8 +156,8 @@ class RankModule(nn.Module):
 
     @property
     def module(self) -> Any:
-        """The user's model as this rank has it, for methods of its own: its parameters are
-        `parameters()`, of the stages that lie here; it cannot be run (rank_view.py)."""
+        """The user's model as this rank has it, for calling its own methods. It has this rank's
+        `parameters()` and the stages that lie here, and cannot be run (rank_view.py)."""
         return self._view
 
     # Checkpoints.
@@ -247,7 +247,7 @@ class RankModule(nn.Module):
         self.zero_grad()
 
     def set_scheduler(self, scheduler: Any) -> None:
-        """Say which learning rate schedule the user steps: it is saved and loaded with the rest."""
+        """Set the learning rate scheduler that the user steps, to be saved and loaded too."""
         self.saving.set_scheduler(scheduler)
 
     # Signals.
@@ -268,7 +268,7 @@ class RankModule(nn.Module):
         self._calls.listen()
 
     def _handle_signals(self) -> None:
-        """Do what all ranks agreed on in the last step; called where a step begins."""
+        """Act on the signal that all ranks agreed on in the last step, when a step begins."""
         self._calls.claim_handlers()
         self.saving.step_begins()
         number = decode(self.agreement.told, CALLS)

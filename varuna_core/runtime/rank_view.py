@@ -51,14 +51,14 @@ class _Source:
 
     path: str
     parts: Sequence[nn.Module]
-    """The same module in each stage of the rank."""
+    """The same module in each of the rank's stages."""
 
     buffers: Mapping[str, nn.Module]
-    """Names of the rank's own buffers to the part that has each."""
+    """The part that has each of the rank's own buffers, by name."""
 
 
 class _View:
-    """The first base of a view's class, before the user's own."""
+    """First base class of a view, before the user's class."""
 
     _source: _Source
     __dict__: dict[str, Any]
@@ -111,7 +111,7 @@ def _refuse(name: str, reason: str) -> Any:
 
 
 def _save_pretrained(self: Any, *args: Any, state_dict: Any = None, **options: Any) -> Any:
-    """Hugging Face's `save_pretrained`: with the weights of all ranks, or not at all."""
+    """Hugging Face's `save_pretrained`, refused unless given the weights of all ranks."""
     if state_dict is None:
         raise RuntimeError(
             "model.module: save_pretrained would write this rank's part alone: give it "
@@ -122,7 +122,7 @@ def _save_pretrained(self: Any, *args: Any, state_dict: Any = None, **options: A
 
 @cache
 def _make_class(kind: type) -> type:
-    """The class of views of one of the user's classes; what it has not is not refused either."""
+    """Return the class of views of a user's class; methods that it lacks are not refused."""
     body = {name: _refuse(name, why) for name, why in REFUSED.items() if hasattr(kind, name)}
     if hasattr(kind, "save_pretrained"):
         body["save_pretrained"] = _save_pretrained
@@ -136,9 +136,9 @@ def view_model(
     buffers: Sequence[Mapping[str, Tensor]],
     nothing: nn.Parameter,
 ) -> Any:
-    """The view of a rank with these stages' modules; `buffers` are each stage's own.
+    """Return the view of a rank with these stages' modules; `buffers` are each stage's own.
 
-    `nothing` stands in where the rank has no master to train, for optimizers want a parameter.
+    `nothing` is used if the rank has no master to train, since optimizers need a parameter.
     """
     owners = {name: at for at, held in enumerate(buffers) for name in held}
     made: dict[int, Any] = {}

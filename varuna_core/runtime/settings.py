@@ -1,4 +1,4 @@
-"""Varuna's options as a user gives them, and all its arguments once they are resolved."""
+"""Define Varuna's options as a user gives them, and its arguments once they are resolved."""
 
 from __future__ import annotations
 
@@ -98,11 +98,11 @@ class Options:
 
 
 DEPRECATED = dict.fromkeys((field.name for field in fields(Options)), "2026-11-28")
-"""Keywords that Varuna itself took until the date, and takes for a year after it."""
+"""Keywords that Varuna itself took until this date, and accepts for a year after it."""
 
 
 def take_deprecated(options: Options, keywords: Mapping[str, Any]) -> Options:
-    """Add options that were given to Varuna itself, with one warning; refuse unknown words."""
+    """Add options given to Varuna itself, with one warning; refuse unknown keywords."""
     for word in keywords:
         if word not in DEPRECATED:
             known = ", ".join(DEPRECATED)
@@ -123,21 +123,21 @@ def take_deprecated(options: Options, keywords: Mapping[str, Any]) -> Options:
 
 @dataclass(frozen=True, kw_only=True)
 class VarunaSettings(Options):
-    """All arguments of a training, checked and resolved once; nothing is left to the conf."""
+    """All arguments of a training, checked and resolved once, with nothing left to the conf."""
 
     batch_size: int
-    """Samples of all replicas in a step."""
+    """Samples in a step, over all replicas."""
 
     chunk_size: int
-    """Samples of a micro-batch."""
+    """Samples in a micro-batch."""
 
     device: torch.device
     may_share: bool
-    """Other ranks may have the same GPU."""
+    """True if other ranks may use the same GPU."""
 
     precision: Precision
     shared_weights: Sequence[Sequence[str]] | None
-    """Names of parameters that are one, besides those that the model ties."""
+    """Groups of names for one parameter, besides those that the model ties."""
 
     partition: Partition | None
     schedule: str
@@ -189,7 +189,7 @@ def check_memory_limit(recompute: str, memory_limit: float | None, device: torch
 
 
 def why_no_auto(device: torch.device, zero: int) -> str:
-    """Why the conf's `recompute: auto` is none here; empty where it can be had."""
+    """Return why a conf's `recompute: auto` is not possible here; empty if it is."""
     if device.type != "cuda":
         return "only a GPU's memory is measured"
     if zero == 3:

@@ -1,7 +1,7 @@
-"""The trace of a script's steps, in the file that its run has for each rank.
+"""Write the trace of a script's steps to the file that its run has for each rank.
 
-A step lasts from one `Varuna.step` to the next: the optimizer, the data and a checkpoint between
-are in it. Whoever gives `trace=` writes steps by himself, or none.
+A step lasts from one `Varuna.step` to the next, including the optimizer, the data and a checkpoint
+between them. A script that gives `trace=` writes steps itself, or none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from varuna_core.trace.device import find_clock
 
 Read = Callable[[], int]
 NUM_EXCHANGES = 8
-"""Messages between two clocks, of which the quickest counts."""
+"""Messages exchanged between two clocks, of which the quickest counts."""
 
 
 def open_rank_trace(
@@ -40,7 +40,7 @@ def open_rank_trace(
     log_every: int,
     num_first: int = 0,
 ) -> TraceWriter:
-    """The trace of one rank, with what the report wants to know of it."""
+    """Open the trace of one rank, with the facts that reports need."""
     position, replica = stages.slice(rank % stages.tensor).find(rank)
     placed = stages.with_placement(place_stages(schedule, stages.depth, stages_per_rank))
     facts: dict[str, Any] = {"device": "CPU"}
@@ -61,12 +61,12 @@ def open_rank_trace(
 
 
 class StepTrace:
-    """Begins and ends the steps of a rank's trace, unless the script does it by `trace.step`."""
+    """Begins and ends the steps in a rank's trace, unless the script uses `trace.step`."""
 
     def __init__(
         self, writer: TraceWriter, span: Callable[[str], AbstractContextManager[Any]]
     ) -> None:
-        """`span` is that of `varuna_core.trace`, which knows of the script's own around it."""
+        """`span` is `varuna_core.trace.span`, which knows the script's own spans around it."""
         self.writer, self._span = writer, span
         self._last: float | None = None
         """When a step of ours did something last; None before the first one."""
@@ -81,12 +81,12 @@ class StepTrace:
         self._last = time.perf_counter()
 
     def touch(self) -> None:
-        """The step of ours, if there is one, goes on until now at least."""
+        """Extend the open step, if this class opened it, to the present."""
         if self._last is not None:
             self._last = time.perf_counter()
 
     def drop(self) -> None:
-        """A step of ours that failed is none: it would be the shortest of all."""
+        """Drop a failed step, which would be the shortest of all."""
         if self._last is not None:
             self.writer.drop_step()
         self._last = None
@@ -98,7 +98,7 @@ class StepTrace:
         self.touch()
 
     def watch_optimizer(self, optimizer: Any) -> None:
-        """Trace its steps, where it has torch's hooks."""
+        """Trace an optimizer's steps, if it has torch's hooks."""
         before = getattr(optimizer, "register_step_pre_hook", None)
         after = getattr(optimizer, "register_step_post_hook", None)
         if before is not None and after is not None:
@@ -115,7 +115,7 @@ class StepTrace:
         self.touch()
 
     def end(self) -> None:
-        """The last step ends with what it did last: what a script does afterwards is none of it."""
+        """End the last step at its last activity, without what the script does afterwards."""
         atexit.unregister(self.end)
         if self._last is not None:
             self.writer.end_step(self._last)
@@ -123,14 +123,14 @@ class StepTrace:
 
 
 def synchronise_clocks(writer: TraceWriter) -> None:
-    """Compare clocks, where the ranks' group carries tensors of the CPU; every rank calls it."""
+    """Compare clocks if the ranks' group carries CPU tensors; every rank must call it."""
     if dist.is_initialized() and dist.get_world_size() > 1 and "gloo" in str(dist.get_backend()):
         exchange_clocks(writer)
 
 
 def exchange_clocks(trace: TraceWriter | None) -> None:
-    """Measure how far the clock of this rank is from rank 0's, by messages there and back. Every
-    rank calls it, those without a trace too."""
+    """Measure the offset of this rank's clock from rank 0's by messages back and forth. Every rank
+    must call it, also those without a trace."""
     read = time.time_ns if trace is None else trace.read_clock
     rank, world = dist.get_rank(), dist.get_world_size()
     if rank == 0:

@@ -1,8 +1,7 @@
-"""Schedules as data: the actions of each rank, in order.
+"""Represent schedules as data: the actions of each rank, in order.
 
-Sends and receives are not spelled: a stage sends its activation after `F` or `f` and the gradient
-of its input after `B` or `I`. A schedule is not trusted because it parses: `verify` says whether it
-is one.
+Sends and receives are implicit: a stage sends its activation after `F` or `f` and the gradient of
+its input after `B` or `I`. Parsing does not check that a schedule can run; `verify` does.
 """
 
 from __future__ import annotations
@@ -17,22 +16,22 @@ B backward of both gradients; I gradient of the inputs; W gradient of the weight
 out of the device's memory; L load it again."""
 
 FORWARDS = ("F", "f")
-"""What makes an activation to send."""
+"""Actions that make an activation to send."""
 BACKWARDS = ("B", "I")
-"""What makes a gradient to send."""
+"""Actions that make a gradient to send."""
 COPIES: tuple[Kind, ...] = ("O", "L")
-"""What moves a graph and computes nothing."""
+"""Actions that move a graph and compute nothing."""
 
 _SPELLING = re.compile(r"(\d+)([FfRBIWOL])(\d+)")
 
 
 class ScheduleError(ValueError):
-    """A schedule that cannot be made, read or run; the message names rank, action and reason."""
+    """Raised for a schedule that cannot be made, read or run; names rank, action and reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One piece of work of a rank."""
+    """A piece of a rank's work: a kind of action for a micro-batch on a stage."""
 
     kind: Kind
     stage: int
@@ -69,7 +68,7 @@ class Schedule:
 
 
 def parse_action(text: str) -> Action:
-    """`0F3`: stage 0, forward of micro-batch 3. Torch's spelling; f, R, O and L are ours."""
+    """Parse `0F3` (stage 0, forward, micro-batch 3): torch's spelling, with f, R, O and L added."""
     match = _SPELLING.fullmatch(text.strip())
     if match is None:
         raise ScheduleError(
@@ -80,12 +79,12 @@ def parse_action(text: str) -> Action:
 
 
 def render_csv(schedule: Schedule) -> str:
-    """One line a rank, as `torch.distributed.pipelining` loads it ("compute_only")."""
+    """Render a line for each rank, as `torch.distributed.pipelining` loads ("compute_only")."""
     return "".join(",".join(map(str, actions)) + "\n" for actions in schedule.ranks)
 
 
 def parse_csv(text: str, name: str = "csv") -> Schedule:
-    """The schedule of `render_csv`; empty cells (torch's idle steps) are dropped."""
+    """Parse the output of `render_csv`; empty cells (torch's idle steps) are dropped."""
     ranks = [
         tuple(parse_action(cell) for cell in line.split(",") if cell.strip())
         for line in text.splitlines()

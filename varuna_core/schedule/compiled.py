@@ -1,4 +1,4 @@
-"""A schedule as numbers: its dependencies found once, timed as often as costs are given.
+"""Compile a schedule to numbers: its dependencies are found once and then timed for any costs.
 
 ```
 action           rank   takes          makes
@@ -6,10 +6,10 @@ action           rank   takes          makes
 1B2              1      gradient 40    gradient 41
 ```
 
-A rank runs its list in order and starts an action when it is free and what the action takes has
-arrived. Sends cost the rank nothing; messages from one rank to another use the link one after
-another, each for the time of its hop, as on a link that is slow for want of bandwidth. No clock,
-no threads, no randomness. `simulate` compiles and times a schedule once, and draws it.
+A rank runs its list in order and starts an action when the rank is free and the action's input has
+arrived. Sends cost the rank nothing. Messages from one rank to another use the link one after
+another, each for the time of its hop, as on a link limited by bandwidth. There are no clocks,
+threads or randomness. `simulate` compiles, times and draws a schedule once.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ from varuna_core.schedule.held import follow_held
 from varuna_core.schedule.order import walk
 
 KINDS: tuple[Kind, ...] = ("F", "f", "R", "B", "I", "W")
-"""Work."""
+"""Kinds of action that compute."""
 _INDEX = {kind: index for index, kind in enumerate((*KINDS, *COPIES))}
 Counts = tuple[int, ...]
-"""Of one rank at one moment: graphs held and inputs held, in turn, of each of its stages."""
+"""Counts for one rank at one moment: graphs held and inputs held, for each of its stages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleTimes:
-    """When things ended, in the unit of the costs."""
+    """Times at which actions ended, in the unit of the costs."""
 
     makespan: float
     ends: tuple[float, ...]
-    """Of each rank, its last action's end."""
+    """The end of each rank's last action."""
     busy: tuple[float, ...]
-    """Of each rank, its work."""
+    """The work of each rank."""
     last_backward: tuple[float, ...]
-    """Of each stage, the begin of the last action that makes weight gradients."""
+    """For each stage, the begin of the last action that makes weight gradients."""
     starts: tuple[float, ...] = ()
-    """Of each action, in the order of `Compiled.actions`; only if asked for."""
+    """The start of each action, in the order of `Compiled.actions`; only if asked for."""
 
 
 class Compiled:
-    """One schedule's actions in an order in which they can run."""
+    """A schedule's actions in an order in which they can run."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -90,7 +90,7 @@ class Compiled:
 
     @cached_property
     def held(self) -> tuple[tuple[Counts, ...], ...]:
-        """Graphs and inputs that each rank holds, by `count_held`."""
+        """Graphs and inputs that each rank holds, from `count_held`."""
         return count_held(self.schedule)
 
     @cached_property
@@ -100,12 +100,12 @@ class Compiled:
 
     @cached_property
     def final(self) -> tuple[int, ...]:
-        """For each stage the index of the last action that makes weight gradients."""
+        """For each stage, the index of the last action that makes weight gradients."""
         final = {action[2]: i for i, action in enumerate(self.actions) if action[1] in "BW"}
         return tuple(final.get(stage, -1) for stage in range(self.num_stages))
 
     def compute_last_cost(self, stage: int) -> int:
-        """Which cost the stage's last action that makes weight gradients has."""
+        """Return the index of the cost of a stage's last action that makes weight gradients."""
         return self.ops[self.final[stage]][1]
 
     def run(
@@ -117,9 +117,10 @@ class Compiled:
         keep_starts: bool = False,
         factors: Sequence[float] | None = None,
     ) -> ScheduleTimes:
-        """`costs` by `list_costs`, `hops` 2 a boundary; `factors` multiply each action's cost.
+        """Time the schedule for `costs` of `list_costs` and two `hops` a boundary.
 
-        A message keeps its link for its hop, or for what `holds` says.
+        `factors` multiply each action's cost. A message occupies its link for its hop, or for
+        `holds`.
         """
         holds = hops if holds is None else holds
         free = [0.0] * self.num_ranks
@@ -159,7 +160,7 @@ class Compiled:
 
 
 def count_held(schedule: Schedule) -> tuple[tuple[Counts, ...], ...]:
-    """Graphs and inputs that each rank holds at once; counts that others exceed are left out."""
+    """Return the distinct largest counts of graphs and inputs that each rank holds at once."""
     found = []
     for rank, actions in enumerate(schedule.ranks):
         stages = list_stages(schedule, rank)
@@ -184,23 +185,23 @@ def _keep_largest(counts: set[Counts]) -> tuple[Counts, ...]:
 
 
 def list_costs(costs: Costs) -> list[float]:
-    """Costs of work as `Compiled.run` takes them: by kind, then by stage."""
+    """Return costs of work as `Compiled.run` takes them: by kind, then by stage."""
     return [cost for kind in KINDS for cost in costs.by_kind[kind]]
 
 
 def list_all_costs(costs: Costs) -> list[float]:
-    """The same for schedules that may offload: costs of copies come last."""
+    """Return costs for schedules that may offload: those of copies follow those of work."""
     return list_costs(costs) + [cost for kind in COPIES for cost in costs.by_kind[kind]]
 
 
 def list_hops(costs: Costs) -> list[float]:
-    """Hops as `Compiled.run` takes them: the same both ways."""
+    """Return hops as `Compiled.run` takes them, equal in both directions."""
     return [hop for hop in costs.hops for _ in range(2)]
 
 
 def unlist_costs(listed: Sequence[float], hops: Sequence[float]) -> Costs:
-    """Costs from lists such as `Compiled.run` takes, with copies or without; of two ways of a hop,
-    the longer."""
+    """Return Costs from lists as `Compiled.run` takes them, with copies or without; of a hop's two
+    directions, the longer counts."""
     size = len(hops) // 2 + 1
     each = {kind: tuple(listed[at * size : (at + 1) * size]) for kind, at in _INDEX.items()}
     return Costs(
@@ -217,13 +218,13 @@ def unlist_costs(listed: Sequence[float], hops: Sequence[float]) -> Costs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleTiming:
-    """Times of a simulated step, in the unit of its costs."""
+    """Times of a simulated step, in the unit of the costs."""
 
     makespan: float
     busy: tuple[float, ...]
-    """Work of each rank; the rest of the makespan is its bubble."""
+    """The work of each rank; the rest of the makespan is its bubble."""
     starts: tuple[tuple[float, ...], ...]
-    """When each action of each rank began."""
+    """The time at which each action of each rank began."""
 
     @property
     def bubble(self) -> tuple[float, ...]:
@@ -231,12 +232,12 @@ class ScheduleTiming:
 
     @property
     def bubble_share(self) -> float:
-        """Idle part of all the ranks' time."""
+        """Idle fraction of the ranks' time."""
         return sum(self.bubble) / (self.makespan * len(self.busy)) if self.makespan else 0.0
 
 
 def simulate(schedule: Schedule, costs: Costs) -> ScheduleTiming:
-    """The schedule's timing; ScheduleError if its ranks get stuck."""
+    """Time a schedule; raise ScheduleError if its ranks get stuck."""
     if costs.num_stages != schedule.num_stages:
         raise ScheduleError(f"{schedule}: costs of {costs.num_stages} stages given")
     compiled = Compiled(schedule)
@@ -250,9 +251,10 @@ def simulate(schedule: Schedule, costs: Costs) -> ScheduleTiming:
 
 
 def render_drawing(schedule: Schedule, costs: Costs) -> str:
-    """One line a rank, one cell a unit of time: what runs, `--` while it goes on, `..` idle.
+    """Draw a line for each rank, a cell for each unit of time: `--` continues an action, `..` is
+    idle.
 
-    For costs in whole units. Stages are spelled only where a rank has several.
+    Costs must be whole. Stages are shown only if a rank has several.
     """
     timing = simulate(schedule, costs)
     several = schedule.num_stages > schedule.num_ranks

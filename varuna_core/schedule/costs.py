@@ -1,4 +1,4 @@
-"""Costs of actions, a figure for each stage, in a unit of the caller's."""
+"""Costs of actions, a figure for each stage, in any unit that the caller chooses."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from varuna_core.schedule.actions import Kind, ScheduleError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Costs of every stage; each tuple has one figure a stage."""
+    """Costs of every stage; each tuple has one figure for each stage."""
 
     forward: tuple[float, ...]
     input_grad: tuple[float, ...]
     weight_grad: tuple[float, ...]
     backward: tuple[float, ...] = ()
-    """Both gradients in one go; the sum of the two if not given."""
+    """Both gradients at once; the sum of the two if not given."""
     recompute: tuple[float, ...] = ()
-    """As the forward if not given."""
+    """A recompute; equal to the forward if not given."""
     offload: tuple[float, ...] = ()
-    """Time that a rank spends on copying a graph out: what is not hidden beside its other work. 0
-    if not given."""
+    """Time that a rank spends on copying a graph out and that other work does not hide; 0 if not
+    given."""
     load: tuple[float, ...] = ()
-    """The same of copying it back."""
+    """Time that a rank spends on copying a graph back; 0 if not given."""
     hops: tuple[float, ...] = ()
-    """Time of a message between stage s and s + 1, either way; 0 if not given."""
+    """Time of a message between stage s and s + 1, in either direction; 0 if not given."""
     by_kind: dict[Kind, tuple[float, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -50,7 +50,7 @@ class Costs:
             raise ScheduleError(f"hops: {self.hops}, expected {stages - 1} of 0 or more")
 
     def as_json(self) -> dict[str, tuple[float, ...]]:
-        """By name, to six digits; `Costs(**...)` reads it."""
+        """Return the costs by name, rounded to six digits; `Costs(**...)` reads the result."""
         names = (
             *("forward", "input_grad", "weight_grad", "backward", "recompute"),
             *("offload", "load", "hops"),

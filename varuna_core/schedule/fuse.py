@@ -28,22 +28,22 @@ from varuna_core.schedule.compiled import Compiled, list_all_costs, list_hops
 from varuna_core.schedule.costs import Costs
 
 EQUAL = 1 + 1e-9
-"""Times that differ by less are equal: sums of the same figures, in another order."""
+"""Times whose ratio is below this are equal: the same figures summed in another order."""
 
 
 MOST_BETWEEN = 24
-"""Actions a rank whose tails are found again for one decision: more take long and find little."""
+"""The most actions a rank whose tails are recomputed for one decision; more are rarely of use."""
 
 
 def count_fused(schedule: Schedule) -> int:
-    """Backwards in one go."""
+    """Count the backwards that compute both gradients at once."""
     return sum(action.kind == "B" for actions in schedule.ranks for action in actions)
 
 
 def fuse(schedule: Schedule, costs: Costs) -> Schedule:
-    """The schedule with `I` and `W` made `B` wherever its makespan, as simulated, does not grow.
+    """Join `I` and `W` to `B` wherever the simulated makespan does not grow.
 
-    Not on a stage whose backward in one go costs more than its parts. No rank holds more than
+    Stages whose joint backward costs more than its parts are skipped. No rank holds more than
     before, and messages keep their order.
     """
     while (fused := _Fusing(schedule, costs).run()) is not None:
@@ -52,7 +52,7 @@ def fuse(schedule: Schedule, costs: Costs) -> Schedule:
 
 
 class _Fusing:
-    """One pass over a schedule, its actions numbered as `Compiled` has them."""
+    """A pass over a schedule, with its actions numbered as in `Compiled`."""
 
     def __init__(self, schedule: Schedule, costs: Costs) -> None:
         self.schedule = schedule
@@ -93,7 +93,7 @@ class _Fusing:
             self._find_tail(index)
 
     def _find_tail(self, index: int) -> None:
-        """From those behind the action."""
+        """Compute the tail of an action from those of the actions after it."""
         receiver, following = self.receiver[index], self.next[index]
         path = 0.0
         if receiver >= 0:
@@ -108,7 +108,7 @@ class _Fusing:
         self.tails[index] = self.took[index] + path
 
     def run(self) -> Schedule | None:
-        """Earlier actions first, as `Compiled.run` times them; None if nothing was fused."""
+        """Decide for earlier actions first, with `Compiled.run`'s times; None if none was fused."""
         compiled = self.compiled
         free = [0.0] * compiled.num_ranks
         link_free = [0.0] * compiled.num_links
@@ -129,7 +129,7 @@ class _Fusing:
         return self._render() if self.fused else None
 
     def _try(self, index: int, start: float) -> None:
-        """Fuse an `I` that starts then, unless the step would grow."""
+        """Fuse an `I` that starts at `start`, unless the step would grow."""
         stage = self.compiled.actions[index][2]
         if not self.pays[stage]:
             return
@@ -160,7 +160,7 @@ class _Fusing:
             self.tails[other], self.sent[other] = tail, sent
 
     def _list_between(self, first: int, last: int) -> Iterator[int]:
-        """All ranks' actions that the schedule had start between these two, the last ones first."""
+        """Yield all actions, latest first, that start between two actions in the given schedule."""
         begin = bisect_left(self.by_start, (self.starts[first], -1))
         end = bisect_right(self.by_start, (self.starts[last], len(self.starts)))
         found = self.by_start[begin : min(end, begin + MOST_BETWEEN * self.compiled.num_ranks)]
@@ -168,7 +168,7 @@ class _Fusing:
         return (index for index in order if index not in self.dropped)
 
     def _render(self) -> Schedule:
-        """The actions that are left, each `W` for the oldest micro-batch that lacks one."""
+        """Build the schedule of the actions left; `W` is for the oldest micro-batch without one."""
         ranks: list[list[Action]] = [[] for _ in self.schedule.ranks]
         lacking: list[deque[int]] = [deque() for _ in self.schedule.placement]
         for index, (rank, kind, stage, microbatch) in enumerate(self.compiled.actions):

@@ -127,7 +127,7 @@ def build_interleaved(num_ranks: int, num_microbatches: int, stages_per_rank: in
 
 
 def place_in_rounds(num_ranks: int, stages_per_rank: int) -> tuple[int, ...]:
-    """The ranks of the stages: 0 1 2 0 1 2."""
+    """Return the ranks of the stages: 0 1 2 0 1 2."""
     return tuple(stage % num_ranks for stage in range(num_ranks * stages_per_rank))
 
 
@@ -139,7 +139,7 @@ def check_sizes(num_ranks: int, num_microbatches: int) -> None:
 
 
 def _split_rounds(num_ranks: int, num_microbatches: int) -> list[range]:
-    """Rounds of p micro-batches or a few more each, nearly alike, the longer ones first."""
+    """Split micro-batches into nearly equal rounds of p or a few more, longer rounds first."""
     num_rounds = max(1, num_microbatches // num_ranks)
     size, longer = divmod(num_microbatches, num_rounds)
     begins = [i * size + min(i, longer) for i in range(num_rounds + 1)]
@@ -147,7 +147,7 @@ def _split_rounds(num_ranks: int, num_microbatches: int) -> list[range]:
 
 
 def _alternate(aheads: list[int], num_microbatches: int) -> list[list[Action]]:
-    """On stage s `aheads[s]` forwards, then a backward and a forward in turn."""
+    """Return actions by stage: `aheads[s]` forwards, then a backward and a forward in turn."""
     ranks = []
     for stage, ahead in enumerate(aheads):
         ahead = min(ahead, num_microbatches)
@@ -165,7 +165,7 @@ def _run(kind: Kind, stage: int, begin: int, end: int) -> list[Action]:
 
 
 def _build(name: str, ranks: list[list[Action]], num_microbatches: int) -> Schedule:
-    """A schedule of one stage a rank."""
+    """Build a schedule with one stage on each rank."""
     return Schedule(
         name=name,
         ranks=tuple(map(tuple, ranks)),

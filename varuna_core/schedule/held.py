@@ -20,18 +20,18 @@ from varuna_core.schedule.actions import Action
 
 @dataclass(frozen=True, slots=True)
 class LiveMicroBatches:
-    """Micro-batches of each stage of a rank."""
+    """Micro-batches that a rank holds, by stage."""
 
     graphs: dict[int, int]
     inputs: dict[int, int]
     offloaded: dict[int, int]
-    """Those whose graphs lie elsewhere; their inputs are held."""
+    """Micro-batches whose graphs were copied out; their inputs are held."""
 
 
 def follow_held(
     actions: Sequence[Action], stages: Sequence[int]
 ) -> Iterator[tuple[Action, LiveMicroBatches]]:
-    """Each action with what is held while it runs: always the same object."""
+    """Yield each action with the micro-batches held while it runs, in one reused object."""
     held = LiveMicroBatches(*(dict.fromkeys(stages, 0) for _ in range(3)))
     graphs, inputs, offloaded = held.graphs, held.inputs, held.offloaded
     leaving: int | None = None

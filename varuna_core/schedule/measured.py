@@ -1,7 +1,7 @@
-"""Costs of actions as a training measures them, in place of those that were counted or profiled.
+"""Replace the counted or profiled costs of actions by those that a training measures.
 
-A schedule runs only some kinds of action: 1f1b has no `I`. What the others would take is what was
-believed of them, times how much longer the stage's measured kinds take than was believed.
+A schedule runs only some kinds of action: 1f1b has no `I`. The costs of the other kinds are the
+former estimates, scaled by how much longer than estimated the stage's measured kinds take.
 
     believed   F 1   I 1   W 1   B 2        any unit
     measured   F 3               B 9
@@ -16,17 +16,17 @@ from varuna_core.schedule.actions import COPIES, Kind
 from varuna_core.schedule.costs import Costs
 
 WORK: tuple[Kind, ...] = ("F", "R", "B", "I", "W")
-"""`f` counts as `F`."""
+"""Kinds that are measured; `f` counts as `F`."""
 MEASURED = (*WORK, *COPIES)
 
 MOVED, MOST_MOVED = 0.1, 0.4
-"""Of itself or of the mean action, if that is more: a figure that differs by more has moved. The
-limit doubles, up to the second, each time that what had moved was of no use: making a schedule
-takes time, and on a machine that is busy with something else figures move all the time."""
+"""A figure has moved if it differs by this share of itself or of the mean action, whichever is
+more. The limit doubles, up to the second value, whenever a move led to no better schedule: making
+one takes time, and on a busy machine figures move all the time."""
 
 
 class KnownCosts:
-    """Known costs of all stages."""
+    """The current costs of all stages."""
 
     def __init__(self, given: Costs) -> None:
         self._by_kind = {kind: list(given.by_kind[kind]) for kind in MEASURED}
@@ -38,9 +38,9 @@ class KnownCosts:
     def measure(
         self, by_kind: Mapping[Kind, Sequence[float]], hops: Sequence[float | None]
     ) -> Costs | None:
-        """Take figures of all stages, 0 where a kind has not run, None for a hop that is not known.
+        """Take measured figures of stages (0: kind not run; None: unknown hop); return the costs.
 
-        The costs as they are known now; None if there is a stage of which nothing was measured.
+        The result is None if some stage has no measured figure.
         """
         stages = range(len(self._by_kind["F"]))
         before = after = 0.0
@@ -78,11 +78,11 @@ class KnownCosts:
         )
 
     def _list_copies(self, kind: Kind) -> tuple[float, ...]:
-        """None where nothing is known to be copied."""
+        """Return the costs of copies by stage; None if no copies are known."""
         return tuple(self._by_kind[kind]) if any(self._by_kind[kind]) else ()
 
     def has_moved(self) -> bool:
-        """True if any figure differs from those for which this was true the last time."""
+        """Return True if any figure has moved since the last time that this returned True."""
         work = [one for kind in WORK for one in self._by_kind[kind]]
         copies = [one for kind in COPIES for one in self._by_kind[kind]]
         mean = sum(work) / len(work)
@@ -96,5 +96,5 @@ class KnownCosts:
         return True
 
     def note_use(self, was_of_use: bool) -> None:
-        """Note if the costs that had moved last led to another schedule."""
+        """Record if the last moved costs led to another schedule."""
         self._moved = MOVED if was_of_use else min(MOST_MOVED, 2 * self._moved)

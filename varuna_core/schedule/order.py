@@ -32,11 +32,11 @@ from collections.abc import Callable, Iterator, Sequence
 from varuna_core.schedule.actions import BACKWARDS, FORWARDS, Action, Schedule, ScheduleError
 
 Channel = tuple[bool, int, int]
-"""Whether of activations (or of gradients), the sending rank, the receiving rank."""
+"""(True for activations, False for gradients; the sending rank; the receiving rank)."""
 
 
 def find_source(action: Action, num_stages: int) -> tuple[bool, int] | None:
-    """The sender of the message an action takes: (activation or gradient, stage); None if none."""
+    """Return the sender of an action's input: (activation or gradient, stage); None if none."""
     if action.kind in FORWARDS:
         return (True, action.stage - 1) if action.stage > 0 else None
     if action.kind in BACKWARDS:
@@ -45,7 +45,7 @@ def find_source(action: Action, num_stages: int) -> tuple[bool, int] | None:
 
 
 def find_target(action: Action, num_stages: int) -> tuple[bool, int] | None:
-    """The receiver of the message an action makes: (activation or gradient, stage)."""
+    """Return the receiver of an action's output: (activation or gradient, stage)."""
     if action.kind in FORWARDS:
         return (True, action.stage + 1) if action.stage < num_stages - 1 else None
     if action.kind in BACKWARDS:
@@ -54,7 +54,7 @@ def find_target(action: Action, num_stages: int) -> tuple[bool, int] | None:
 
 
 def walk(schedule: Schedule, capacity: int | None = None) -> Iterator[tuple[int, Action]]:
-    """(rank, action) in an order in which all can run; ScheduleError if the ranks get stuck."""
+    """Yield (rank, action) in a valid order of all actions; ScheduleError if ranks get stuck."""
     placement, last, ranks = schedule.placement, schedule.num_stages - 1, schedule.ranks
     sent: set[tuple[bool, int, int]] = set()  # (activation?, the stage it is for, micro-batch)
     unread: dict[Channel, int] = {}
@@ -126,7 +126,7 @@ def _describe_stuck(
 
 
 def compute_capacity(schedule: Schedule) -> int:
-    """The fewest unread messages a channel must have room for, or the ranks get stuck."""
+    """Return the least number of unread messages that a channel must hold to avoid deadlock."""
     low, high = 1, 1
     while not _can_run(schedule, high):
         low, high = high + 1, 2 * high
@@ -153,10 +153,10 @@ def run_ahead(
     is_there: Callable[[Action], bool],
     wait: Callable[[Action, Action], None],
 ) -> Iterator[Action]:
-    """The actions of one rank with one stage in the order in which they can run.
+    """Yield the actions of a rank with one stage in the order in which to run them.
 
-    `is_there(action)` says whether what the action takes has come; `wait(a, b)` returns when it
-    has for one of the two. An action that is given out first need not be there.
+    `is_there(action)` returns True if the action's input has arrived; `wait(a, b)` returns when the
+    input of either has. Actions in their listed turn are yielded without such a check.
     """
     forwards = deque(i for i, action in enumerate(actions) if action.kind in FORWARDS)
     done: set[int] = set()

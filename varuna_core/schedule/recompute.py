@@ -26,36 +26,35 @@ from varuna_core.schedule.actions import BACKWARDS, Action, Schedule, ScheduleEr
 from varuna_core.schedule.held import follow_held
 
 Recompute = Literal["none", "full", "auto", "selective", "offload"]
-"""`selective` is `full` to a schedule: an `f` then keeps more, and its `R` takes less time."""
+"""Ways to recompute; in a schedule `selective` equals `full`, with larger `f` and faster `R`."""
 USABLE = 0.9
-"""Of a GPU's free memory, with `auto`: the allocator cannot use all of it, and layers need room to
+"""Usable share of a GPU's free memory with `auto`: the rest is for fragmentation and layers'
 work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Memory of micro-batches on a rank, in bytes or any unit of the caller's."""
+    """Memory of micro-batches on a rank, in bytes or any other unit."""
 
     graphs: tuple[float, ...]
-    """Of each stage: one micro-batch's graph, its inputs included."""
+    """By stage, the memory of one micro-batch's graph, including its inputs."""
     inputs: tuple[float, ...]
-    """Of each stage: what an `f` keeps of one micro-batch: its inputs, of `selective` more."""
+    """By stage, what an `f` keeps of one micro-batch: its inputs, with `selective` more."""
     limits: tuple[float, ...]
-    """Of each rank: what all its micro-batches may hold at once."""
+    """By rank, what all its micro-batches may hold at once."""
 
 
 def measure_memory(schedule: Schedule, memory: Memory) -> tuple[float, ...]:
-    """The most that each rank holds at any time."""
+    """Return the most that each rank holds at any time."""
     return tuple(max(_trace(actions, memory), default=0.0) for actions in schedule.ranks)
 
 
 def apply_recompute(
     schedule: Schedule, recompute: Recompute, memory: Memory | None = None
 ) -> Schedule:
-    """The schedule with its forwards made `f` and `R`, or `O` and `L` put in, as asked; `auto`
-    needs `memory`.
+    """Return the schedule with `f` and `R`, or `O` and `L`, as asked for; `auto` needs `memory`.
 
-    One that has these already is left as its maker has it.
+    A schedule that has these actions already is returned unchanged.
     """
     if recompute == "none" or any(a.kind in "RO" for actions in schedule.ranks for a in actions):
         return schedule
@@ -97,8 +96,8 @@ def _choose(
 ) -> set[Key]:
     """Choose the recomputes of one rank.
 
-    Whenever more is held than fits, the graph used last is given up: of the graphs held then it
-    frees the memory for longest, so for graphs of one size nothing recomputes less.
+    Whenever more is held than fits, the graph that is used last is dropped: of the graphs held, it
+    frees memory for longest, so with graphs of equal size no choice recomputes less.
     """
     limit = memory.limits[rank]
     held = 0.0
@@ -138,7 +137,7 @@ def _insert(kept: list[tuple[int, Key]], item: tuple[int, Key]) -> None:
 
 
 def _offload(actions: tuple[Action, ...]) -> tuple[Action, ...]:
-    """All graphs between whose offload and load another action runs."""
+    """Offload all graphs for which another action runs between the offload and the load."""
     ends = _find_ends(actions)
     chosen = {key for key, (begin, end) in ends.items() if end > begin + 2}
     loads = {ends[key][1] - 1: key for key in chosen}
@@ -155,7 +154,7 @@ def _offload(actions: tuple[Action, ...]) -> tuple[Action, ...]:
 
 
 def _count_graphs(actions: Sequence[Action]) -> int:
-    """The most graphs that a rank holds at once."""
+    """Return the most graphs that a rank holds at once."""
     stages = sorted({action.stage for action in actions})
     counts = [sum(held.graphs.values()) for _, held in follow_held(actions, stages)]
     return max(counts, default=0)
@@ -174,7 +173,7 @@ def _rewrite(actions: tuple[Action, ...], chosen: set[Key]) -> tuple[Action, ...
 
 
 def _trace(actions: tuple[Action, ...], memory: Memory) -> list[float]:
-    """Graphs that a rank holds while each of its actions runs."""
+    """Return the memory that a rank holds while each of its actions runs."""
     stages = sorted({action.stage for action in actions})
     return [
         sum(

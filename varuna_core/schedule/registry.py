@@ -1,8 +1,8 @@
-"""The schedules there are, by the name that a conf gives them, and the making of one.
+"""List the schedules by the names that a conf uses, and build them.
 
-A new schedule is a function that makes it and a row in `SCHEDULES`. The conf, the runtime, the
-stage map and the planner ask the row; only the conf's `Literal` (jobs/conf/schema.py), which a type
-checker must be able to read, spells the names again, and a test holds the two equal.
+A new schedule is a function that builds it and a row in `SCHEDULES`. The conf, the runtime, the
+stage map and the planner read this table; only the conf's `Literal` (jobs/conf/schema.py), which a
+type checker must be able to read, repeats the names, and a test holds the two equal.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from varuna_core.schedule.recompute import Memory, Recompute, apply_recompute, m
 from varuna_core.schedule.zero_bubble import build_zbv, build_zero_bubble, place_v
 
 AUTO = "auto"
-"""The name that leaves the choice to us: the shortest of those that fit, as simulated."""
+"""The name for an automatic choice: the shortest schedule that fits, as simulated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleRequest:
-    """Sizes, costs and memory that a schedule is made for."""
+    """Sizes, costs and memory for which a schedule is built."""
 
     num_ranks: int
     num_microbatches: int
     stages_per_rank: int
     costs: Costs
-    """Of all stages."""
+    """Costs of all stages."""
     recompute: Recompute
     memory: Memory | None
 
     @property
     def max_graphs(self) -> int | None:
-        """Graphs that fit on the smallest rank; None where memory sets no bound."""
+        """The number of graphs that fit on the smallest rank; None if memory sets no bound."""
         if self.memory is None or self.recompute != "none":
             return None
         return max(self.stages_per_rank, _count_graphs(self.memory))
@@ -50,25 +50,25 @@ class ScheduleRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleKind:
-    """One way to order the actions of a step, and what its users must know of it."""
+    """A way to order the actions of a step, and the facts that its users need."""
 
     build: Callable[[ScheduleRequest], Schedule]
     stages_per_rank: int | None = 1
-    """None where it takes any number."""
+    """Stages on each rank; None if the schedule takes any number."""
     place: Callable[[int, int], tuple[int, ...]] = place_in_rounds
-    """The rank of each stage, from the number of ranks and of stages a rank."""
+    """Function from the numbers of ranks and of stages a rank to each stage's rank."""
     splits_backward: bool = False
-    """It may put weight gradients off: `I` and `W` in place of `B`."""
+    """True if weight gradients may be postponed: `I` and `W` in place of `B`."""
     recomputes: bool = False
-    """It always recomputes, and `build` sees to it: recompute `none` is `full` to it."""
+    """True if `build` always adds recomputes; recompute `none` then means `full`."""
     runs_ahead: bool = False
-    """A rank that waits for a gradient may run the next forward before its turn."""
+    """True if a rank that waits for a gradient may run the next forward early."""
     gradients_last: bool = False
-    """All forwards of all stages come before any backward."""
+    """True if all forwards of all stages come before any backward."""
     count_ahead: Callable[[int, int], int] | None = None
-    """The forwards of a stage before its first backward, from the number of stages behind it and
-    of micro-batches; then forwards and backwards alternate. None where the order depends on costs
-    or is another one: the planner then makes the schedule to know."""
+    """Function from the numbers of later stages and of micro-batches to the forwards of a stage
+    before its first backward; then forwards and backwards alternate. None if the order differs or
+    depends on costs: the planner then builds the schedule to know."""
 
 
 SCHEDULES: dict[str, ScheduleKind] = {
@@ -127,17 +127,17 @@ SCHEDULES: dict[str, ScheduleKind] = {
 
 
 def has_one_stage_a_rank(name: str) -> bool:
-    """True for `auto` too, unless more stages are asked for."""
+    """Return True for schedules with one stage a rank, and for `auto` unless more are asked for."""
     return name == AUTO or SCHEDULES[name].stages_per_rank == 1
 
 
 def may_split_backward(name: str) -> bool:
-    """True for `auto` too, which may choose such a schedule."""
+    """Return True for schedules that may postpone weight gradients, and for `auto`."""
     return name == AUTO or SCHEDULES[name].splits_backward
 
 
 def count_stages_per_rank(name: str, partition: Partition | None, depth: int) -> int:
-    """Stages of each rank: as the partition has it; without one, two where there are several."""
+    """Return the stages of each rank from the partition, or else two if there are several."""
     own = 1 if name == AUTO else SCHEDULES[name].stages_per_rank
     if own is not None:
         return own
@@ -145,7 +145,7 @@ def count_stages_per_rank(name: str, partition: Partition | None, depth: int) ->
 
 
 def place_stages(name: str, num_ranks: int, stages_per_rank: int) -> tuple[int, ...]:
-    """The rank of each stage; `auto` is settled before, where ranks have several."""
+    """Return the rank of each stage; `auto` must be resolved first if ranks have several stages."""
     place = place_in_rounds if name == AUTO else SCHEDULES[name].place
     return place(num_ranks, stages_per_rank)
 
@@ -160,10 +160,10 @@ def build_schedule(
     recompute: Recompute = "none",
     memory: Memory | None = None,
 ) -> Schedule:
-    """The schedule `name`, recomputing as asked (varuna always does: `none` is `full` to it, and
-    it refuses `offload`).
+    """Build the schedule `name` with recomputes as asked for (varuna always recomputes: `none`
+    means `full`, and `offload` is refused).
 
-    Costs are those of all stages, even if not given. With `memory`, what does not fit is refused.
+    Costs that are not given count as even. With `memory`, a schedule that does not fit is refused.
     """
     num_stages = num_ranks * stages_per_rank
     if name not in (*SCHEDULES, AUTO):
@@ -199,7 +199,7 @@ def _build(name: str, wanted: ScheduleRequest) -> Schedule:
 
 
 def _choose_best(wanted: ScheduleRequest) -> Schedule:
-    """The shortest as simulated of those that fit; of equals the one registered last."""
+    """Return the shortest schedule that fits, as simulated; of equals, the last registered."""
     ways: list[Recompute] = [wanted.recompute]
     if wanted.recompute == "auto":
         ways.append("none")  # a schedule made for little memory may beat one made to fit
@@ -228,7 +228,7 @@ def _choose_best(wanted: ScheduleRequest) -> Schedule:
 
 
 def _count_graphs(memory: Memory) -> int:
-    """Graphs of the largest stage that fit on the smallest rank."""
+    """Return the number of graphs of the largest stage that fit on the smallest rank."""
     largest = max(memory.graphs)
     return int(min(memory.limits) // largest) if largest else len(memory.graphs)
 

@@ -47,12 +47,12 @@ _NEEDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakHeld:
-    """The most a schedule holds at once, in micro-batches, for each rank."""
+    """The most that each rank holds at once, in micro-batches."""
 
     graphs: tuple[int, ...]
     inputs: tuple[int, ...]
     offloaded: tuple[int, ...]
-    """Graphs that lie outside the device's memory."""
+    """Graphs that are outside the device's memory."""
 
     def __str__(self) -> str:
         return "; ".join(
@@ -72,9 +72,9 @@ def verify(
     max_graphs: int | Sequence[int] | None = None,
     max_inputs: int | Sequence[int] | None = None,
 ) -> PeakHeld:
-    """Check a schedule and return the most it holds; ScheduleError if it cannot run.
+    """Check a schedule and return the most that it holds; raise ScheduleError if it cannot run.
 
-    The bounds are for every rank, or one for each; None is without bound.
+    A bound is one number for all ranks, or one for each; None means no bound.
     """
     for stage, rank in enumerate(schedule.placement):
         if not 0 <= rank < schedule.num_ranks:
@@ -98,7 +98,7 @@ def verify(
 
 
 def _check_microbatches(schedule: Schedule, rank: int, actions: tuple[Action, ...]) -> None:
-    """Each micro-batch once through each stage of this rank, its actions in order."""
+    """Check that each micro-batch passes each of the rank's stages once, in order."""
     num_microbatches = schedule.num_microbatches
     stages = [stage for stage, owner in enumerate(schedule.placement) if owner == rank]
     states = {stage: ["nothing"] * num_microbatches for stage in stages}
@@ -141,7 +141,7 @@ def _check_channels(schedule: Schedule) -> None:
 
 
 Messages = dict[Channel, list[tuple[int, int, int]]]
-"""By channel, in order: the stage it is for, the micro-batch, the action's index on its rank."""
+"""By channel, in order: receiving stage, micro-batch, and the action's index on its rank."""
 
 
 def _list_messages(schedule: Schedule) -> tuple[Messages, Messages]:

@@ -32,16 +32,16 @@ class Policy:
     """Rules by which a rank chooses its next action."""
 
     ahead: tuple[int, ...]
-    """For each stage, forwards it may run beyond its input gradients."""
+    """For each stage, how many forwards it may run beyond its input gradients."""
     patience: float = 1.0
-    """A weight gradient waits if that part of it would delay what is about to arrive."""
+    """A weight gradient waits if it would delay the next arrival by over 1 - patience of itself."""
     forward_first: bool = False
-    """Of a forward and an input gradient that are both ready, which runs."""
+    """True to run the forward if a forward and an input gradient are both ready."""
     make_room: bool = False
-    """Run a weight gradient before a ready input gradient, if a forward waits for its memory."""
+    """True to run a weight gradient before an input gradient if a forward waits for its memory."""
     split_first: tuple[int, ...] | None = None
-    """For each stage, how many backwards are split before those in one go; without it all are, as
-    are those behind the rank's last forward."""
+    """For each stage, how many backwards are split before the first joint ones. If None, all are;
+    so are those after the rank's last forward."""
 
 
 class _Greedy:
@@ -80,7 +80,7 @@ class _Greedy:
         return self.actions
 
     def is_alike(self, other: Policy) -> bool:
-        """Tell if another policy, that splits every backward too, makes the same schedule."""
+        """Return True if another policy that splits all backwards gives the same schedule."""
         own = self.policy
         return (
             other.patience in self.patiences
@@ -90,7 +90,7 @@ class _Greedy:
         )
 
     def has_room(self, rank: int, stage: int) -> bool:
-        """For one more graph, with one left for each later stage of the rank."""
+        """Return True if the rank can hold one more graph and one for each of its later stages."""
         later = sum(1 for other in self.stages[rank] if other > stage)
         return self.graphs[rank] < self.max_graphs[rank] - later
 
@@ -103,7 +103,7 @@ class _Greedy:
         return False
 
     def choose(self, rank: int, now: float) -> None:
-        """Start one action on a free rank, or leave it idle until something arrives."""
+        """Start an action on a free rank, or leave the rank idle until something arrives."""
         ready: list[tuple[Kind, int]] = []
         soonest = float("inf")
         lacks_memory = False
@@ -140,7 +140,7 @@ class _Greedy:
                 self.start(rank, now, "W", stage)
 
     def is_whole(self, rank: int, stage: int) -> bool:
-        """The stage's next backward is made in one go."""
+        """Return True if the stage's next backward computes both gradients at once."""
         split = self.policy.split_first
         if split is None or self.inputs[stage] < split[stage]:
             return False
@@ -194,7 +194,7 @@ def build_greedy(
     max_graphs: tuple[int, ...],
     policy: Policy,
 ) -> Schedule:
-    """The schedule that `policy` chooses; needs a graph on each rank for each of its stages."""
+    """Build the schedule that `policy` chooses; ranks need memory for a graph of each stage."""
     greedy = _Greedy(placement, num_microbatches, costs, max_graphs, policy)
     return _make_schedule(name, greedy)
 
@@ -287,7 +287,7 @@ def build_zbv(
 
 
 def place_v(num_ranks: int) -> tuple[int, ...]:
-    """The ranks of 2p stages: 0 1 2 3 3 2 1 0."""
+    """Return the ranks of 2p stages: 0 1 2 3 3 2 1 0."""
     return (*range(num_ranks), *reversed(range(num_ranks)))
 
 
@@ -300,7 +300,7 @@ def _check_bound(name: str, given: int | None, *, least: int) -> int:
 
 
 def _list_policies(num_stages: int, bound: int) -> Iterator[Policy]:
-    """The published ones first; steeper `ahead` pays on slow links, patience with large W."""
+    """Yield the published policies first; steeper `ahead` suits slow links, patience a large W."""
     seen = set()
     for slope in (1.0, 1.5, 2.0, 3.0):
         for extra in (0, 1):
@@ -328,7 +328,7 @@ def _list_policies(num_stages: int, bound: int) -> Iterator[Policy]:
 def _choose_policy(
     name: str, placement: tuple[int, ...], num_microbatches: int, costs: Costs, bound: int
 ) -> Policy:
-    """The policy of the shortest schedule, every backward split, of a few micro-batches."""
+    """Return the policy with the shortest schedule of a few micro-batches, all backwards split."""
     if costs.num_stages != len(placement):
         raise ScheduleError(
             f"{name}: costs of {costs.num_stages} stages given, it has {len(placement)}"
@@ -357,9 +357,9 @@ def _choose_best(
     recompute: Recompute,
     memory: Memory | None,
 ) -> Schedule:
-    """The shortest that fits, recomputing as asked.
+    """Return the shortest schedule that fits, with recomputes as asked for.
 
-    Of those as short one within the bound of graphs if there is one, and the one that fuses most.
+    Ties go to schedules within the bound of graphs, then to the most joint backwards.
     """
     finished: list[tuple[float, Schedule]] = []
     reasons: list[ScheduleError] = []
@@ -378,7 +378,7 @@ def _choose_best(
 
 
 def _compute_floor(placement: tuple[int, ...], costs: Costs, num_microbatches: int) -> float:
-    """No schedule is shorter whose backwards are all split.
+    """Return a lower bound for schedules whose backwards are all split.
 
     A rank waits for its first activation, then has its work to do.
     """
@@ -400,12 +400,12 @@ def _compute_floor(placement: tuple[int, ...], costs: Costs, num_microbatches: i
 
 
 Order = Callable[[int, int, int], list[Action]]
-"""The actions of one rank in an order with a V of two stages a rank, from the number of ranks, of
-micro-batches and the rank."""
+"""Function from the numbers of ranks and micro-batches, and a rank, to that rank's actions, for
+stages placed as a V (two a rank)."""
 
 
 def _build_in_order(order: Order, num_ranks: int, num_microbatches: int) -> Schedule:
-    """Made for as many micro-batches as the order needs; those there are not are left out."""
+    """Build the schedule of an order that needs 2p micro-batches, leaving out the excess ones."""
     many = max(num_microbatches, 2 * num_ranks)
     return Schedule(
         name="zbv",
@@ -419,7 +419,7 @@ def _build_in_order(order: Order, num_ranks: int, num_microbatches: int) -> Sche
 
 
 def _order_published_zbv(num_ranks: int, num_microbatches: int, rank: int) -> list[Action]:
-    """The paper's own order: no bubbles from 2p - 1 micro-batches on if F, I and W cost alike."""
+    """Return the paper's order; no bubbles from 2p - 1 micro-batches on if F, I and W are equal."""
     stages = {"down": rank, "up": 2 * num_ranks - 1 - rank}
     counts = {(leg, kind): 0 for leg in stages for kind in "FIW"}
     actions: list[Action] = []

@@ -60,19 +60,19 @@ NAMES = {
     "recompute": "R",
     "load": "data",
 }
-"""Names of known kinds; `backward` is of both gradients, `I` and `W` are those of one."""
+"""Kinds by their names for spans; `backward` is both gradients, `I` and `W` one of them each."""
 EVERY = 10
-"""Spans are written one by one in every tenth step and the first two; of the others, their sums."""
+"""Single spans are written in the first two steps and every this many; else only their sums."""
 NUM_FIRST = 2
 _OWNER = "VJOB_TRACE_PID"
-"""The process that writes, for those that it starts: they inherit VJOB_TRACE."""
+"""The variable with the id of the writing process, for its children, which inherit VJOB_TRACE."""
 
 _TIMELINE = VARIABLES["profile.timeline"]
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
 
 class _Nothing:
-    """A step or span where no trace is written."""
+    """A step or span that does nothing, used if no trace is written."""
 
     def __enter__(self) -> None:
         return None
@@ -88,7 +88,7 @@ _NOTHING = _Nothing()
 
 
 class _Frame:
-    """A span that is open."""
+    """An open span."""
 
     __slots__ = ("has_known", "micro_batch", "num_pieces", "since", "span", "stage")
 
@@ -107,7 +107,7 @@ Frames = list[_Frame]
 
 
 class _State(threading.local):
-    """The open spans of each thread, the innermost last."""
+    """The open spans of each thread, innermost last."""
 
     def __init__(self) -> None:
         self.frames: Frames = []
@@ -119,14 +119,13 @@ _is_off = not os.environ.get("VJOB_TRACE") or os.environ.get(_TIMELINE) == "0"
 _writer: TraceWriter | None = None
 _last_step = -1
 has_own = False
-"""True once the script has named a step or a span of its own."""
+"""True once the script has opened a step or span itself."""
 is_guessed = False
-"""True while the step that is open was found by looking at a loop (loops.py): the script's own ends
-it."""
+"""True if the open step was detected from a loop (loops.py); the script's own steps end it."""
 
 
 def write_to(path: str) -> None:
-    """Write the trace of this rank there, where no agent has said so; before anything else."""
+    """Write this rank's trace to `path` although no agent asked for one; call this first."""
     global _is_off
     os.environ["VJOB_TRACE"] = path
     _is_off = os.environ.get(_TIMELINE) == "0"
@@ -139,11 +138,11 @@ def start(
     stages: Sequence[int] | None = None,
     replica: int | None = None,
 ) -> None:
-    """Open the trace before the first step or span does, with other settings.
+    """Open the trace with other settings, before the first step or span does.
 
-    `every`: how often spans are written one by one, 1 for all steps; by default the conf's
-    `train.log_every`, or 10. `stage` (or `stages`, of a rank that has several) and `replica` are
-    those of this rank, by default the conf's.
+    `every`: how often single spans are written, 1 for all steps; by default the conf's
+    `train.log_every`, or 10. `stage` (or `stages`, for a rank with several) and `replica` are this
+    rank's, by default the conf's.
     """
     _find_writer(every, stages if stage is None else [stage], replica)
 
@@ -151,9 +150,9 @@ def start(
 def step(
     number: int | None = None, *, sync: Callable[[], object] | None = None
 ) -> _Step | _Nothing:
-    """One optimizer step, as a `with` block or a decorator; without a number they are counted.
+    """Mark an optimizer step, as a `with` block or a decorator; steps without a number are counted.
 
-    A block that raises is no whole step: its spans are kept, and it counts for no pace.
+    A block that raises is no whole step: its spans are kept, but it has no pace.
     """
     global has_own
     has_own = True
@@ -168,10 +167,10 @@ def span(
     num_bytes: int = 0,
     sync: Callable[[], object] | None = None,
 ) -> _Span | _Nothing:
-    """A named span of time, as a `with` block or a decorator; in any thread.
+    """Mark a named span of time, as a `with` block or a decorator, in any thread.
 
-    With `micro_batch`, forwards and backwards of several stages are put together to a pipeline.
-    Spans between two steps count to the later one.
+    With `micro_batch`, forwards and backwards of several stages are joined to a pipeline. Spans
+    between two steps belong to the later one.
     """
     global has_own
     has_own = True
@@ -186,10 +185,10 @@ def open_span(
     since: float | None = None,
     what: str = "",
 ) -> _Span | _Nothing:
-    """A span of an engine, which the script has not named; it has waited `since`, a
-    `time.perf_counter`, for what it needs. `what` names it further.
+    """Open a span for an engine. `since`, a `time.perf_counter`, is when the span began to wait for
+    its input; `what` gives a further name.
 
-    None of what comes before the first step: where this rank stands is not known yet.
+    Nothing is recorded before the trace is open, since the rank's stage is not known yet.
     """
     return (
         _NOTHING
@@ -199,13 +198,13 @@ def open_span(
 
 
 def get_frames() -> Frames:
-    """The open spans of this thread, as they come and go."""
+    """Return the list of this thread's open spans, which changes as spans open and close."""
     return _state.frames
 
 
 @contextmanager
 def sharing(frames: Frames) -> Iterator[None]:
-    """Spans here are within those of another thread, which waits as long."""
+    """Nest this thread's spans in those of another thread, which waits for this one."""
     own, _state.frames = _state.frames, frames
     writer, thread = _writer, threading.get_ident()
     if writer is not None:
@@ -219,18 +218,18 @@ def sharing(frames: Frames) -> Iterator[None]:
 
 
 def get_folder() -> str:
-    """The attempt's folder for traces, which the report searches for torch.profiler's files too;
+    """Return the attempt's folder for traces, where reports also look for torch.profiler's files;
     `.` outside a run."""
     return os.path.dirname(os.environ.get("VJOB_TRACE", "")) or "."
 
 
 def is_open() -> bool:
-    """True as soon as this rank's file has its header, which says where the rank stands."""
+    """Return True once this rank's file has a header, which needs the rank's stage."""
     return _writer is not None
 
 
 def get_writer() -> TraceWriter | None:
-    """The rank's writer, which Varuna takes as `trace=`; None where no trace is written."""
+    """Return the rank's writer, for Varuna's `trace=`; None if no trace is written."""
     return _find_writer()
 
 
@@ -269,7 +268,7 @@ class _Step(ContextDecorator):
 
 
 def _read_step(number: object) -> int:
-    """Integers of numpy and torch are numbers too; without one, or with another thing, the next."""
+    """Return a step number, also from numpy's or torch's integers; else the next number."""
     if number is not None:
         try:
             return operator.index(number)  # type: ignore[arg-type]  # asked here
@@ -346,7 +345,7 @@ def _find_known(frames: list[_Frame]) -> _Frame | None:
 
 
 def _write(writer: TraceWriter, frame: _Frame, now: float, kind: str, what: str) -> None:
-    """Write the part of a span since its begin, or since a span in it ended."""
+    """Write the part of a span since its begin, or since the end of a span inside it."""
     span, begin, num_bytes = frame.span, frame.since, frame.span.num_bytes
     if frame.num_pieces:
         what, num_bytes = CONTINUED, 0
@@ -369,7 +368,7 @@ def _write(writer: TraceWriter, frame: _Frame, now: float, kind: str, what: str)
 
 
 def read_every() -> int:
-    """Steps between those with details: the conf's `train.log_every`, if it writes one."""
+    """Return the distance of steps with details: the conf's `train.log_every`, or EVERY."""
     text = os.environ.get(VARIABLES["train.log_every"], "")
     return int(text) if text.isdecimal() and int(text) else EVERY
 
@@ -377,16 +376,16 @@ def read_every() -> int:
 def _find_writer(
     every: int | None = None, stages: Sequence[int] | None = None, replica: int | None = None
 ) -> TraceWriter | None:
-    """Opened at the first call."""
+    """Return the writer, opening it at the first call."""
     if _writer is not None or _is_off:
         return _writer
     return open_once(lambda: _open(every or read_every(), stages, replica))
 
 
 def open_once(open_writer: Callable[[], TraceWriter]) -> TraceWriter | None:
-    """The rank's writer, for Varuna, which opens it where the script has not; None without a trace.
+    """Return the rank's writer for Varuna, opening it if the script has not; None without a trace.
 
-    Spans of the script are in the same file then.
+    Spans of the script are then written to the same file.
     """
     global _writer, _is_off
     with _lock:
@@ -397,9 +396,9 @@ def open_once(open_writer: Callable[[], TraceWriter]) -> TraceWriter | None:
 
 
 def _is_child() -> bool:
-    """True in a process that a rank's process has started, which may have spans of its own.
+    """Return True in a child of a rank's process, which would spoil its rank's file.
 
-    Of the ranks that the one process of a node starts, the first one writes for the node.
+    If one process starts all ranks of a node, the first of these ranks writes for the node.
     """
     if "VJOB_NODE_RANKS" in os.environ and os.environ.get("LOCAL_RANK", "0") != "0":
         return True
@@ -430,7 +429,7 @@ def _read_number(name: str) -> int:
 
 
 def _find_device() -> dict[str, str]:
-    """The GPU that the script already uses: ranks are compared with those on the same kind."""
+    """Return the GPU that the script already uses; reports compare ranks on the same kind."""
     torch = sys.modules.get("torch")
     try:
         if torch is not None and torch.cuda.is_initialized():
@@ -441,7 +440,7 @@ def _find_device() -> dict[str, str]:
 
 
 def _stop_in_child() -> None:
-    """The file and what is still to be written are the parent's."""
+    """Stop tracing in a forked child: the file and its pending lines belong to the parent."""
     global _writer, _is_off
     _writer, _is_off = None, True
 

@@ -1,4 +1,4 @@
-"""DeepSpeed: the instructions of its pipelines, and forward, backward and step of its engine."""
+"""Trace DeepSpeed: instructions of its pipelines, and its engine's forward, backward and step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ENGINE = "deepspeed.runtime.engine"
 
 
 class Instructions:
-    """The instructions that a pipeline's engine of one rank carries out."""
+    """Wraps the instructions that a rank's pipeline engine executes."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -75,7 +75,7 @@ class Instructions:
 
 
 def _bind(around: Call, call: Call) -> Call:
-    """A method of the engine, which the engine binds to itself."""
+    """Return a method that the engine binds to itself."""
 
     def method(engine: Any, *args: Any, **kwargs: Any) -> Any:
         return around(call, engine, *args, **kwargs)
@@ -84,7 +84,7 @@ def _bind(around: Call, call: Call) -> Call:
 
 
 class Engine:
-    """DeepSpeedEngine without a pipeline: a script calls forward, backward and step itself."""
+    """Wraps a DeepSpeedEngine without a pipeline, whose script calls forward, backward and step."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder

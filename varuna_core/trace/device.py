@@ -26,17 +26,17 @@ log = logging.getLogger(__name__)
 
 DRIFT = 5e-5
 RENEW_S = 30.0
-"""The reference is replaced after so long: elapsed times are 32-bit milliseconds."""
+"""The reference event is replaced after this time, since elapsed times are 32-bit milliseconds."""
 PATIENCE_S = 30.0
-"""An event that is not done after so long is given up, and with it no more than its own time."""
+"""An event that is not done after this time is given up; only its own time is lost."""
 MOST_PENDING = 20_000
 CLOSE_S = 2.0
-"""At the end of the process, for the last events."""
+"""Seconds to wait for the last events at the end of the process."""
 REST_S = 1e-3
 
 
 class Event(Protocol):
-    """The part of torch.cuda.Event that is used."""
+    """The part of torch.cuda.Event that is used here."""
 
     def record(self) -> Any: ...
 
@@ -46,7 +46,7 @@ class Event(Protocol):
 
 
 class DeviceClock:
-    """The marks of one thread on the stream that it works on."""
+    """Marks of one thread on the CUDA stream that it works on."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class DeviceClock:
         now: Callable[[], float] = time.perf_counter,
         rest: Callable[[float], object] = time.sleep,
     ) -> None:
-        """While a CUDA graph is captured, nothing else may be recorded or asked."""
+        """While `is_capturing()` (a CUDA graph), no event is recorded or queried."""
         self._make_event, self._is_capturing = make_event, is_capturing
         self._now, self._rest = now, rest
         self._pending: deque[tuple[float, Event]] = deque()
@@ -69,7 +69,7 @@ class DeviceClock:
         self._is_off = False
 
     def mark(self, at: float) -> None:
-        """Record an event for this moment of the host, which is now."""
+        """Record an event for this moment (`at`) of the host."""
         if self._is_off or len(self._pending) >= MOST_PENDING:
             return
         try:
@@ -83,7 +83,7 @@ class DeviceClock:
         self._pending.append((at, event))
 
     def settle(self) -> None:
-        """Read the events that are done, and wait for none."""
+        """Read the events that are done, without waiting for others."""
         if self._is_off or not self._pending:
             return
         try:
@@ -93,12 +93,12 @@ class DeviceClock:
             self._fail(error)
 
     def is_settled(self, at: float) -> bool:
-        """True if no event until this moment can still come."""
+        """Return True if no event up to this moment is pending."""
         return not self._pending or self._pending[0][0] > at
 
     def find(self, at: float) -> float:
-        """When the stream had done what it had been given at a moment of the host. Where that was
-        not marked, what had been marked before counts."""
+        """Return when the stream had finished the work queued before `at`, going by the last mark
+        before it."""
         place = bisect_right(self._marked, at) - 1
         return at if place < 0 else max(at, self._done[place])
 
@@ -108,7 +108,7 @@ class DeviceClock:
             del self._marked[:place], self._done[:place]
 
     def close(self) -> None:
-        """Wait a little for the last events, once no more come."""
+        """Wait briefly for the last events; no further events may be recorded."""
         deadline = self._now() + CLOSE_S
         self.settle()
         while self._pending and self._now() < deadline:
@@ -129,7 +129,7 @@ class DeviceClock:
         return found
 
     def _read(self, found: list[tuple[float, Event]]) -> None:
-        """Times of all these events, after the reference has been moved by all of them."""
+        """Compute the times of these events, after adjusting the reference by all of them."""
         if found and self._reference is None:
             self._reference_at, self._reference = found[0]
         reference, times = self._reference, []
@@ -160,7 +160,7 @@ class DeviceClock:
 
 
 def find_clock() -> DeviceClock | None:
-    """The clock of the GPU that the process works on, as soon as it does."""
+    """Return the clock of the GPU that the process uses; None as long as it uses none."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     if cuda is None or not cuda.is_initialized():

@@ -19,7 +19,7 @@ from varuna_core.trace.recorder import Recorder
 
 
 def start() -> None:
-    """Watch for the engines, once in a rank's own process."""
+    """Watch for the engines' imports; call this once, in a rank's own process."""
     if not os.environ.get("VJOB_TRACE"):
         return
     recorder = Recorder()

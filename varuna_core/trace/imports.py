@@ -1,9 +1,9 @@
-"""Something done to a module as soon as it has been imported, whoever imports it.
+"""Run a function on a module as soon as it has been imported, whoever imports it.
 
     watch({"megatron.core.pipeline_parallel.schedules": wrap_schedules})
 
-What goes wrong in it is said once, in one line, and the module stays as it is: the training must
-not hear of it.
+An error in the function is reported once, in one line, and the module is used as it is: the
+training must not be affected.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def apply_to(module: ModuleType, apply: Apply) -> None:
-    """Do it, and let nothing out of it."""
+    """Apply a function to a module; report an exception instead of raising it."""
     try:
         apply(module)
     except Exception as error:  # whatever an engine of another release has made of its names
@@ -62,7 +62,7 @@ def apply_to(module: ModuleType, apply: Apply) -> None:
 
 
 def watch(wanted: Mapping[str, Apply]) -> None:
-    """Do it to each module that is there already, and to each other when it comes."""
+    """Apply each function to its module now if it is imported already, else after its import."""
     later = {}
     for name, apply in wanted.items():
         module = sys.modules.get(name)

@@ -1,7 +1,7 @@
-"""A script's own loop over torch: batches, backward, the optimizer, DDP's and FSDP2's forward.
+"""Trace a script's own loop over torch: batches, backward, the optimizer, DDP and FSDP2.
 
-Such a loop does not say where its steps begin. The optimizer that is called first is taken for the
-mark: a step ends with it, and the next begins with what follows.
+Such a loop does not mark its steps. The optimizer that is called first ends each step, and whatever
+follows begins the next one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VARUNA = "varuna_core.varuna"
 
 
 class Loop:
-    """The loop of one rank, as long as no engine drives it and the script names no spans."""
+    """Traces a rank's loop, unless an engine drives it or the script marks its own spans."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -68,14 +68,14 @@ class Loop:
         wrap(owner, "_root_post_backward_final_callback", self._reduce)
 
     def apply_to_groups(self, module: ModuleType) -> None:
-        """The parameters that FSDP2 gathers and reduces at once."""
+        """Wrap the parameter groups that FSDP2 gathers and reduces together."""
         owner = module.FSDPParamGroup
         wrap(owner, "unshard", partial(self._gather, False))
         wrap(owner, "wait_for_unshard", partial(self._gather, True))
         wrap(owner, "post_backward", self._reduce_group)
 
     def leave(self, module: ModuleType) -> None:
-        """Varuna writes its own trace."""
+        """Stop tracing the loop, since Varuna writes its own trace."""
         self._is_off = True
 
     def _is_ours(self) -> bool:
@@ -83,7 +83,7 @@ class Loop:
         return not (self._is_off or recorder.is_driven or trace.has_own or recorder.is_busy())
 
     def _begin(self) -> None:
-        """Something of a step is about to be done."""
+        """Begin a step unless one is open."""
         if not self._is_open:
             self._is_open, self._num_forwards = True, 0
             read_at, self._read_at = self._read_at, None
@@ -144,7 +144,7 @@ class Loop:
         self._recorder.close(span)
 
     def _gather(self, is_end: bool, call: Call, group: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Its begin, which is all that waits over gloo, or its end."""
+        """Record an all-gather's begin, which over gloo is where it waits, or its end."""
         has_begun = group._all_gather_result is not None
         if has_begun is not is_end or group.is_unsharded:
             return call(group, *args, **kwargs)
@@ -161,7 +161,8 @@ class Loop:
         return self._wait("reduce-scatter", call, state, *args, **kwargs)
 
     def _wait(self, what: str, call: Call, /, *args: Any, **kwargs: Any) -> Any:
-        """Also where an engine drives the loop, as torch's pipelining may; not in an evaluation."""
+        """Record a wait, even if an engine drives the loop (torch's pipelining), but not in
+        evaluation."""
         import torch
 
         is_part = self._recorder.is_busy() or torch.is_grad_enabled()

@@ -1,7 +1,7 @@
-"""megatron-core's schedules: its forward and backward of a micro-batch, and what it waits for.
+"""Trace megatron-core's schedules: forward and backward of a micro-batch, and waits.
 
-`schedules.forward_step` and `backward_step` are called for each micro-batch by every schedule, and
-have been since 0.4; a backward is known by the output tensor that its forward returned.
+Every schedule since 0.4 calls `schedules.forward_step` and `backward_step` for each micro-batch; a
+backward is matched by the output tensor that its forward returned.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OPTIMIZERS = "megatron.core.optimizer.optimizer"
 
 
 class Schedules:
-    """The schedules of one rank."""
+    """Wraps the schedules of one rank."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -63,7 +63,7 @@ class Schedules:
             wrap(module, name, partial(self._recorder.span, "send"))
 
     def apply_to_messages(self, module: ModuleType) -> None:
-        """The class that sends and receives since 0.14; before, schedules has functions of them."""
+        """Wrap the class that sends and receives since 0.14, or else schedules' own functions."""
         owner = getattr(module, "P2PCommunicator", None)
         if owner is not None:
             for name in _RECEIVING:
@@ -80,7 +80,7 @@ class Schedules:
                 wrap(owner, "step", partial(self._recorder.span, "optimizer"))
 
     def _run_step(self, call: Call, /, *args: Any, **kwargs: Any) -> Any:
-        """One call of a schedule is one step, unless it only evaluates."""
+        """Record a call of a schedule as one step, unless it only evaluates."""
         if kwargs.get("forward_only"):
             return self._recorder.span("evaluate", call, *args, **kwargs)
         recorder = self._recorder
@@ -129,7 +129,7 @@ class Schedules:
 
 
 def _identify(output: Any) -> int:
-    """The identity of a tensor, also where it stands in a list by itself."""
+    """Return the identity of a tensor, also if it is the only item of a list."""
     while isinstance(output, (list, tuple)) and output:
         output = output[0]
     return id(output)
@@ -146,7 +146,7 @@ def _compute_replica(groups: Any) -> int:
 
 
 def _read_iteration() -> int | None:
-    """Megatron-LM's number of the step, as its log prints it; None for other scripts."""
+    """Return the step number that Megatron-LM prints; None for other scripts."""
     state = sys.modules.get("megatron.training.global_vars") or sys.modules.get(
         "megatron.global_vars"
     )

@@ -1,4 +1,4 @@
-"""torch.distributed.pipelining: its stages' forward and backward of a micro-batch, its waits."""
+"""Trace torch.distributed.pipelining: a stage's forwards and backwards, and its waits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ACTIONS = {
 
 
 class Stages:
-    """The stages of one rank."""
+    """Wraps the stages of one rank."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -67,7 +67,7 @@ class Stages:
 
 
 def _compute_replica(stage: Any) -> int:
-    """By the order of ranks: those of one pipeline follow each other or lie evenly apart."""
+    """Compute the replica from a pipeline's ranks, which are adjacent or evenly spaced."""
     import torch.distributed as dist
 
     ranks = dist.get_process_group_ranks(stage.group or dist.group.WORLD)

@@ -1,8 +1,8 @@
-"""Recorder of an engine that is not ours, as its functions are called: actions, waits, steps.
+"""Record actions, waits and steps of an engine that is not ours, from calls of its functions.
 
-A wrapped function calls one of these; nothing here changes what it is given, returns or raises.
-An action within another one is part of it. Between two actions an engine waits for messages: the
-time since it first asked for one belongs to the action that follows, as its wait.
+Wrapped functions call this recorder, which changes no arguments, results or exceptions. An action
+inside another one is part of it. Between two actions an engine waits for messages: the time since
+it first asked for one is recorded as the wait of the next action.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ log = logging.getLogger(__name__)
 
 Call = Callable[..., Any]
 Around = Callable[..., Any]
-"""Called with the wrapped function, then with that function's own arguments."""
+"""Function called with the wrapped function, then with that function's arguments."""
 
 
 class Recorder:
-    """One rank's engine, as one thread runs it."""
+    """Records one rank's engine, which runs in one thread."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
@@ -47,7 +47,7 @@ class Recorder:
         """True while the step that is open has not come to its end."""
 
     def is_busy(self) -> bool:
-        """True within an action, and in threads that are not the engine's."""
+        """Return True within an action, and in threads other than the engine's."""
         return self._depth > 0 or threading.get_ident() != self._thread
 
     def place(self, stages: Sequence[int] | None, replica: int) -> None:
@@ -55,10 +55,10 @@ class Recorder:
         trace.start(stages=stages, replica=replica)
 
     def begin_step(self, number: int | None = None, *, at: float | None = None) -> None:
-        """A step begins, now or at a `perf_counter` before; without a number they are counted. It
-        lasts until the next one begins.
+        """Begin a step, now or at an earlier `perf_counter`, which lasts until the next begins;
+        steps without a number are counted.
 
-        A script that writes steps of its own keeps them.
+        A script that marks its own steps keeps them.
         """
         self._asked = None  # for the last messages of the step before
         writer = trace.get_writer()
@@ -86,7 +86,7 @@ class Recorder:
     def act(
         self, kind: str, stage: int, micro_batch: int, call: Call, /, *args: Any, **kwargs: Any
     ) -> Any:
-        """An action of a schedule."""
+        """Run and record an action of a schedule."""
         since, self._asked = self._asked, None
         span = trace.open_span(kind, stage=stage, micro_batch=micro_batch, since=since)
         if kind not in "BIW":
@@ -98,19 +98,19 @@ class Recorder:
             self._backward = None
 
     def span(self, kind: str, call: Call, /, *args: Any, **kwargs: Any) -> Any:
-        """Anything else of a known kind."""
+        """Run and record anything else of a known kind."""
         if self.is_busy():
             return call(*args, **kwargs)
         return self._span_between(kind, call, *args, **kwargs)
 
     def read(self, call: Call, /, *args: Any, **kwargs: Any) -> Any:
-        """Reading a batch, also where a forward does it: it is no part of that then."""
+        """Record the reading of a batch; inside a forward, its time is taken out of the forward."""
         if threading.get_ident() != self._thread:
             return call(*args, **kwargs)
         return self._span_between("data", call, *args, **kwargs)
 
     def wait_within(self, what: str, call: Call, /, *args: Any, **kwargs: Any) -> Any:
-        """A call that waits for other ranks in an action, and is no part of it then."""
+        """Record a call that waits for other ranks, outside the time of the action around it."""
         frames = None
         if threading.get_ident() != self._thread:
             frames = self._backward
@@ -121,13 +121,13 @@ class Recorder:
             return self._span(span, call, *args, **kwargs)
 
     def ask(self, call: Call, /, *args: Any, **kwargs: Any) -> Any:
-        """A call that waits for a message of the next action."""
+        """Call a function that waits for a message of the next action, noting when it began."""
         if self._asked is None and not self._depth and threading.get_ident() == self._thread:
             self._asked = time.perf_counter()
         return call(*args, **kwargs)
 
     def open(self, kind: str, stage: int | None = None, micro_batch: int | None = None) -> Any:
-        """A span that begins now, of an engine that calls at its ends alone."""
+        """Open a span for an engine that only reports the span's begin and end."""
         span = trace.open_span(kind, stage=stage, micro_batch=micro_batch)
         span.__enter__()
         self._depth += 1
@@ -139,7 +139,7 @@ class Recorder:
         self.touch()
 
     def touch(self) -> None:
-        """The step that is open goes on until now at least."""
+        """Extend the open step to the present."""
         if self._last is not None:
             self._last = time.perf_counter()
 
@@ -163,8 +163,8 @@ class Recorder:
                 self._last = time.perf_counter()
 
     def _end(self) -> None:
-        """The last step ends with what it did last, not with the process; what has only begun, as
-        with the read that finds no further batch, is no step."""
+        """End the last step at its last activity instead of the end of the process; a step that has
+        only begun, as with the read that finds no further batch, is dropped."""
         writer = trace.get_writer() if self._last is not None else None
         if writer is None or not writer.is_in_step:
             return
@@ -175,15 +175,14 @@ class Recorder:
 
 
 def is_compiling() -> bool:
-    """True for torch.compile, which would trace us with what we wrap, piece by piece: of us it is
-    to see nothing but this."""
+    """Return True while torch.compile traces, so that it sees nothing else of these wrappers."""
     import torch
 
     return torch.compiler.is_dynamo_compiling()
 
 
 def wrap(owner: Any, name: str, around: Around) -> bool:
-    """Put `around` about a function of a module or class; False where it has none of that name."""
+    """Wrap a function of a module or class in `around`; return False if there is no such name."""
     inner = getattr(owner, name, None)
     if inner is None:
         return False
@@ -200,5 +199,5 @@ def wrap(owner: Any, name: str, around: Around) -> bool:
 
 
 def find_argument(name: str, position: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An argument that is given by its name or its place, or None."""
+    """Return an argument given by name or position; None if it was not given."""
     return kwargs[name] if name in kwargs else args[position] if position < len(args) else None

@@ -1,4 +1,4 @@
-"""Time of a step and memory of each stage for a layout: `step.simulate_step`, `chain.Chain`.
+"""Compute the step time and memory of a layout: `step.simulate_step`, `chain.Chain`.
 
 cluster, training, compiled <- step <- tables <- chain. Imports schedule and `profile`.
 """

@@ -33,23 +33,23 @@ from varuna_core.schedule.recompute import Memory, apply_recompute
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Behind:
-    """Least figures of a stage and those behind, by its first segment; inf where nothing fits."""
+    """Lower bounds for a stage and all later ones, by its first segment; inf if nothing fits."""
 
     least: Array
-    """The least bound: `chain.py` says of what."""
+    """The least step time; the module's docstring has the recurrence."""
     round: Array
-    """What one micro-batch needs, down and back."""
+    """Least time of one micro-batch through these stages, forward and back."""
     largest: Array
-    """The least that the largest `beyond` of them can be."""
+    """The least value that the largest `beyond` of these stages can have."""
     summed: Array
-    """Until all their sums over the replicas are done."""
+    """Least time until all gradient sums over the replicas of these stages are done."""
     unhidden: Array
-    """Of this stage's sum over the replicas, what is left when its last backward ends."""
+    """The part of this stage's gradient sum that is left when its last backward ends."""
     stage: StageTable | None = None
     after: Behind | None = None
 
     def compute_beyond(self, begins: int | slice | Array = slice(None)) -> Array:
-        """The stage's addition to one micro-batch's way down and back, by begin and end."""
+        """Return the time that this stage adds to one micro-batch's way, by begin and end."""
         assert self.stage is not None and self.after is not None
         return _compute_beyond(self.stage, self.after, begins)
 
@@ -67,7 +67,7 @@ def _compute_beyond(stage: StageTable, after: Behind, begins: int | slice | Arra
 
 
 def compute_end(tables: Tables) -> Behind:
-    """Behind the last stage."""
+    """Return the `Behind` that follows the last stage."""
     found = tables.behind.get("end")
     if found is None:
         nothing = np.full(tables.size + 1, np.inf)
@@ -86,7 +86,7 @@ def compute_end(tables: Tables) -> Behind:
 def compute_behind(
     tables: Tables, shape: Shape, stage: StageTable, sums: Sums, after: Behind, puts_off: bool
 ) -> Behind:
-    """`puts_off`: whether any stage of the chain does; all arguments are kept by the tables."""
+    """Return the `Behind` of a stage from the next one's; `puts_off` is that of the chain."""
     key = id(stage), id(sums), id(after), puts_off
     found = tables.behind.get(key)
     if found is None:
@@ -128,13 +128,13 @@ def _compute_unhidden(tables: Tables, shape: Shape, stage: StageTable, sums: Sum
 
 
 MOST_FACTORS = 4_000_000
-"""Of actions in partitions that are timed at once, where each recomputes what it must."""
+"""The most actions, over all partitions timed at once, that need factors of their own."""
 Bounds = tuple[int, ...]
-"""Where stages begin and end: 0, the first stage's end, ..., the number of segments."""
+"""Boundaries of the stages: 0, the end of the first stage, ..., the number of segments."""
 
 
 class Chain:
-    """One stage a rank."""
+    """A pipeline with one stage on each rank, whose stages have GPUs but no partition yet."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Chain:
         work: ScheduleModel,
         least: int = 1,
     ) -> None:
-        """`least` segments on each stage but the first and the last, which have one or more."""
+        """`least` is the fewest segments of an inner stage; the outer stages need only one."""
         self.tables, self.shape, self.placed = tables, shape, placed
         self.schedule, self.num_stages = work, len(work.roles)
         self.size = tables.size
@@ -177,7 +177,7 @@ class Chain:
 
     @cached_property
     def num_kinds(self) -> int:
-        """Kinds of action that have costs: a stage that copies nothing has two less."""
+        """The number of kinds of action with costs; without offload it is smaller by two."""
         return max(len(stage.kinds) for stage in self.stages)
 
     @property
@@ -186,17 +186,17 @@ class Chain:
 
     @cached_property
     def sharing(self) -> list[int]:
-        """For each boundary the replicas whose messages take the same link."""
+        """By boundary, the number of replicas whose messages share a link."""
         between = [self.placed.find_boundary(*pair) for pair in itertools.pairwise(self.places)]
         flows = [[] if one is None else [route.flows for route in one.routes] for one in between]
         return [max([1, *(each // self.shape.tensor for each in own)]) for own in flows]
 
     def may_recompute(self, limit: float) -> bool:
-        """A stage that works no longer than `limit` may hold more than it could keep."""
+        """Return True if a stage that works at most `limit` can hold more than it could keep."""
         return any(bool((stage.work[stage.is_beyond] <= limit).any()) for stage in self.stages)
 
     def compile(self, bounds: Bounds) -> Compiled:
-        """The schedule of one partition: what it recomputes may depend on that."""
+        """Return the schedule of a partition; with `auto`, its recomputes depend on the memory."""
         if not self.schedule.keeps_what_fits:
             return self.compiled
         held = self.list_memory(bounds)
@@ -215,7 +215,7 @@ class Chain:
     # Costs of stages as cut.
 
     def build_costs(self, bounds: Bounds) -> StepCosts:
-        """Costs of the stages of one partition."""
+        """Return the costs of a partition's stages."""
         pairs = list(itertools.pairwise(bounds))
         stages = range(self.num_stages)
         costs = [0.0] * (self.num_kinds * self.num_stages)
@@ -255,7 +255,7 @@ class Chain:
         return tuple(ties)
 
     def _time_tie(self, stages: Sequence[int], parameters: int) -> float:
-        """The copies of each replica are summed at once: over the same links, or within a node."""
+        """Return the time to sum tied weights, with all replicas summing at once."""
         places = sorted({self.places[s] for s in stages})
         if len(places) == 1:  # a rank has one copy
             return 0.0
@@ -287,7 +287,7 @@ class Chain:
         return found
 
     def select_fitting(self, cuts: Array) -> Array:
-        """Which of these partitions, in rows, all stages may hold."""
+        """Return a mask of the partitions (rows of `cuts`) whose stages all fit in memory."""
         fits = np.ones(len(cuts), dtype=bool)
         for s in range(self.num_stages):
             fits &= self.stages[s].allowed[cuts[:, s], cuts[:, s + 1]]
@@ -297,12 +297,12 @@ class Chain:
 
     @cached_property
     def puts_off(self) -> bool:
-        """Weight gradients are put off: a stage's last action then frees nobody upstream."""
+        """True if weight gradients are postponed, so the last action frees no earlier stage."""
         return any(stage.puts_off for stage in self.stages)
 
     @cached_property
     def upstream(self) -> list[Array]:
-        """Time before a later stage's first action and after its last one."""
+        """By stage, the time before a later stage's first action plus that after its last one."""
         if self.puts_off:
             return [stage.way_down for stage in self.stages]
         return [stage.way for stage in self.stages]
@@ -318,7 +318,7 @@ class Chain:
 
     @cached_property
     def tied_tail(self) -> float:
-        """Time that tied weights of the first and the last stage add after the pipeline."""
+        """Time after the pipeline to sum weights tied between the first and the last stage."""
         if self.puts_off:  # then the pipeline may end on another stage than the first
             return 0.0
         tail = 0.0
@@ -329,7 +329,7 @@ class Chain:
 
     @cached_property
     def behind(self) -> list[Behind]:
-        """The `Behind` of each stage, and of the end."""
+        """The `Behind` of each stage, then that of the end of the pipeline."""
         found = [compute_end(self.tables)]
         for stage, sums in zip(reversed(self.stages), reversed(self.sums), strict=True):
             found.append(
@@ -339,14 +339,14 @@ class Chain:
 
     @cached_property
     def first_tail(self) -> Array:
-        """Time after the pipeline, by the first stage's end: its own sum, then tied weights."""
+        """Time after the pipeline by the first stage's end: its own sum, then tied weights."""
         if self.puts_off:
             return np.zeros(self.size + 1)
         return self.behind[0].unhidden[0] + self.tied_tail
 
     @cached_property
     def bound(self) -> float:
-        """No partition of this chain takes less; inf if none fits."""
+        """Lower bound on the step time of every partition; inf if none fits."""
         first, own, after = self.stages[0], self.behind[0], self.behind[1]
         bound = np.maximum(first.work[0], self.upstream[0][0] + after.least)
         if not self.puts_off:
@@ -356,7 +356,7 @@ class Chain:
         return max(bound, float(own.summed[0])) + self.tail
 
     def follow_bound(self) -> Bounds | None:
-        """The partition that has the least bound."""
+        """Return the partition with the least bound; None if none fits."""
         if not np.isfinite(self.behind[0].least[0]):
             return None
         bounds = [0]
@@ -372,7 +372,7 @@ class Chain:
     def compute_steps(
         self, partitions: Sequence[Bounds] | Array, factors: Array | None = None
     ) -> Array:
-        """Step times, as `simulate_step` finds them; `factors` as Levels.run takes them."""
+        """Return partitions' step times, as of `simulate_step`; `factors` are as in Levels.run."""
         if not len(partitions):
             return np.zeros(0)
         cuts = np.array(partitions)
@@ -400,7 +400,7 @@ class Chain:
         return lag + self._add_tail(begins, ends, costs, makespan, free, last)
 
     def _find_kept(self, cuts: Array) -> Array | None:
-        """Factors of the actions of `compiled`: 0 for a recompute of what a stage keeps."""
+        """Return factors for the actions of `compiled`: 0 for recomputes that a stage can avoid."""
         if not self.schedule.keeps_what_fits:
             return None
         factors = np.ones((len(self.compiled.ops), len(cuts)))
@@ -442,7 +442,7 @@ class Chain:
         return training.data_s + agreed + optimizer.max(axis=1) + exchange.max(axis=1)
 
     def _follow_sums(self, begins: Array, ends: Array, last: Array, done: Array) -> None:
-        """A rank sums its stages one after another, in the order of their last backwards."""
+        """Add the sums of each rank's stages, one after another by their last backwards."""
         rows = np.arange(len(done))
         reduce = np.stack(
             [self.sums[s].reduce[begins[:, s], ends[:, s]] for s in range(self.num_stages)], axis=1
@@ -456,7 +456,7 @@ class Chain:
                 done[rows, stage] = np.maximum(done[rows, stage], after)
 
     def _add_tie(self, segments: Sequence[int], parameters: int, ends: Array, done: Array) -> None:
-        """The stages that hold the copies differ from row to row."""
+        """Add the sum of a tied weight; the stages that hold it differ between partitions."""
         holders = np.sort(
             np.stack([(ends <= segment).sum(axis=1) for segment in segments], axis=1), axis=1
         )

@@ -25,19 +25,19 @@ from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.profile.profile import Where
 
 _Slot = tuple[tuple[int, str, int], ...]
-"""One stage's replicas: node after node its place, its GPU and how many lie there."""
+"""Replicas of one stage: for each node its index, its kind of GPU and its number of replicas."""
 
 
 @dataclass(frozen=True)
 class StageSite:
-    """One stage's GPUs."""
+    """The GPUs that hold one stage."""
 
     kinds: tuple[str, ...]
-    """Each once, sorted."""
+    """Kinds of GPU, without repetition, sorted."""
     group: tuple[tuple[str, int], ...]
-    """Of the ranks that sum their gradients: their nodes' kinds, and how many lie on each."""
+    """Nodes of the ranks that sum gradients together: kind of GPU, and number of ranks on each."""
     sharing: int
-    """Such groups that use a node's link at once."""
+    """The number of such groups that use a node's link at the same time."""
 
 
 @dataclass(frozen=True)
@@ -48,19 +48,19 @@ class GpuRoute:
     receiver: str
     where: Where
     flows: int
-    """Messages of the same moment on the same link."""
+    """The number of messages on the link at the same time."""
 
 
 @dataclass(frozen=True)
 class Boundary:
-    """Between a stage and the next: the slowest route counts."""
+    """The links between a stage and the next one, of which the slowest counts."""
 
     routes: tuple[GpuRoute, ...]
 
 
 @dataclass(frozen=True)
 class PlacedPipeline:
-    """A whole pipeline."""
+    """A pipeline with GPUs chosen for each stage."""
 
     sites: tuple[StageSite, ...]
     boundaries: tuple[Boundary, ...]
@@ -74,7 +74,7 @@ class PlacedPipeline:
         return tuple("+".join(site.kinds) for site in self.sites)
 
     def find_boundary(self, before: int, after: int) -> Boundary | None:
-        """Between any two places; None within one."""
+        """Return the boundary between any two ranks of a replica; None if they are the same."""
         if before == after:
             return None
         if after == before + 1:
@@ -84,21 +84,21 @@ class PlacedPipeline:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeKind:
-    """Nodes that are alike."""
+    """A number of identical nodes."""
 
     name: str
     gpu: str
-    """As the profile calls it."""
+    """The GPU's name in the profile."""
     gpus: int
-    """On each node."""
+    """The number of GPUs on each node."""
     count: int
     price_per_hour: float | None = None
-    """Of one node."""
+    """The price of one node."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """All that a plan may use."""
+    """All nodes that a plan may use."""
 
     kinds: tuple[NodeKind, ...]
 
@@ -120,11 +120,11 @@ class Cluster:
 
 
 Order = tuple[tuple[NodeKind, int], ...]
-"""Nodes, and the most stages that each takes: fewer than it could where a block of a kind ends."""
+"""Nodes in sequence, with the most stages each may take: the last of a kind may take fewer."""
 
 
 def place(nodes: Order, stages: int, tensor: int, replicas: int) -> PlacedPipeline | None:
-    """So many stages on these nodes in turn; None if they do not suffice, or one is not needed."""
+    """Place stages on nodes in sequence; None if the nodes are too few, or one is not needed."""
     slots: list[_Slot] = []
     filling: list[tuple[int, str, int]] = []
     missing = replicas
@@ -151,9 +151,9 @@ def place(nodes: Order, stages: int, tensor: int, replicas: int) -> PlacedPipeli
 def place_in_turn(
     nodes: Sequence[NodeKind], stages: int, tensor: int, replicas: int
 ) -> PlacedPipeline:
-    """Tensor groups one after another, no GPU left out: a stage may begin where another ends.
+    """Place tensor groups one after another, so a stage may begin on the node where another ends.
 
-    That is how ranks of a run lie (parallel.order data); PlanningError if the nodes do not suffice.
+    A run with `parallel.order: data` has this layout. PlanningError if the nodes are too few.
     """
     rooms = [[number, node.gpus // tensor] for number, node in enumerate(nodes)]
     rooms.reverse()
@@ -177,7 +177,7 @@ def place_in_turn(
 
 
 def _join(slots: Sequence[_Slot], tensor: int, names: tuple[str, ...]) -> PlacedPipeline:
-    """Stages whose replicas lie on several nodes share the links of those that they have both."""
+    """Build the pipeline of placed stages. Stages that span several nodes share those links."""
     spread = Counter(one[0] for slot in slots if len(slot) > 1 for one in slot)
     sites = tuple(
         _make_site(
@@ -203,7 +203,7 @@ def _make_site(group: tuple[tuple[str, int], ...], sharing: int) -> StageSite:
 
 @lru_cache(maxsize=16384)
 def _make_boundary(before: _Slot, after: _Slot, tensor: int) -> Boundary:
-    """Nodes are numbered from the first one on: where they are among all does not matter."""
+    """Build the boundary between two stages; nodes are numbered from the first one used."""
     pairs = list(_pair_up(before, after))
     leaving: Counter[int] = Counter()
     coming: Counter[int] = Counter()
@@ -222,7 +222,7 @@ def _make_boundary(before: _Slot, after: _Slot, tensor: int) -> Boundary:
 
 
 def _pair_up(before: _Slot, after: _Slot) -> Iterator[tuple[tuple[int, str], tuple[int, str], int]]:
-    """Replica by replica, those that lie alike at once: both nodes, and how many."""
+    """Yield sender, receiver and count for replicas of two stages that lie on the same nodes."""
     there = iter(after)
     node, gpu, left = next(there)
     for number, sender, count in before:
@@ -235,7 +235,7 @@ def _pair_up(before: _Slot, after: _Slot) -> Iterator[tuple[tuple[int, str], tup
 
 
 def count_stages(kind: NodeKind, tensor: int, replicas: int) -> int:
-    """The most that all nodes of a kind hold by themselves."""
+    """Return the most stages that all nodes of a kind can hold."""
     groups = kind.gpus // tensor
     if not groups:
         return 0
@@ -245,7 +245,7 @@ def count_stages(kind: NodeKind, tensor: int, replicas: int) -> int:
 
 
 def list_all_orders(cluster: Cluster, most: int) -> list[Order] | None:
-    """Every order of every choice of nodes; None if there are more than `most`."""
+    """Return every order of every choice of nodes; None if there are more than `most`."""
     counts = tuple(kind.count for kind in cluster.kinds)
     if not has_few_orders(counts, most):  # before thousands of nodes are put in orders
         return None
@@ -263,7 +263,7 @@ def list_all_orders(cluster: Cluster, most: int) -> list[Order] | None:
 
 
 def has_few_orders(counts: Sequence[int], most: int) -> bool:
-    """True if so many nodes of each kind, or some of them, have at most so many orders."""
+    """Return True if choices of nodes with these counts have at most `most` orders."""
     total = -1  # no node at all is no order
     for chosen in itertools.product(*(range(count + 1) for count in counts)):
         ways, length = 1, 0
@@ -279,7 +279,7 @@ def has_few_orders(counts: Sequence[int], most: int) -> bool:
 def list_blocks(
     cluster: Cluster, counts: Sequence[int], tensor: int, replicas: int
 ) -> Iterator[Order]:
-    """Nodes for `counts` stages of each kind, the kinds' blocks in every order."""
+    """Yield nodes for `counts` stages of each kind, with the kinds in every order."""
     used = [(kind, n) for kind, n in zip(cluster.kinds, counts, strict=True) if n]
     for order in itertools.permutations(used):
         nodes: list[tuple[NodeKind, int]] = []

@@ -1,8 +1,8 @@
-"""Which micro-batches a stage recomputes with `recompute: auto`, for each run of segments.
+"""Compute which micro-batches a stage recomputes with `recompute: auto`, for each run of segments.
 
-The runtime keeps what fits (varuna_core/schedule/recompute.py), so this depends on what a run's
-graphs hold, and on the room that is left. Many runs have the same answer: it is asked once for each
-way in which graphs and inputs fit beside one another.
+The runtime keeps as many graphs as fit (varuna_core/schedule/recompute.py), so the answer depends
+on the size of a run's graphs and on the free memory. It is computed once for each way in which
+graphs and inputs fit side by side, since many runs share it.
 
 ```
 room for     4 graphs and 0 inputs, 3 and 1, 2 and 4, ..   ─► F0 F1 F2 f3 B0 F4 B1 f5 ..
@@ -22,29 +22,29 @@ from varuna_core.schedule.recompute import Memory, apply_recompute
 
 Array = Any
 Known = dict[Any, "frozenset[int] | None"]
-"""By forwards ahead, micro-batches and what fits: those that are recomputed; None if not even that
-fits."""
+"""Recomputed micro-batches by forwards ahead, number of micro-batches and room; None if even
+recomputing all does not fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeptGraphs:
-    """Arrays are by begin and end."""
+    """Micro-batches that a stage recomputes, for each run of segments by begin and end."""
 
     room: Array
-    """Bytes for micro-batches."""
+    """Bytes available for micro-batches."""
     fits: Array
     counts: Array
-    """Micro-batches that are recomputed."""
+    """Number of recomputed micro-batches."""
     patterns: Array
-    """In rows those that are: True."""
+    """Distinct choices as rows of a mask, True for a recomputed micro-batch."""
     which: Array
-    """The row of a run."""
+    """For each run, the row of `patterns` that applies."""
 
 
 def choose_kept(
     ahead: int, num_microbatches: int, graph: Array, inputs: Array, room: Array, known: Known
 ) -> KeptGraphs:
-    """Graphs that a stage keeps, which runs `ahead` forwards, then a backward and one in turn."""
+    """Choose the graphs to keep on a stage that runs `ahead` forwards, then backwards in turn."""
     m = num_microbatches
     begins = np.broadcast_to(inputs[:, None], room.shape)
     is_kept = ahead * graph <= room
@@ -83,7 +83,7 @@ def choose_kept(
 
 
 def _choose(ahead: int, m: int, graph: float, inputs: float, room: float) -> frozenset[int] | None:
-    """Choose the graphs to keep, as the runtime rewrites such a stage's list."""
+    """Choose as the runtime does when it rewrites a stage's list of actions."""
     memory = Memory(graphs=(graph,), inputs=(inputs,), limits=(room,))
     try:
         (rewritten,) = apply_recompute(make_alone(ahead, m), "auto", memory).ranks

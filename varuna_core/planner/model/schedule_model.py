@@ -1,7 +1,7 @@
-"""Schedules as the search uses them: the role of each stage, and many timings at once.
+"""Describe schedules for the search: the role of each stage, and timings of many plans at once.
 
-A role is known without making the schedule, where the registry says how far it runs ahead: most
-plans are refused before a partition is to be timed.
+If the registry says how far a schedule runs ahead, roles are known without building the schedule;
+most plans are refused before a partition has to be timed.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from varuna_core.schedule.recompute import Recompute, apply_recompute
 from varuna_core.schedule.registry import SCHEDULES, ScheduleKind, build_schedule
 
 Array = Any
-"""A numpy array: its stubs make every element Any anyway."""
+"""A numpy array; numpy's own types would make every element Any as well."""
 Copies = tuple[tuple[Kind, tuple[Kind, ...], int], ...]
-"""O and L, each with the work beside it, and how often that is so."""
+"""Copies (O, L), the kinds of work during each, and how often this occurs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Role:
-    """The actions and the memory that a schedule asks of one stage."""
+    """The actions that a schedule runs on one stage and the memory that it needs."""
 
     uses: tuple[int, ...]
     """How often each kind of action runs."""
     held: tuple[Counts, ...]
     ahead: int
-    """Forwards before the first backward."""
+    """The number of forwards before the first backward."""
     num_microbatches: int
     gradients_last: bool
-    """All forwards of all stages come before any backward."""
+    """True if all forwards of all stages come before any backward."""
     keeps_what_fits: bool = False
-    """What it recomputes depends on its memory: `uses` and `held` say what it does at least."""
+    """True if recomputes depend on the memory; `uses` and `held` are then lower bounds."""
     keeps_products: bool = False
-    """Its recomputes take what products have made."""
+    """True if recomputes reuse saved products (`recompute: selective`)."""
     copies: Copies = ()
     is_least: bool = False
-    """No way of recompute takes or holds less: of bounds for all of them."""
+    """True for a role that bounds every way of recompute from below."""
 
 
 class Levels:
-    """The actions of a compiled schedule by level: those of a level need nothing of each other.
+    """The actions of a compiled schedule by level; actions of a level do not depend on each other.
 
     Times many sets of costs at once, as `Compiled.run` times one.
     """
@@ -64,9 +64,10 @@ class Levels:
         holds: Array | None = None,
         factors: Array | None = None,
     ) -> tuple[Array, Array, Array]:
-        """Rows of candidates: (makespans, ends of ranks, last backwards' begins).
+        """Time many candidates: return (makespans, ends of ranks, begins of last backwards).
 
-        `factors` multiply costs: a row for each action of the schedule, a column a candidate.
+        `factors` multiply costs: a row for each action of the schedule, a column for each
+        candidate.
         """
         holds = hops if holds is None else holds
         size = len(costs)
@@ -142,7 +143,7 @@ def _count_ahead(actions: Sequence[Action]) -> int:
 
 
 class ScheduleModel:
-    """A schedule: the stages' roles and ranks, and the actions once asked for."""
+    """A schedule's roles and ranks by stage, and its actions, which are built when needed."""
 
     def __init__(
         self,
@@ -151,7 +152,7 @@ class ScheduleModel:
         recompute: Recompute,
         placement: tuple[int, ...] | None = None,
     ) -> None:
-        """`placement` has each stage's rank; None with one stage a rank."""
+        """`placement` has each stage's rank; None means one stage on each rank."""
         self.roles, self._make, self.recompute = roles, make, recompute
         self.placement = placement or tuple(range(len(roles)))
 
@@ -166,12 +167,12 @@ class ScheduleModel:
 
     @cached_property
     def compiled(self) -> Compiled:
-        """The schedule in which stages recompute all that they may."""
+        """The schedule in which stages recompute whenever they may."""
         return Compiled(self._make("full"))
 
     @cached_property
     def recomputes(self) -> tuple[tuple[Array, Array], ...]:
-        """Places of each stage's recomputes in `compiled`, and their micro-batches."""
+        """For each stage, the indices of its recomputes in `compiled`, and their micro-batches."""
         found: list[list[tuple[int, int]]] = [[] for _ in self.roles]
         for place, (_, kind, stage, microbatch) in enumerate(self.compiled.actions):
             if kind == "R":
@@ -191,7 +192,7 @@ def build_schedule_model(
     recompute: Recompute,
     stages_per_rank: int = 1,
 ) -> ScheduleModel:
-    """The model of a schedule by its name, made for even costs."""
+    """Build the model of a schedule, with equal costs, by name."""
 
     def make(wanted: Recompute) -> Schedule:
         # `auto` is everything, less what a stage turns out to keep.
@@ -213,21 +214,21 @@ def build_schedule_model(
 
 @lru_cache(maxsize=1024)
 def build_least_model(schedule: str, ranks: int, num_microbatches: int) -> ScheduleModel:
-    """For bounds of a schedule with any way of recompute; its actions are those of none."""
+    """Build a model for lower bounds over all ways of recompute; its actions have no recomputes."""
     plain = build_schedule_model(schedule, ranks, num_microbatches, "none")
     roles = tuple(replace(role, held=((1, 0),), is_least=True) for role in plain.roles)
     return ScheduleModel(roles, lambda wanted: plain.plain, "none")
 
 
 def model_schedule(compiled: Compiled, recompute: Recompute) -> ScheduleModel:
-    """The model of a schedule that was made."""
+    """Build the model of a given schedule."""
     stages, schedule = range(compiled.num_stages), compiled.schedule
     roles = tuple(compute_role(compiled, stage, recompute) for stage in stages)
     return ScheduleModel(roles, lambda wanted: schedule, recompute, schedule.placement)
 
 
 def compute_role(compiled: Compiled, stage: int, recompute: Recompute) -> Role:
-    """The role of a stage of a schedule that was made."""
+    """Return the role of a stage in a given schedule."""
     schedule = compiled.schedule
     rank = schedule.placement[stage]
     own = 2 * list_stages(schedule, rank).index(stage)
@@ -245,8 +246,8 @@ def compute_role(compiled: Compiled, stage: int, recompute: Recompute) -> Role:
 
 
 def list_copies(actions: Sequence[Action], stage: int) -> Copies:
-    """Actions of a rank beside the copies of a stage's graphs: out until its next copy, which takes
-    the memory, and back until the backward."""
+    """Return the copies of a stage's graphs with the actions during each: an offload lasts until
+    the rank's next copy, which needs its memory, and a load until the backward."""
     found = Counter(
         (copy.kind, tuple(_list_beside(actions, place)))
         for place, copy in enumerate(actions)
@@ -273,7 +274,7 @@ def _build_role(
     m: int,
     recompute: Recompute,
 ) -> Role:
-    """The role of a stage with so many stages behind it."""
+    """Build the role of a stage that has `behind` later stages."""
     ahead = min(count_ahead(behind, m), m)
     if recompute == "offload":
         return _offload(ahead, m, kind.gradients_last)

@@ -1,12 +1,13 @@
-"""A pipeline whose ranks have several stages each: interleaved and zbv.
+"""Model a pipeline with several stages on each rank: interleaved and zbv.
 
 ```
 interleaved, 2 ranks   rank 0: stages 0 2   rank 1: stages 1 3
 zbv, 2 ranks           rank 0: stages 0 3   rank 1: stages 1 2
 ```
 
-Partitions are timed as those of `Chain`. A rank's memory is that of all its stages, so what fits is
-not a matter of one stage, and `Chain`'s bounds do not hold (search/rank_bounds.py has some).
+Partitions are timed as those of `Chain`. The memory of a rank is that of all its stages together,
+so `Chain`'s test of a single stage and its bounds do not apply (search/rank_bounds.py has other
+bounds).
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from varuna_core.schedule.registry import SCHEDULES, build_schedule
 
 
 class SeveralStages(Chain):
-    """Several stages a rank; every stage has a segment or more."""
+    """A chain with several stages on each rank; every stage has at least one segment."""
 
     def compute_costs(self, bounds: Bounds) -> Costs:
-        """Those of these stages, as a plan gives them to its run."""
+        """Return the costs of a partition's stages, as a plan passes them to its run."""
         (column,) = self.build_costs(bounds).columns
         return Costs(**unlist_costs(column.costs, column.hops).as_json())
 
     def follow_costs(self, costs: Costs) -> SeveralStages:
-        """With the actions in the order that the runtime makes for these costs; the stages may cost
-        otherwise then, where the host's part is dealt out among other actions."""
+        """Return the chain with the action order that the runtime makes for these costs. Costs may
+        change with the order, since host time is spread over other actions."""
         schedule = self.compiled.schedule
         if not SCHEDULES[schedule.name].splits_backward:  # it is the same for any costs
             return self
@@ -51,7 +52,7 @@ class SeveralStages(Chain):
         return SeveralStages(self.tables, self.shape, self.placed, work)
 
     def list_memory(self, bounds: Bounds) -> list[StageMemory]:
-        """Memory of each stage; the framework's is on a rank's first stage."""
+        """Return the memory of each stage; a rank's first stage also has the framework's."""
         framework = self.tables.training.framework_bytes
         return [
             replace(one, fixed=one.fixed - framework) if place in self.places[:stage] else one
@@ -64,7 +65,7 @@ class SeveralStages(Chain):
         return super().select_fitting(cuts) & (self.compute_shares(cuts) <= 1)
 
     def compute_shares(self, cuts: Array) -> Array:
-        """The most that a rank holds, as a share of its memory, by partition in rows."""
+        """Return, by partition, the largest share of its memory that a rank holds."""
         shares = np.zeros(len(cuts))
         fixed = self.tables.compute_fixed(self.shape)
         framework = self.tables.training.framework_bytes
@@ -85,12 +86,12 @@ class SeveralStages(Chain):
         return shares
 
     def follow_bound(self) -> Bounds | None:
-        """The partition whose largest stage works least."""
+        """Return the partition whose largest stage has the least work."""
         return _find_min_max([stage.work for stage in self.stages])
 
 
 def _find_min_max(figures: list[Array]) -> Bounds | None:
-    """The partition whose largest figure is least; None where all are inf."""
+    """Return the partition whose largest figure is least; None if all are inf."""
     size = len(figures[0]) - 1
     behind = np.full(size + 1, np.inf)
     behind[size] = 0.0

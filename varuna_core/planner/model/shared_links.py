@@ -100,7 +100,7 @@ class _Together:
         self._begin(now, place)
 
     def _serve(self, now: float, link: tuple[int, int]) -> None:
-        """The next message of a replica that is drawn; of each they keep their order."""
+        """Send the next message of a replica drawn at random; each replica's stay in order."""
         ready = [replica for replica, own in self.waiting[link].items() if own]
         if not ready:
             return

@@ -23,24 +23,24 @@ from varuna_core.schedule.compiled import KINDS, Compiled, ScheduleTimes, list_s
 from varuna_core.schedule.held import follow_held
 
 BUCKET_BYTES = 25 * 2**20
-"""As varuna_core/runtime/optim/grads.py fills them."""
+"""Bytes in a gradient bucket, the same as in varuna_core/runtime/optim/grads.py."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActionCosts:
-    """Costs of the actions of some replicas."""
+    """Costs of the actions of replicas that are alike."""
 
     costs: tuple[float, ...]
-    """By kind, then by stage: `compiled.list_costs` or `list_all_costs`."""
+    """Costs by kind, then by stage, as from `compiled.list_costs` or `list_all_costs`."""
     hops: tuple[float, ...]
-    """Two a boundary, activations and gradients: until a message is there."""
+    """Transfer times, two for each boundary: activations, then gradients."""
     holds: tuple[float, ...] | None = None
-    """For how long its link is then taken, by those of the other replicas too; None: as long."""
+    """How long each transfer, with other replicas' ones, occupies its link; None: as `hops`."""
 
     @property
     def lag_s(self) -> float:
-        """All replicas begin at once, and what they send first meets on a link: from then on they
-        follow one another, and the last one is behind by so much."""
+        """Seconds by which the last replica trails the first: all start at once, so their first
+        messages queue on the shared link."""
         if self.holds is None:
             return 0.0
         pairs = zip(self.hops, self.holds, strict=True)
@@ -49,60 +49,60 @@ class ActionCosts:
 
 @dataclass(frozen=True, kw_only=True)
 class StepCosts:
-    """All that a step is made of; tuples have one figure a stage."""
+    """All costs of a step; tuples have one figure for each stage."""
 
     columns: tuple[ActionCosts, ...]
     reduce_s: tuple[float, ...]
     num_buckets: tuple[int, ...]
     ties: tuple[tuple[tuple[int, ...], float], ...] = ()
-    """Stages that share a weight, and the time of its sum."""
+    """Groups of stages that share a weight, and the seconds to sum its gradient."""
     optimizer_s: tuple[float, ...]
     exchange_s: tuple[float, ...]
-    """Weights from their owners, as the next step begins (ZeRO)."""
+    """Seconds to get weights from their owners when the next step begins (ZeRO)."""
     data_s: float = 0.0
-    """What the first stage waits for its samples."""
+    """Seconds that the first stage waits for its samples."""
     overlap_reduction: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageTime:
-    """One stage's part of a step, in seconds; of the slowest column."""
+    """Seconds of one stage in a step, in the slowest column."""
 
     work_s: float
     idle_s: float
-    """Between its actions and until the last stage's pipeline is done."""
+    """Seconds between the stage's actions and until the last stage of the pipeline is done."""
     reduce_s: float
-    """Of the sum over replicas what the pipeline did not hide."""
+    """Seconds of the sum over replicas that the pipeline did not hide."""
     reduced_at_s: float
-    """When it is done, from the step's first action on."""
+    """Seconds from the step's first action to the end of that sum."""
     optimizer_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """A simulated step."""
+    """The parts of a simulated step in seconds."""
 
     step_s: float
     lag_s: float
-    """What the last replica is behind the first one (`Column.lag_s`)."""
+    """Seconds by which the last replica trails the first (`Column.lag_s`)."""
     pipeline_s: float
-    """Until the last action of any stage, the last replica's."""
+    """Seconds until the last action of any stage in the last replica."""
     reduced_s: float
-    """Until all sums over replicas are done."""
+    """Seconds until all sums over replicas are done."""
     tied_s: float
-    """Until those of tied weights are."""
+    """Seconds until the sums of tied weights are done."""
     optimizer_s: float
     exchange_s: float
     data_s: float
     bubble_share: float
     stages: tuple[StageTime, ...]
     timed: tuple[ScheduleTimes, ...]
-    """Of each column."""
+    """Times of the schedule for each column."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Jitter:
-    """Each action takes longer by |normal(0, share)| of itself; the seed makes it repeatable."""
+    """Random slowdown of each action by |normal(0, share)| of its cost, repeatable by the seed."""
 
     share: float
     seed: int
@@ -115,7 +115,7 @@ def simulate_step(
     jitter: Jitter | None = None,
     keep_starts: bool = False,
 ) -> StepTime:
-    """One step; PlanningError if the costs are not of this many stages."""
+    """Simulate a step. Raise PlanningError if the costs are for another number of stages."""
     stages = compiled.num_stages
     sizes = {len(KINDS) * stages, len((*KINDS, *COPIES)) * stages}
     if not costs.columns or any(len(c.costs) not in sizes for c in costs.columns):
@@ -164,7 +164,7 @@ def simulate_step(
 
 
 def _compute_slowest(compiled: Compiled, figures: Sequence[float]) -> float:
-    """The most that the stages of a rank take together."""
+    """Return the largest sum of a figure over the stages of a rank."""
     ranks = [0.0] * compiled.num_ranks
     for rank, figure in zip(compiled.schedule.placement, figures, strict=True):
         ranks[rank] += figure
@@ -174,7 +174,7 @@ def _compute_slowest(compiled: Compiled, figures: Sequence[float]) -> float:
 def _list_reduced(
     compiled: Compiled, costs: StepCosts, timed: Sequence[ScheduleTimes]
 ) -> list[float]:
-    """The times at which the gradients of each stage have been summed; a rank sums those of its
+    """Return for each stage the time at which its gradients have been summed. A rank sums its
     stages one after another, in the order in which their last backwards begin."""
     done = [_compute_reduced(compiled, costs, timed, s) for s in range(compiled.num_stages)]
     begins = [max(one.last_backward[s] for one in timed) for s in range(compiled.num_stages)]
@@ -189,10 +189,10 @@ def _list_reduced(
 def _compute_reduced(
     compiled: Compiled, costs: StepCosts, timed: Sequence[ScheduleTimes], stage: int
 ) -> float:
-    """When a stage's gradients are summed over the replicas.
+    """Return the time at which a stage's gradients have been summed over the replicas.
 
-    Buckets fill evenly while the last action that makes weight gradients runs; each is summed when
-    it is full and the one before is done.
+    Buckets fill evenly while the last action with weight gradients runs. Each is summed when it is
+    full and the previous one is done.
     """
     took, buckets = costs.reduce_s[stage], max(1, costs.num_buckets[stage])
     rank = compiled.schedule.placement[stage]
@@ -237,20 +237,20 @@ def _list_stage_times(
 
 @dataclass(frozen=True, kw_only=True)
 class StageMemory:
-    """Bytes of a GPU's memory that one stage holds."""
+    """Bytes of GPU memory that one stage holds."""
 
     fixed: float
-    """Weights, gradients, optimizer state, and what the framework takes."""
+    """Bytes of weights, gradients, optimizer state and the framework."""
     graph: float
-    """Of one micro-batch between its forward and its backward."""
+    """Bytes that one micro-batch keeps between its forward and backward."""
     inputs: float
-    """Of one micro-batch that keeps nothing else (recompute)."""
+    """Bytes that one micro-batch keeps if it is recomputed."""
     work: float
-    """While an action runs."""
+    """Extra bytes while an action runs."""
 
 
 def find_peaks(compiled: Compiled, memory: Sequence[StageMemory]) -> tuple[float, ...]:
-    """The most that each rank holds at any time of a step."""
+    """Return the most bytes that each rank holds at any time of a step."""
     peaks = []
     for rank, held in enumerate(compiled.held):
         own = [memory[stage] for stage in list_stages(compiled.schedule, rank)]
@@ -269,7 +269,7 @@ def find_peaks(compiled: Compiled, memory: Sequence[StageMemory]) -> tuple[float
 
 
 def find_away(compiled: Compiled, memory: Sequence[StageMemory]) -> tuple[float, ...]:
-    """The most bytes of graphs that each rank has in the host's memory at any time of a step."""
+    """Return the most bytes of graphs that each rank keeps in host memory at any time of a step."""
     away = []
     for rank, actions in enumerate(compiled.schedule.ranks):
         stages = list_stages(compiled.schedule, rank)

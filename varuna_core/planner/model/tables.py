@@ -1,9 +1,9 @@
-"""Figures of every run of segments, and of each stage in its place, as matrices.
+"""Compute matrices of figures for every run of segments, and for each stage in its place.
 
-Matrices have a row for each first segment a and a column for each end e. They are made once for
-each kind of place and shared by all stages and placements that have it. What a stage costs depends
+Matrices have a row for each first segment a and a column for each end e. They are computed once for
+each kind of place and shared by all stages and placements that have it. The costs of a stage depend
 on its GPUs, the links at both ends, and its role in the schedule: how often it runs each kind of
-action, what it holds, how far it runs ahead.
+action, what it holds, and how far it runs ahead.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from varuna_core.schedule.recompute import USABLE
 
 Array = Any
 STAGE_BYTES = 60
-"""Of a run of segments in a stage's matrices."""
+"""Bytes of a stage's matrices for each run of segments."""
 MOST_KEPT_BYTES = 6e8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Sizes that all stages have in common."""
+    """Sizes that all stages of a layout have in common."""
 
     tensor: int
     replicas: int
@@ -52,67 +52,66 @@ class Shape:
 
     @property
     def shares(self) -> int:
-        """ZeRO's stage; 0 where a replica has nobody to share with."""
+        """The ZeRO stage in effect; 0 if there is only one replica."""
         return self.zero if self.replicas > 1 else 0
 
     @property
     def owners(self) -> int:
-        """Replicas that the optimizer's work is dealt to."""
+        """The number of replicas that share the optimizer's work."""
         return self.replicas if self.zero else 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sums:
-    """Times of what the replicas of a stage send one another, by the stage's first segment and the
-    one behind its last."""
+    """Times of a stage's messages between replicas, by its first segment and its end."""
 
     reduce: Array
-    """The gradients, once a step."""
+    """Sum of the gradients, once a step."""
     exchange: Array
-    """Weights from their owners, once a step (ZeRO 1 and 2)."""
+    """Transfer of weights from their owners, once a step (ZeRO 1 and 2)."""
     scatter: Array
-    """The gradients of a micro-batch, with its backward (ZeRO 2 and 3)."""
+    """Reduce-scatter of a micro-batch's gradients, with its backward (ZeRO 2 and 3)."""
     gather: Array
-    """Weights, for every run of the stage, forward or backward (ZeRO 3)."""
+    """Gathering of weights, for every forward or backward of the stage (ZeRO 3)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimeTables:
-    """Times in one kind of place, as matrices by begin and end."""
+    """Times of actions in one kind of place, as matrices by begin and end."""
 
     forward: Array
     backward: Array
-    """Both gradients at once."""
+    """A backward that computes both gradients at once."""
     input_grad: Array
     weight_grad: Array
     recompute: Array
     action: dict[str, float]
-    """What is in these of an action itself, whatever it runs; by the profile's name of it."""
+    """By figure of the profile, the fixed part of an action's time, whatever segments it runs."""
     optimizer: Array
     graph_bytes: Array
     work_bytes: Array
     memory_bytes: float
-    """What a GPU of it has for us."""
+    """Usable bytes of a GPU in this place."""
     host: dict[str, Array]
-    """The host's part of each of them, by the same names; empty where none is known."""
+    """The host's time for each action by the same names; empty if not known."""
     host_action: dict[str, float]
     optional: dict[str, Array]
-    """Figures of ways of recompute, as the profile calls them: those that are known."""
+    """The known figures of ways of recompute, by the profile's names."""
     copies_beside: bool
-    """Graphs are copied beside the work."""
+    """True if graphs are copied while the GPU works."""
     sources: frozenset[str]
     spread: Spread | None
-    """Of several kinds of GPU the widest."""
+    """The spread of measured times; the widest if there are several kinds of GPU."""
 
     @property
     def by_name(self) -> dict[str, Array]:
-        """The times of actions, as the profile calls them."""
+        """Times of actions by the profile's names."""
         found = self.forward, self.backward, self.input_grad, self.weight_grad, self.recompute
         return dict(zip(TIMES, found, strict=True))
 
 
 class Tables:
-    """Matrices of one profile and one way to train, made when asked for."""
+    """All matrices for one profile and one training, computed when needed."""
 
     def __init__(self, profile: Profile, training: TrainingModel) -> None:
         self.profile, self.training = profile, training
@@ -130,7 +129,7 @@ class Tables:
         self.kept: Known = {}
 
     def forget(self) -> None:
-        """Drop the matrices of stages once they take more than a few hundred MB."""
+        """Drop the stages' matrices once they take more than a few hundred MB."""
         if len(self.stages) * (self.size + 1) ** 2 * STAGE_BYTES > MOST_KEPT_BYTES:
             self.stages.clear()
             self.behind.clear()
@@ -190,7 +189,7 @@ class Tables:
         return self._parameters[tensor]
 
     def compute_outputs(self, kind: str, micro_batch: int, tensor: int) -> Array:
-        """Bytes that cross after e segments, for e from 0 on."""
+        """Return the bytes sent after e segments, for each e from 0 on."""
         key = kind, micro_batch, tensor
         if key not in self._outputs:
             cell: Cell = self.profile.estimate_cell(kind, micro_batch, tensor)
@@ -198,8 +197,8 @@ class Tables:
         return self._outputs[key]
 
     def compute_hops(self, boundary: Boundary, shape: Shape) -> Array:
-        """A message's time after e segments, in rows: an activation alone and a gradient alone,
-        and with those of all replicas that use the link then."""
+        """Return the time of a message after e segments. Rows: an activation alone, a gradient
+        alone, and each with those of all replicas that share the link."""
         key = boundary, shape.micro_batch, shape.tensor
         if key not in self._hops:
             rows = []
@@ -220,8 +219,7 @@ class Tables:
         return self._hops[key]
 
     def compute_sums(self, site: StageSite, shape: Shape) -> Sums:
-        """The times of what the replicas of a stage send one another, by the stage's first segment
-        and the one behind its last."""
+        """Return the times of a stage's messages between replicas, by its first segment and end."""
         key = site, shape.replicas, shape.tensor, shape.zero
         if key not in self._sums:
             count = self.compute_parameters(shape.tensor)
@@ -254,7 +252,7 @@ class Tables:
         return self._sums[key]
 
     def compute_fixed(self, shape: Shape) -> Array:
-        """Bytes that a stage holds whatever it does."""
+        """Return the bytes that a stage holds at all times."""
         parameters = self.compute_parameters(shape.tensor)
         each = self.training.count_fixed_bytes(shape.zero, shape.replicas)
         fixed = parameters * each + self.training.framework_bytes
@@ -265,7 +263,7 @@ class Tables:
         return fixed
 
     def _compute_tied(self, tensor: int) -> Array:
-        """Parameters that a run shares with other segments, each copy counted."""
+        """Return the parameters that a run shares with other segments, counting each copy."""
         held = np.zeros(self.size)
         for tie in self.profile.model.ties:
             for segment in tie.segments:
@@ -280,13 +278,13 @@ class Tables:
 
 
 def spread(values: Array) -> Array:
-    """Sums of every run of values, by begin and end."""
+    """Return the sum of every run of values, by begin and end."""
     prefix = np.concatenate([[0.0], np.cumsum(values)])
     return prefix[None, :] - prefix[:, None]
 
 
 def _find_widest(spreads: Sequence[Spread | None]) -> Spread | None:
-    """None if one is not known."""
+    """Return the widest of several spreads; None if one is not known."""
     known = [spread for spread in spreads if spread is not None]
     if len(known) < len(spreads):
         return None
@@ -297,7 +295,7 @@ def _find_widest(spreads: Sequence[Spread | None]) -> Spread | None:
 
 
 def _compute_largest(values: Array) -> Array:
-    """The largest of every run; 0 of an empty one."""
+    """Return the largest value of every run; 0 for an empty one."""
     size = len(values)
     found = np.zeros((size + 1, size + 1))
     for begin in range(size):
@@ -307,44 +305,42 @@ def _compute_largest(values: Array) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class StageTable:
-    """inf marks what a stage may not hold: too little, or more than fits in memory."""
+    """Figures of a stage by run; inf marks runs with too few segments or too large for memory."""
 
     times: TimeTables
     kinds: tuple[Array, ...]
-    """Costs of F f R B I W, and of O L where there are any; with the message where a rank waits
-    for its sends."""
+    """Costs of F f R B I W, then of O L if used; with messages if a rank waits for its sends."""
     optimizer: Array
     inputs: Array
-    """Bytes that one micro-batch keeps without its graph: its inputs, and products for a
-    recompute."""
+    """Bytes that a micro-batch keeps without its graph: inputs, and products for a recompute."""
     graph: Array
-    """Bytes that one micro-batch keeps until its backward: what it sent on among them."""
+    """Bytes that a micro-batch keeps until its backward, including what it sent on."""
     allowed: Array
     work: Array
-    """All that the stage has to do in a step."""
+    """All work of the stage in a step."""
     way: Array
-    """A micro-batch down and back: forward, backward, messages to the next stage and from it."""
+    """A micro-batch's forward, backward, and messages to the next stage and back."""
     way_down: Array
-    """Forward and its message alone."""
+    """A micro-batch's forward and its message alone."""
     puts_off: bool
     beyond: Array
-    """The time that m micro-batches add to one's way, whatever other stages do."""
+    """Time that m micro-batches add to the way of one, whatever other stages do."""
     more_rounds: int
     left: Array
     kept: KeptGraphs | None
-    """Of a stage that keeps what fits."""
+    """The choice of graphs to keep, for a stage with `recompute: auto`."""
     is_beyond: Array
-    """Runs that such a stage may hold, and one that keeps all may not."""
+    """Runs that fit only because some graphs are recomputed."""
 
 
 def add_host(
     times: TimeTables, uses: Sequence[int | Array], keeps_products: bool = False
 ) -> tuple[Array, ...]:
-    """Costs of F f R B I W, by begin and end, of a stage that uses them so often in a step.
+    """Return the costs of F f R B I W with the host's time, by begin and end.
 
-    The host launches ahead of the device: what it takes longer in one action it makes up for in
-    another. So a stage takes as long as the device, or as the host if that is slower with all of
-    them together; the rest is then the host's, dealt out as it launches.
+    The host launches ahead of the device, so what it takes longer in one action it can make up in
+    another. A stage therefore takes as long as the device or, if that is slower over all its
+    actions, as the host; the difference is spread over the actions as they are launched.
     """
     names = [FIGURE_OF[kind] for kind in KINDS]
     costs = [times.by_name[name] for name in names]
@@ -479,8 +475,8 @@ def _find_costs(times: TimeTables, uses: Sequence[int | Array], role: Role) -> t
 def _find_copies(
     times: TimeTables, copied: Array, role: Role, work: Mapping[Kind, Array]
 ) -> tuple[list[Array], list[int]]:
-    """Costs of O and L, the means of what the work beside them does not hide, and how often the
-    stage has them."""
+    """Return the mean costs of O and L that the work beside them does not hide, and how often each
+    kind occurs."""
     found, counts = [], []
     # A segment's own figures are without what came in, which a longer run copies too.
     alone = spread(copied.diagonal(1))

@@ -1,4 +1,4 @@
-"""Memory of a parameter and messages of a step, for our engine or another program."""
+"""Describe a training for the planner: bytes of a parameter and messages, for any engine."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.schedule.recompute import Recompute
 
 RECOMPUTES: tuple[Recompute, ...] = ("none", "full", "auto", "selective", "offload")
-"""From the simplest on."""
+"""The ways of recompute, simplest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingModel:
-    """The defaults are this project's engine in half precision with Adam."""
+    """How a program trains. The defaults are this project's engine in half precision with Adam."""
 
     batch: int
-    """Samples of one step, of all replicas."""
+    """Samples in one step, over all replicas."""
     weight_bytes: float = 2
     gradient_bytes: float = 4
-    """Held for a parameter."""
+    """Bytes held for a parameter's gradient."""
     state_bytes: float = 12
-    """Master and two moments of a parameter."""
+    """Bytes of a parameter's master copy and two moments."""
     reduced_bytes: float = 4
-    """Summed over the replicas for a parameter."""
+    """Bytes summed over the replicas for a parameter."""
     overlap_sends: bool = True
-    """False: a rank that sends waits until the message has arrived."""
+    """If False, a rank that sends waits until the message has arrived."""
     overlap_reduction: bool = True
-    """Buckets are summed as they fill; False: after the pipeline."""
+    """If True, buckets are summed as they fill; if False, after the pipeline."""
     deals_whole: bool = True
-    """ZeRO 1 and 2 deal out whole parameters, not slices of each."""
+    """True if ZeRO 1 and 2 assign whole parameters to ranks, not slices of each."""
     split_messages: bool = False
-    """Each of the ranks that share layers sends its part of an activation, instead of all of it."""
+    """True if ranks that share layers each send a part of an activation, not all of it."""
     framework_bytes: float = 1.5 * 2**30
-    """Of a GPU's memory: context, kernels, communication buffers."""
+    """Bytes of GPU memory for context, kernels and communication buffers."""
     memory_share: float = 0.95
-    """Of a GPU's memory that may be used: the allocator's holes need the rest."""
+    """The usable share of GPU memory; the allocator's fragmentation takes the rest."""
     recomputes: tuple[Recompute, ...] = RECOMPUTES
     """The ways of recompute that a search may choose."""
     may_have_several_stages: bool = True
-    """Ranks may have several stages each without a conf that asks for it."""
+    """True if a plan may use several stages on a rank although the conf does not ask for it."""
     data_s: float = 0.0
-    """What a step waits for its samples."""
+    """Seconds that a step waits for its samples."""
 
     def __post_init__(self) -> None:
         if self.batch < 1:
@@ -50,12 +50,12 @@ class TrainingModel:
             raise PlanningError(f"memory_share is {self.memory_share}: expected 0 to 1")
 
     def count_micro_batches(self, replicas: int, micro_batch: int) -> int:
-        """Micro-batches of each replica; 0 where they do not divide the batch."""
+        """Return the micro-batches of each replica; 0 if the batch cannot be divided so."""
         share = replicas * micro_batch
         return 0 if self.batch % share else self.batch // share
 
     def count_fixed_bytes(self, zero: int, replicas: int) -> float:
-        """Bytes of a parameter on each GPU that holds it, but for what ZeRO 3 gathers."""
+        """Return a parameter's bytes on each GPU that holds it, except what ZeRO 3 gathers."""
         whole = self.weight_bytes + self.gradient_bytes
         if not zero or replicas == 1:
             return whole + self.state_bytes
@@ -67,7 +67,7 @@ class TrainingModel:
 
     @property
     def gathered_bytes(self) -> float:
-        """Bytes of a parameter while ZeRO 3 has all of its module: weights and gradients."""
+        """Bytes of a parameter while ZeRO 3 has gathered its module: weights and gradients."""
         return self.weight_bytes + self.gradient_bytes
 
 
@@ -83,4 +83,4 @@ MEGATRON = TrainingModel(
     recomputes=("none", "full"),
     may_have_several_stages=False,
 )
-"""Megatron-LM of 2023 in fp16 with its local data parallel: sums and sends wait."""
+"""Megatron-LM of 2023 in fp16 with its local data parallel, which waits for sums and sends."""

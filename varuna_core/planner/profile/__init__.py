@@ -1,4 +1,4 @@
-"""A model's costs and the links' times as data: `profile_file.read_profile`, `write_profile`.
+"""Hold a model's costs and the links' times as data: `profile_file.read_profile`, `write_profile`.
 
-`transformer.estimate_profile` makes one from data sheets. Imports the records.
+`transformer.estimate_profile` makes a profile from data sheets. Imports the records.
 """

@@ -1,9 +1,9 @@
-"""Errors of the planner, in words for the user."""
+"""Errors of the planner, worded for the user."""
 
 
 class PlanningError(ValueError):
-    """Contradicting wishes, nothing that fits, or an unusable input."""
+    """Raised for contradicting wishes, if nothing fits, or for unusable input."""
 
 
 class MissingData(PlanningError):
-    """The profile lacks what a plan would need; the message says what to profile."""
+    """Raised if the profile lacks a figure that a plan needs; the message says what to profile."""

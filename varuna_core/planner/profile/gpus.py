@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from varuna_core.planner.profile.errors import PlanningError
 
 EFFICIENCY = 0.45
-"""Of the peak, in the large products of a transformer; published trainings reach 0.3 to 0.6."""
+"""The share of its peak that a GPU reaches in large products; published trainings: 0.3 to 0.6."""
 LINK_EFFICIENCY = 0.75
 HOST_GB_S = {"NVLink 2": 16, "NVLink 3": 32, "NVLink 4": 64}
-"""To the host and back, one way: the PCI Express of the products that have such a link."""
+"""GB/s to the host, one way: PCI Express of the products with each link."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuProduct:
-    """One product."""
+    """Data sheet figures of one GPU product."""
 
     name: str
     memory_gb: float
@@ -30,17 +30,17 @@ class GpuProduct:
     single_tflops: float
     memory_gb_s: float
     link_gb_s: float
-    """One way: NVLink where the product has it, else PCI Express."""
+    """GB/s to another GPU of the node, one way: NVLink if there is one, else PCI Express."""
     link: str
 
     def compute_flops_s(self, element_bytes: int) -> float:
-        """Operations a second that a training reaches, with numbers of so many bytes."""
+        """Return the operations a second that a training reaches, for numbers of this size."""
         peak = self.half_tflops if element_bytes == 2 else self.single_tflops
         return peak * 1e12 * EFFICIENCY
 
     @property
     def host_gb_s(self) -> float:
-        """Bandwidth to the host's memory, one way."""
+        """GB/s to the host's memory, one way."""
         return HOST_GB_S.get(self.link, self.link_gb_s)
 
     @property
@@ -95,9 +95,10 @@ GPUS = {
 
 
 def find_gpu(name: str) -> GpuProduct:
-    """A GPU by our name, the driver's or a GRES'; PlanningError with all names if unknown.
+    """Return the GPU with this name, as we, the driver or a GRES spell it; PlanningError if
+    unknown.
 
-    Of a product with two sizes the size must be told (`A100-SXM4-80GB`, `v100_32gb`).
+    If there are two memory sizes, the name must have one (`A100-SXM4-80GB`, `v100_32gb`).
     """
     found = list_gpus(name)
     if len(found) == 1:
@@ -109,7 +110,7 @@ def find_gpu(name: str) -> GpuProduct:
 
 
 def list_gpus(name: str) -> list[GpuProduct]:
-    """All that it may be, the smallest first."""
+    """Return all products that the name may stand for, smallest memory first."""
     words = [word for word in re.split(r"[^A-Z0-9]+", name.upper()) if word]
     sizes = {int(word[:-2]) for word in words if re.fullmatch(r"\d+GB", word)}
     sizes |= {int(word) for word in words if word.isdecimal()}

@@ -30,15 +30,15 @@ from varuna_core.planner.profile.errors import MissingData, PlanningError
 Array = Any
 Source = Literal["measured", "interpolated", "extrapolated", "estimate"]
 Where = Literal["intra", "inter"]
-"""Between two GPUs of a node, or of two nodes."""
+"""The place of a link: between two GPUs of a node, or of two nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinkTime:
-    """One direction of a link."""
+    """Transfer times over one direction of a link."""
 
     points: tuple[tuple[float, float], ...]
-    """(bytes, seconds), both growing."""
+    """(bytes, seconds) pairs, both increasing."""
     source: Source = "measured"
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class LinkTime:
         return took + (num_bytes - size) * (took2 - took) / (size2 - size)
 
     def compute_times(self, num_bytes: Array) -> Array:
-        """`compute_time` of many."""
+        """Return `compute_time` of many sizes."""
         sizes, tooks = map(np.array, zip(*self.points, strict=True))
         if len(sizes) == 1:
             found = tooks[0] * np.maximum(1.0, num_bytes / sizes[0] if sizes[0] else 1.0)
@@ -74,18 +74,18 @@ class LinkTime:
 
 
 def build_link(latency_s: float, gb_s: float, source: Source = "estimate") -> LinkTime:
-    """A link from its latency and bandwidth (10^9 bytes a second)."""
+    """Build a link from its latency and bandwidth (10^9 bytes a second)."""
     if gb_s <= 0 or latency_s < 0:
         raise PlanningError(f"a link of {latency_s} s and {gb_s} GB/s")
     return LinkTime(points=((0.0, latency_s), (1e9, latency_s + 1 / gb_s)), source=source)
 
 
 LinkKey = tuple[str, str, Where]
-"""From a GPU of this kind to one of that kind."""
+"""Kinds of the sending and receiving GPU, and the place of the link."""
 
 
 Half = Literal["reduce", "broadcast", "reduce_scatter", "all_gather"]
-"""Of a sum: to its owners, and back to all; of whole parameters, or of each a slice."""
+"""Halves of a sum: to owners and back, for whole parameters or for slices of each parameter."""
 HALVES: tuple[Half, ...] = ("reduce", "broadcast", "reduce_scatter", "all_gather")
 
 
@@ -95,12 +95,12 @@ class Network:
 
     links: dict[LinkKey, LinkTime]
     all_reduces: dict[tuple[str, int, int], LinkTime]
-    """Measured sums over groups: (kind, ranks, ranks of them on a node) to time over bytes."""
+    """Measured times over bytes of sums by (kind, ranks in all, ranks on a node)."""
     halves: dict[tuple[Half, str, int, int], LinkTime] = field(default_factory=dict)
-    """The same of their halves, each rank owning as much: over the bytes of all of it."""
+    """Measured halves of sums by the size of the whole, with equal shares owned by all ranks."""
 
     def find(self, sender: str, receiver: str, where: Where) -> LinkTime:
-        """One direction; the other way's where only that was measured."""
+        """Return the link in this direction, or the reverse one if only that was measured."""
         link = self.links.get((sender, receiver, where)) or self.links.get(
             (receiver, sender, where)
         )
@@ -112,7 +112,7 @@ class Network:
         return link
 
     def is_sum_measured(self, nodes: Sequence[tuple[str, int]]) -> bool:
-        """A group like this one was; any other's sums rest on its links."""
+        """Return True if sums of such a group were measured; others are estimated from links."""
         kind, count = nodes[0]
         found = self.all_reduces.get((kind, count * len(nodes), count))
         return len(set(nodes)) == 1 and found is not None and found.source == "measured"
@@ -120,10 +120,11 @@ class Network:
     def find_all_reduce(
         self, nodes: Sequence[tuple[str, int]], num_bytes: Array, sharing: int = 1
     ) -> tuple[Array, Source]:
-        """Time of a sum over a group: its nodes' kinds, and its ranks on each.
+        """Return the time of a sum over a group, given as its nodes' kinds and the ranks on each.
 
-        A measured group's where there is one. Else by rings: within each node, then over the
-        nodes, then back within; `sharing` groups use the links between nodes at the same time.
+        Measured times are used if there are any. Otherwise rings are assumed: within each node,
+        then over the nodes, then back within; `sharing` groups use the links between nodes at the
+        same time.
         """
         size = sum(count for _, count in nodes)
         num_bytes = np.asarray(num_bytes, dtype=float)
@@ -154,8 +155,8 @@ class Network:
     def compute_half(
         self, half: Half, nodes: Sequence[tuple[str, int]], num_bytes: Array, sharing: int = 1
     ) -> Array:
-        """Times of one half of an all-reduce, such as reduce_scatter; where it was not measured,
-        half of the time of the whole."""
+        """Return times of one half of an all-reduce, such as reduce_scatter: measured, or else half
+        of the time of the whole."""
         if len(set(nodes)) == 1:
             kind, count = nodes[0]
             measured = self.halves.get((half, kind, count * len(nodes), count))
@@ -185,12 +186,12 @@ FIGURES = (
     "recompute_host_s",
 )
 TIMES, HOST_TIMES = FIGURES[:5], FIGURES[-5:]
-"""Those of actions, in seconds: of the device, and of the host that launches its work."""
+"""Figures of actions in seconds: time on the device, and on the host that launches the work."""
 NEEDS: Mapping[str, tuple[str, ...]] = {
     "selective": ("selective_s", "kept_bytes"),
     "offload": ("offload_s", "load_s"),
 }
-"""Figures of ways of recompute, which older profiles do not have."""
+"""Figures needed for a way of recompute, which older profiles lack."""
 OPTIONAL = ("selective_host_s", *itertools.chain(*NEEDS.values()))
 FIGURE_OF = {
     "F": "forward_s",
@@ -200,7 +201,7 @@ FIGURE_OF = {
     "I": "input_grad_s",
     "W": "weight_grad_s",
 }
-"""Which of them an action of a schedule takes of its segments."""
+"""The figure that gives the cost of each kind of action."""
 
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -208,12 +209,12 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """How far measured times were from their medians: QUANTILES of the time over the median."""
+    """Spread of measured times, as QUANTILES of the time divided by its median."""
 
     rounds: tuple[float, ...]
-    """Of all that a rank measured in one turn: a machine that is slow or fast for a while."""
+    """The spread of all figures of a round: the machine is slow or fast for a while."""
     actions: tuple[tuple[float, ...], ...]
-    """Of each of TIMES, beside the others of its turn."""
+    """The spread of each of TIMES, relative to its round."""
 
     def __post_init__(self) -> None:
         if len(self.actions) != len(TIMES):
@@ -226,42 +227,42 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """For one micro-batch size and tensor degree; each tuple has one figure a segment."""
+    """Figures for one micro-batch size and tensor degree; each tuple has one for each segment."""
 
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...] = ()
-    """Both gradients in one go, which is less than one after the other; their sum if not given."""
+    """Seconds for both gradients at once, usually less than their sum; the sum if not given."""
     input_grad_s: tuple[float, ...]
     weight_grad_s: tuple[float, ...]
     recompute_s: tuple[float, ...]
     output_bytes: tuple[float, ...]
-    """What goes to the next stage if the segment is a stage's last one."""
+    """Bytes sent to the next stage if the segment is a stage's last one."""
     graph_bytes: tuple[float, ...]
-    """What autograd keeps of one micro-batch until its backward."""
+    """Bytes that autograd keeps for one micro-batch until its backward."""
     work_bytes: tuple[float, ...]
-    """The most that is held beyond that while the segment runs."""
+    """The most additional bytes held while the segment runs."""
     selective_s: tuple[float, ...] = ()
-    """Of `recompute: selective`: a recompute, and what keeping products adds to the forward. This
-    and those that follow are empty where they are not known."""
+    """`recompute: selective`: seconds of a recompute, and those that saving products adds to the
+    forward. This and the following figures are empty if not known."""
     kept_bytes: tuple[float, ...] = ()
-    """What the forward keeps for it of one micro-batch, besides what came in."""
+    """Bytes that a forward keeps for a selective recompute of a micro-batch, without its input."""
     offload_s: tuple[float, ...] = ()
-    """To copy the graph out, but for what came in."""
+    """Seconds to copy the graph, without the input, to the host."""
     load_s: tuple[float, ...] = ()
-    """And back."""
+    """Seconds to copy the graph back from the host."""
     selective_host_s: tuple[float, ...] = ()
     forward_host_s: tuple[float, ...] = ()
-    """Zeros if not given: the device's time is the host's, or the host's is not known."""
+    """The host's seconds; zeros mean that they equal the device's, or are not known."""
     backward_host_s: tuple[float, ...] = ()
     input_grad_host_s: tuple[float, ...] = ()
     weight_grad_host_s: tuple[float, ...] = ()
     recompute_host_s: tuple[float, ...] = ()
     action_s: tuple[float, ...] = (0.0,) * len(TIMES)
-    """Of each of TIMES: what the runtime adds to an action, however many segments it runs."""
+    """For each of TIMES, the seconds that an action adds, however many segments it runs."""
     action_host_s: tuple[float, ...] = (0.0,) * len(TIMES)
-    """The same of HOST_TIMES."""
+    """For each of HOST_TIMES, the host's seconds for the same."""
     spread: Spread | None = None
-    """None where it is not known: of estimates, and of profiles that were made before it was."""
+    """None if not known, as for estimates and old profiles."""
     source: Source = "measured"
 
     def __post_init__(self) -> None:
@@ -288,7 +289,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Tie:
-    """One weight that several segments use."""
+    """A weight that several segments share."""
 
     segments: tuple[int, ...]
     parameters: int
@@ -296,43 +297,43 @@ class Tie:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """The model that a profile describes."""
+    """The profiled model."""
 
     name: str
     digest: str
-    """Of what the times depend on: sizes, sequence length, precision."""
+    """Hash of everything that the times depend on: sizes, sequence length, precision."""
     num_segments: int
     parameters: Mapping[int, tuple[int, ...]]
-    """By tensor degree: a rank's share of each segment's parameters. A tied one counts in each."""
+    """A rank's share of each segment's parameters by tensor degree; tied ones count in each."""
     ties: tuple[Tie, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuProfile:
-    """One kind of GPU."""
+    """Figures of one kind of GPU."""
 
     memory_bytes: float
     cells: Mapping[tuple[int, int], Cell]
-    """By micro-batch size and tensor degree."""
+    """Cells by micro-batch size and tensor degree."""
     optimizer_s: Mapping[int, tuple[float, ...]]
-    """By tensor degree, a figure a segment."""
+    """Seconds of the optimizer by tensor degree, a figure for each segment."""
     optimizer_source: Source = "measured"
     copies_beside: bool = False
-    """Graphs are copied to the host and back beside its work."""
+    """True if graphs are copied to the host and back while the GPU works."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """One model, some kinds of GPU, their links."""
+    """Figures of one model on some kinds of GPU, with the links between them."""
 
     model: Model
     software: Mapping[str, str]
-    """Versions that times depend on, such as torch's."""
+    """Versions that the times depend on, such as torch's."""
     gpus: Mapping[str, GpuProfile]
     network: Network
     details: tuple[Mapping[str, Any], ...] = ()
-    """How it was measured, one for each kind of GPU and tensor degree ("gpu", "tensor"): for
-    people, and for the profiler that goes on with it."""
+    """How the figures were measured, for each kind of GPU and tensor degree ("gpu", "tensor"): for
+    people, and for a profiler that resumes."""
 
     def find_gpu(self, kind: str) -> GpuProfile:
         gpu = self.gpus.get(kind)
@@ -342,7 +343,7 @@ class Profile:
         return gpu
 
     def estimate_cell(self, kind: str, micro_batch: int, tensor: int = 1) -> Cell:
-        """Measured, or interpolated or extrapolated from the two nearest sizes, and labelled so."""
+        """Return a measured cell, or one interpolated or extrapolated from two, labelled so."""
         cells = self.find_gpu(kind).cells
         exact = cells.get((micro_batch, tensor))
         if exact is not None:
@@ -364,7 +365,7 @@ class Profile:
         return mix_cells(cells[low, tensor], cells[high, tensor], low, high, micro_batch, label)
 
     def knows(self, recompute: str) -> bool:
-        """True if all cells have what this way of recompute needs."""
+        """Return True if all cells have the figures that this way of recompute needs."""
         cells = [cell for gpu in self.gpus.values() for cell in gpu.cells.values()]
         return all(getattr(cell, name) for cell in cells for name in NEEDS.get(recompute, ()))
 
@@ -389,7 +390,7 @@ class Profile:
         return found
 
     def check_is_of(self, model: Model, software: Mapping[str, str]) -> None:
-        """PlanningError in words if this is a profile of something else."""
+        """Raise PlanningError if the profile is of another model or other versions."""
         if (self.model.name, self.model.digest) != (model.name, model.digest):
             raise PlanningError(
                 f"the profile is of model {self.model.name!r} ({self.model.digest}), the plan is "
@@ -408,7 +409,7 @@ class Profile:
                 )
 
     def extend(self, other: Profile) -> Profile:
-        """Both; where both have a figure the other's, which is the later one's."""
+        """Return both profiles as one, preferring the figures of `other`, which are later."""
         self.check_is_of(other.model, other.software)
         gpus = dict(self.gpus)
         for kind, added in other.gpus.items():
@@ -439,8 +440,8 @@ class Profile:
 def _join_details(
     before: Sequence[Mapping[str, Any]], later: Sequence[Mapping[str, Any]]
 ) -> tuple[Mapping[str, Any], ...]:
-    """Details by kind of GPU and degree: the later profile's, with the earlier one's for other
-    micro-batch sizes, and where memory ran out."""
+    """Merge details by kind of GPU and degree: the later profile's, plus the earlier one's other
+    micro-batch sizes and limits of memory."""
     told = {(one["gpu"], one["tensor"]): one for one in before}
     for one in later:
         key = one["gpu"], one["tensor"]
@@ -456,7 +457,7 @@ def _join_details(
 
 
 def mix_cells(low: Cell, high: Cell, size: int, size2: int, wanted: int, label: Source) -> Cell:
-    """On the line through both; below the smallest never less than its share of it."""
+    """Return a cell on the line through two others, bounded below small sizes by its share."""
     part = (wanted - size) / (size2 - size)
 
     def mix(a: float, b: float) -> float:

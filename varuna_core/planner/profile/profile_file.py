@@ -51,12 +51,12 @@ from varuna_core.records.files import write_atomic
 
 FORMAT = 2
 OLDER = (1,)
-"""Formats that are still read."""
+"""Older formats that are still read."""
 _SOURCES = ("measured", "interpolated", "estimate")
 
 
 def render_profile(profile: Profile) -> str:
-    """Keys sorted and one cell a line: two profiles can be compared as text."""
+    """Render a profile with sorted keys and one cell a line, so two can be compared as text."""
     model, network = profile.model, profile.network
     fields = {
         "vjob_profile": FORMAT,
@@ -122,7 +122,7 @@ def _render_gpu(gpu: GpuProfile) -> dict[str, Any]:
 
 
 def _list_names(cell: Cell) -> list[str]:
-    """Without the host's times where none are known, and what else is not."""
+    """Return the names of a cell's figures, without those that are not known."""
     hosts = (*HOST_TIMES, "selective_host_s")
     is_known = any(any(getattr(cell, name)) for name in hosts)
     named = [name for name in FIGURES if is_known or name not in hosts]
@@ -148,7 +148,7 @@ def write_profile(path: Path, profile: Profile) -> None:
 
 
 def read_profile(path: Path) -> Profile:
-    """PlanningError with the file's name and what is wrong in it."""
+    """Read a profile; raise PlanningError with the file's name and what is wrong in it."""
     try:
         return parse_profile(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -230,7 +230,7 @@ def _parse(fields: Mapping[str, Any]) -> Profile:
 
 
 def _parse_detail(fields: Any) -> Mapping[str, Any]:
-    """The profiler's details of itself, as they are; only the kind they belong to must be known."""
+    """Return a detail unchanged; only its kind of GPU and degree are checked."""
     return {**fields, "gpu": str(fields["gpu"]), "tensor": int(fields["tensor"])}
 
 

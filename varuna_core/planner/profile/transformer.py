@@ -1,4 +1,4 @@
-"""A profile from a transformer's sizes and data sheets, where nothing was measured: an estimate.
+"""Estimate a profile from a transformer's sizes and data sheets, without measurements.
 
 ```
 segment 0      embedding        weights h V, a lookup: memory traffic
@@ -6,12 +6,12 @@ segments 1..L  blocks           forward 24 s h^2 (1 + s / 6h) flops a sample, ba
 segment L + 1  norm, head, loss 2 s h V flops a sample; logits held in fp32
 ```
 
-Counting as Korthikanti et al. (arXiv 2205.05198) do: a block keeps s h (10 + 24/t + 5 a s / (h t))
-bytes of one sample in half precision; with fused attention (`flash`) the last term is not kept.
-Products are s h (4 + 16/t) of them (a gated MLP and fewer keys change 24 and 16); to compute the
-rest again takes a pass over all these bytes,
-and without fused attention the scores. Copies to the host go at PCI Express' rate beside the work.
-In fp32 (`element_bytes` 4) the flops are those of the plain cores, and bytes twice as many.
+Activations follow Korthikanti et al. (arXiv 2205.05198): a block keeps s h (10 + 24/t + 5 a s / (h
+t)) bytes for one sample in half precision; fused attention (`flash`) drops the last term. Products
+are s h (4 + 16/t) of these bytes (a gated MLP and fewer keys change 24 and 16). Recomputing the
+rest takes a pass over all these bytes and, without fused attention, the scores. Copies to the host
+run at PCI Express' rate beside the work. In fp32 (`element_bytes` 4) the flops are those of the
+plain cores, and bytes double.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from varuna_core.planner.profile.profile import (
 from varuna_core.records.training import Llama
 
 LAUNCH_S = 2e-4
-"""Of a block's kernels: what even an empty one takes."""
+"""Seconds to launch a block's kernels, the least time of a block."""
 LATENCY_S = {"intra": 2e-5, "inter": 5e-5}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transformer:
-    """A decoder as most are; sizes of one model."""
+    """Sizes of a decoder-only transformer."""
 
     name: str
     layers: int
@@ -51,13 +51,13 @@ class Transformer:
     length: int
     vocabulary: int
     feed_forward: int = 0
-    """4 x hidden if 0."""
+    """Inner size of the feed-forward part; 0 means 4 x hidden."""
     kv_heads: int = 0
-    """As many as heads if 0."""
+    """Heads of keys and values; 0 means as many as heads."""
     gated: bool = False
-    """Three matrices in the feed-forward part instead of two."""
+    """True if the feed-forward part has three matrices instead of two."""
     head_size: int = 0
-    """hidden / heads if 0."""
+    """Size of a head; 0 means hidden / heads."""
     tied: bool = True
     flash: bool = True
 
@@ -83,20 +83,20 @@ class Transformer:
 
     @property
     def product_widths(self) -> float:
-        """Bytes a token that shared products of a block make in half precision, over hidden."""
+        """Bytes a token, over hidden, of a block's products that tensor-parallel ranks divide."""
         inner = (2 if self.gated else 1) * (self.feed_forward or 4 * self.hidden)
         return 2.0 * (2 * self.query_width + 2 * self.kv_width + inner) / self.hidden
 
     @property
     def shared_widths(self) -> float:
-        """The same of all that shared layers keep: turned queries and keys, the MLP's inside."""
+        """Return `product_widths` plus rotated queries and keys and the inside of a gated MLP."""
         inner = (2 if self.gated else 1) * (self.feed_forward or 4 * self.hidden)
         turned = self.query_width + self.kv_width if self.gated else 0
         return self.product_widths + 2.0 * (turned + inner) / self.hidden
 
     @property
     def block_flops(self) -> float:
-        """Floating-point operations of one sample's forward."""
+        """Floating-point operations of a forward of one sample through one block."""
         matrices = 2.0 * self.length * self.block_parameters
         return matrices + 4.0 * self.length**2 * self.query_width
 
@@ -132,7 +132,7 @@ class Transformer:
 
 
 def list_parts(llama: Llama | None) -> dict[str, Any]:
-    """The parts of a Transformer that are Llama's; none for GPT-2 and BERT."""
+    """Return the fields of Transformer that Llama sets; none for GPT-2 and BERT."""
     if llama is None:
         return {}
     return {
@@ -147,7 +147,7 @@ def list_parts(llama: Llama | None) -> dict[str, Any]:
 def build_cell(
     model: Transformer, gpu: GpuProduct, micro_batch: int, tensor: int = 1, element_bytes: int = 2
 ) -> Cell:
-    """Times from peak figures and the share of them that trainings reach."""
+    """Estimate times from peak figures and the share of the peak that trainings reach."""
     flops_s = gpu.compute_flops_s(element_bytes)
     memory_s = gpu.memory_gb_s * 1e9 * LINK_EFFICIENCY
     b, s, h, t = micro_batch, model.length, model.hidden, tensor
@@ -190,7 +190,7 @@ def build_cell(
 def estimate_optimizer(
     parameters: Sequence[int], gpu: GpuProduct, bytes_each: float = 28
 ) -> list[float]:
-    """Adam reads and writes masters, two moments, a gradient and half weights: 28 bytes each."""
+    """Return the seconds in which Adam moves 28 bytes for each parameter."""
     memory_s = gpu.memory_gb_s * 1e9 * LINK_EFFICIENCY
     return [count * bytes_each / memory_s for count in parameters]
 
@@ -204,7 +204,7 @@ def estimate_profile(
     inter_gb_s: float,
     element_bytes: int = 2,
 ) -> Profile:
-    """For GPUs of the table; `inter_gb_s` is one node's link to another, in 10^9 bytes a second."""
+    """Estimate a profile for GPUs of the table; `inter_gb_s` is a link between nodes in GB/s."""
     products = {kind: find_gpu(kind) for kind in gpus}
     held = model.build_model(degrees)
     profiles = {

@@ -1,4 +1,5 @@
-"""How sure a predicted step is: steps drawn from the spread of the measured actions.
+"""Estimate the uncertainty of a predicted step by drawing steps from the spread of measured
+actions.
 
 ```
 a drawn step   F x 0.98   F x 1.03   B x 1.00 ...    each action by its kind's quantiles
@@ -7,7 +8,8 @@ a drawn step   F x 0.98   F x 1.03   B x 1.00 ...    each action by its kind's q
 the band       5 and 95 of 100 drawn steps, and UNEXPLAINED on both sides
 ```
 
-Two plans meet the same slow machine, so they are compared by a narrower band: the same without it.
+Two plans run on the same slow or fast machine, so they are compared by a narrower band without that
+factor.
 """
 
 from __future__ import annotations
@@ -31,33 +33,33 @@ from varuna_core.planner.search.search import Candidate, Search, Searched, measu
 from varuna_core.schedule.compiled import KINDS
 
 UNEXPLAINED = 0.03
-"""Of a step: what is left where actions hardly vary. Most layouts of timed waits were within it:
+"""Share of a step not explained by the spread of actions. Most timed layouts were within it:
 benchmarks/results/simulator.md."""
 DRAWS = 200
 MOST_FACTORS = 4_000_000
-"""Of a long schedule fewer steps are drawn, but FEWEST."""
+"""For long schedules fewer steps are drawn, within this many factors but at least FEWEST."""
 FEWEST = 40
 FEWEST_TOGETHER, MOST_TOGETHER = 4, 20
-"""Drawn steps of all replicas together, where they share links: fewer of long ones."""
+"""Drawn steps of all replicas that share links: the least and the most number."""
 MOST_ACTIONS = 100_000
-"""Of all these steps, but for FEWEST_TOGETHER."""
+"""Limit of actions over all these steps, unless fewer than FEWEST_TOGETHER would be drawn."""
 SEED = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Band:
-    """A step is expected between two times in nine of ten cases."""
+    """The two times between which a step is expected in nine of ten cases."""
 
     low_s: float
     middle_s: float
-    """The median."""
+    """The median of the drawn steps."""
     high_s: float
     apart: float
-    """Share of a step by which another plan's must differ to count as another time."""
+    """The share of a step by which another plan must differ to count as faster or slower."""
 
 
 def find_band(chain: Chain, bounds: Bounds, lacks: Sequence[NotCovered] = ()) -> Band | None:
-    """Find the least and the most that a step may take; wider where sizes were not measured.
+    """Return the expected range of a step, wider for sizes that were not measured.
 
     None if the spread of the measured times is not known, or if times are estimates.
     """
@@ -84,7 +86,7 @@ def find_band(chain: Chain, bounds: Bounds, lacks: Sequence[NotCovered] = ()) ->
 
 
 def _widen(chain: Chain, lacks: Sequence[NotCovered]) -> tuple[Array, Array]:
-    """The least and the most that each action may take, as shares of its usual time."""
+    """Return the least and greatest duration of each action as shares of its usual time."""
     stages = np.array([op[1] % chain.num_stages for op in chain.compiled.ops])
     low, high = np.ones((2, len(stages), 1))
     for one in lacks:
@@ -97,7 +99,7 @@ def _widen(chain: Chain, lacks: Sequence[NotCovered]) -> tuple[Array, Array]:
 
 
 def prefer_simpler(question: Search, searched: Searched, deadline: Deadline) -> Searched:
-    """With the simplest plan within the band of the best one, if that is simpler."""
+    """Return the result with the simplest plan within the band of the best, if that is simpler."""
     best = searched.best
     chain = build_chain(question.tables, best, question.wishes.least)
     band = find_band(chain, best.bounds)
@@ -129,8 +131,8 @@ def _draw_factors(chain: Chain, spreads: list[Spread]) -> tuple[Array, Array]:
 
 
 def _draw_delays(chain: Chain, bounds: Bounds) -> list[float]:
-    """Draw by how many seconds a step takes longer where replicas send at the same time than where
-    they take turns on the links that they share."""
+    """Draw the seconds by which a step is longer if replicas send at once over shared links than if
+    they take turns."""
     (column,) = chain.build_costs(bounds).columns
     if not column.lag_s:
         return [0.0]
@@ -146,7 +148,7 @@ def _draw_delays(chain: Chain, bounds: Bounds) -> list[float]:
 
 
 def build_chain(tables: Tables, candidate: Candidate, least: int = 1) -> Chain:
-    """The chain that a candidate is a partition of."""
+    """Return the chain whose partition a candidate is."""
     option, several = candidate.option, candidate.stages_per_rank
     work = candidate.order or build_schedule_model(
         option.schedule,

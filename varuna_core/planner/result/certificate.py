@@ -1,4 +1,4 @@
-"""The proof of a search in words: which classes of plans it covers, and one gap for all of them."""
+"""Word a search's proof: the classes of plans that it covers, and one gap for all of them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ WHY = {
     Stop.ONE_F_ONE_B: "they save memory, and 1f1b holds less",
     Stop.NEVER_FASTER: "never faster than zero 1 under this model",
 }
-"""Reasons to search a class in part, or not at all."""
+"""Reasons why a class was searched in part or not at all, worded."""
 
 
 def render_claim(searched: Searched) -> str:
-    """The certificate in a sentence: the classes that were searched, and the gap."""
+    """Return one sentence with the classes that were searched, and the gap."""
     names = [
         f"{_name_ranks(one)} ({_describe(one, 'wholly', 'in part')})" for one in searched.classes
         if one.coverage is not Coverage.NOT
@@ -33,7 +33,7 @@ def render_claim(searched: Searched) -> str:
 
 
 def render_certificate(searched: Searched) -> str:
-    """The classes of plans, how far each was searched, and what was left out."""
+    """Render the classes of plans, how far each was searched, and what was left out."""
     some = [one for one in searched.classes if one.coverage is not Coverage.NOT]
     others = [one for one in searched.classes if one.coverage is Coverage.NOT]
     lines = [f"certificate, under this model by usual times: {_state_bound(searched)}"]
@@ -78,7 +78,7 @@ def _name_number(stages_per_rank: Sequence[int]) -> str:
 
 
 def _list_values(one: PlanClass, is_several: bool = True) -> Iterator[str]:
-    """The values of a class, by their names."""
+    """Yield the values of a class, worded."""
     if is_several and one.stages_per_rank:
         yield _name_number(one.stages_per_rank)
     for name, values in (
@@ -94,7 +94,7 @@ def _list_values(one: PlanClass, is_several: bool = True) -> Iterator[str]:
 
 
 def _join(values: Sequence[int | str]) -> str:
-    """Numbers in a row as the first and the last."""
+    """Join numbers, consecutive ones as first and last."""
     numbers = [value for value in values if isinstance(value, int)]
     if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
         return f"{numbers[0]} to {numbers[-1]}"

@@ -1,8 +1,8 @@
-"""Parts of a plan that its profile does not cover, and how much a step may differ for them.
+"""Find the parts of a plan that its profile does not cover, and their effect on the step time.
 
-The factors are measured (benchmarks/results/planner_sizes.md and estimates.md): of OPT-350M on six
-GPUs, and of 688 published runs. For a link or a sum that was not measured there is none: then the
-least of a step is what it takes if they took nothing, and the most is not known.
+The factors were measured (benchmarks/results/planner_sizes.md and estimates.md) on OPT-350M on six
+GPUs and on 688 published runs. There is no factor for a link or a sum that was not measured: the
+least step time then assumes that these take no time, and the most is not known.
 """
 
 from __future__ import annotations
@@ -19,23 +19,22 @@ from varuna_core.planner.search.search import Candidate
 BETWEEN: Mapping[int, tuple[float, float]] = {4: (0.90, 1.03), 16: (0.83, 1.18), 32: (0.82, 1.18)}
 BEYOND: Mapping[int, tuple[float, float]] = {2: (0.96, 1.20), 4: (0.81, 1.36), 8: (0.77, 2.12)}
 BELOW: Mapping[int, tuple[float, float]] = {2: (0.81, 1.36), 4: (0.71, 1.93), 8: (0.64, 2.13)}
-"""By how many times as large as the other the larger of two sizes is, at most: both measured ones,
-or the wanted one and the nearest."""
+"""Bounds by the ratio of two sizes: of both measured ones, or of the wanted one to the nearest."""
 SIZES = Evidence("benchmarks/results/planner_sizes.md", Sure.MEASURED)
 ESTIMATED = Within(
     0.55, 4.0, (Evidence("benchmarks/results/estimates.md", Sure.MEASURED, seen=688),)
 )
-"""Bounds of a whole step's estimate in eight of ten runs, with an assumed link between nodes."""
+"""Bounds of an estimated step in eight of ten runs, with an assumed link between nodes."""
 NOBODY = "how far it is off is not known"
 GPUS_ALONE = "how far it is off was measured on GPUs alone"
 CPU = "cpu"
-"""A profile's name of a rank without a GPU. Its times by size bend more: a quarter and more was
-between them and the line through two others on a shared machine of two cores."""
+"""A profile's name for a rank without a GPU. Its times depend less evenly on size: on a shared
+machine with two cores, a size was off by more than a quarter from the line through two others."""
 FREE = build_link(0.0, 1e9)
 
 
 def find_lacks(profile: Profile, candidate: Candidate) -> Iterator[NotCovered]:
-    """The parts that the profile does not cover, each once."""
+    """Yield each part of the plan that the profile does not cover."""
     shape, placed = candidate.option.shape, candidate.placed
     kinds = sorted({kind for site in placed.sites for kind in site.kinds})
     for kind in kinds:
@@ -60,7 +59,7 @@ def find_lacks(profile: Profile, candidate: Candidate) -> Iterator[NotCovered]:
 
 
 def weigh_size(wanted: int, sizes: tuple[int, ...]) -> Bounded[float]:
-    """Bounds of the measured time over the one derived from the two nearest sizes."""
+    """Bound the true time divided by the one derived from the two nearest sizes."""
     lower, higher = [n for n in sizes if n < wanted], [n for n in sizes if n > wanted]
     if lower and higher:
         table, times = BETWEEN, higher[0] / lower[-1]
@@ -75,7 +74,7 @@ def weigh_size(wanted: int, sizes: tuple[int, ...]) -> Bounded[float]:
 
 
 def list_links(candidate: Candidate) -> Iterator[LinkKey]:
-    """The sender, receiver and kind of each link that a plan's messages between stages take."""
+    """Yield sender, receiver and place of each link between a plan's stages."""
     for before, after in itertools.pairwise(candidate.places):
         boundary = candidate.placed.find_boundary(before, after)
         for route in () if boundary is None else boundary.routes:
@@ -83,7 +82,7 @@ def list_links(candidate: Candidate) -> Iterator[LinkKey]:
 
 
 def free_links(profile: Profile, lacks: Iterable[NotCovered], candidate: Candidate) -> Profile:
-    """With links that take no time where the plan's were not measured."""
+    """Return a profile in which unmeasured links of the plan take no time."""
     if all(one.lack is not Lack.LINK for one in lacks):
         return profile
     network = profile.network

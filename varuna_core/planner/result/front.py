@@ -1,12 +1,13 @@
-"""Cost of a run against its time: the best plans of parts of the cluster.
+"""Weigh the cost of a run against its time: the best plans for parts of the cluster.
 
     $ a step │ x
              │    x               a plan is on the front if no other is
              │        x  x        both cheaper and faster
              └──────────────  s a step
 
-Of each kind of node any number may be used where that makes no more than MOST_PARTS; else all, a
-half, a quarter, .. or none, in as fine steps as do. A plan pays for the nodes it uses, whole.
+Any number of nodes of each kind may be used, if there are at most MOST_PARTS combinations;
+otherwise all, half, a quarter, .. or none, in as fine steps as this limit allows. A plan pays for
+whole nodes.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ class PricedPlan:
     candidate: Candidate
     step_s: float
     price: float
-    """Of a step."""
+    """The price of a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Front:
-    """Fastest first; each of the others is cheaper than those before it."""
+    """Plans with the best trade of time for price: fastest first, each next one cheaper."""
 
     offers: tuple[PricedPlan, ...]
     num_parts: int
-    """Of the cluster that were planned for."""
+    """The number of parts of the cluster that were planned for."""
     num_left: int
-    """For which time did not suffice."""
+    """The number of parts for which there was no time."""
 
 
 def compute_front(
@@ -56,7 +57,7 @@ def compute_front(
     known: Sequence[Candidate] = (),
     deadline: Deadline | None = None,
 ) -> Front:
-    """`known` are plans that were found for all of it. PlanningError where a price is missing."""
+    """Compute the front; `known` plans are for the whole cluster. PlanningError without prices."""
     deadline = deadline or within(20.0)
     missing = [kind.name for kind in cluster.kinds if kind.price_per_hour is None]
     if missing:
@@ -90,7 +91,7 @@ def compute_front(
 
 
 def list_parts(cluster: Cluster) -> Iterator[Cluster]:
-    """Small ones first: they are quickly planned for."""
+    """Yield parts of the cluster, small ones first since they are quickly planned for."""
     choices = [list(range(kind.count + 1)) for kind in cluster.kinds]
     for parts in (64, 16, 8, 4, 2, 1):  # the finest steps that are not too many
         if math.prod(map(len, choices)) <= MOST_PARTS:
@@ -105,13 +106,13 @@ def list_parts(cluster: Cluster) -> Iterator[Cluster]:
 
 
 def _list_counts(count: int, parts: int) -> list[int]:
-    """None, all, and halves of all down to that part of it."""
+    """Return 0, all, and fractions of all down to 1/`parts`."""
     halves = itertools.takewhile(lambda n: n <= parts, (2**i for i in range(1, 7)))
     return sorted({0, count, *(count // n for n in halves)})
 
 
 def keep_best(offers: Sequence[PricedPlan]) -> Iterator[PricedPlan]:
-    """Those that no other beats in both."""
+    """Yield the plans that no other plan beats in both time and price."""
     cheapest = float("inf")
     for one in sorted(offers, key=lambda offer: (offer.step_s, offer.price)):
         if one.price < cheapest * (1 - 1e-9):
@@ -120,7 +121,7 @@ def keep_best(offers: Sequence[PricedPlan]) -> Iterator[PricedPlan]:
 
 
 def choose_within_budget(front: Front, per_step: float) -> PricedPlan:
-    """The fastest that costs no more; PlanningError with the cheapest there is."""
+    """Return the fastest plan within the budget; raise PlanningError with the cheapest plan."""
     for one in front.offers:
         if one.price <= per_step:
             return one
@@ -131,7 +132,7 @@ def choose_within_budget(front: Front, per_step: float) -> PricedPlan:
 
 
 def choose_by_deadline(front: Front, step_s: float) -> PricedPlan:
-    """The cheapest that takes no longer; PlanningError with the fastest there is."""
+    """Return the cheapest plan that is fast enough; raise PlanningError with the fastest plan."""
     fast = [one for one in front.offers if one.step_s <= step_s]
     if fast:
         return fast[-1]

@@ -1,4 +1,4 @@
-"""A plan for people and programs: times, memory, partition text, nodes in use."""
+"""Describe a plan for people and programs: times, memory, partition, nodes in use."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ from varuna_core.schedule.costs import Costs
 
 @dataclass(frozen=True, kw_only=True)
 class ShapePlan:
-    """One layout, with all that is predicted of it."""
+    """A layout with everything that is predicted for it."""
 
     candidate: Candidate
     step: StepTime
     costs: Costs
-    """Seconds of a micro-batch."""
+    """Costs of a micro-batch in seconds."""
     memory_bytes: tuple[float, ...]
-    """The most that a GPU of each stage holds, with its other stages."""
+    """The most bytes that a GPU of each stage holds, other stages on it included."""
     limit_bytes: tuple[float, ...]
-    """What it may hold."""
+    """The bytes that a GPU of each stage may hold."""
     host_bytes: tuple[float, ...]
-    """Of its graphs, the most that are in the host's memory at once."""
+    """The most bytes of each rank's graphs in host memory at once."""
     sources: tuple[str, ...]
-    """What the figures are, as one word each: measured, interpolated, estimate."""
+    """The sources of the figures: measured, interpolated, estimate."""
     price_per_hour: float | None
-    """Of the nodes in use; None where one has no price."""
+    """Price of the nodes in use; None if one has no price."""
     band: Band | None
-    """None where the spread of its figures is not known."""
+    """The expected range of a step; None if the spread of the figures is not known."""
     lacks: tuple[NotCovered, ...] = ()
-    """The parts that the profile does not cover."""
+    """The parts of the plan that the profile does not cover."""
     at_least_s: float | None = None
-    """The low end of the band if links and sums that were not measured took no time."""
+    """The band's low end if unmeasured links and sums took no time."""
 
     @property
     def step_s(self) -> float:
-        """The median of drawn steps, or of figures without a spread the one step that they make."""
+        """Median of the drawn steps; the simulated step if figures have no spread."""
         return self.step.step_s if self.band is None else self.band.middle_s
 
     @property
     def expected_s(self) -> Bounded[float]:
-        """A step's bounds in nine cases of ten, of estimates in eight."""
+        """Bounds of a step in nine of ten cases; for estimates in eight of ten."""
         if any(one.lack is Lack.ESTIMATE for one in self.lacks):
             low, high = (self.step_s * bound for bound in (ESTIMATED.low, ESTIMATED.high))
             return Within(low, high, ESTIMATED.evidence)
@@ -69,20 +69,20 @@ class ShapePlan:
 
     @property
     def band_s(self) -> tuple[float, ...]:
-        """Two times between which nine steps of ten are; empty where they are not known."""
+        """The bounds as two times; empty if not known."""
         expected = self.expected_s
         is_band = self.band is not None and isinstance(expected, Within)
         return (expected.low, expected.high) if is_band else ()  # type: ignore[union-attr]
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Segments of each stage, the embedding and the head counted."""
+        """Segments of each stage, counting embedding and head."""
         bounds = self.candidate.bounds
         return tuple(e - a for a, e in itertools.pairwise(bounds))
 
     @property
     def partition(self) -> Partition:
-        """The partition as the conf key takes it: every segment counted."""
+        """The partition as spelled in the conf, counting every segment."""
         return Partition(self.counts)
 
     @property
@@ -90,7 +90,7 @@ class ShapePlan:
         return None if self.price_per_hour is None else self.price_per_hour * self.step_s / 3600
 
     def build_prediction(self) -> Prediction:
-        """The part of plan.json that `vjob report` compares with the steps."""
+        """Return the part of plan.json that `vjob report` compares with the measured steps."""
         return Prediction(
             step_s=self.step_s,
             band_s=self.band_s,
@@ -103,7 +103,7 @@ class ShapePlan:
 
 
 def build_plan(tables: Tables, cluster: Cluster, candidate: Candidate, least: int = 1) -> ShapePlan:
-    """Simulate a candidate once more, for its parts."""
+    """Build the plan of a candidate by simulating it again in detail."""
     chain = build_chain(tables, candidate, least)
     kinds = {kind.name: kind for kind in cluster.kinds}
     prices = [kinds[name].price_per_hour for name in candidate.placed.nodes]
@@ -133,8 +133,8 @@ def build_plan(tables: Tables, cluster: Cluster, candidate: Candidate, least: in
 def _find_least(
     tables: Tables, candidate: Candidate, lacks: Sequence[NotCovered], least: int
 ) -> float | None:
-    """Without links and sums that were not measured; None where that is not all that is not known,
-    or sums lie within the actions."""
+    """Return the step time without unmeasured links and sums; None if anything else is not known,
+    or if sums are part of the actions."""
     open_ones = {one.lack for one in lacks if isinstance(one.factor, NotKnown)}
     if not open_ones or not open_ones <= {Lack.LINK, Lack.SUM} or candidate.option.shape.zero > 1:
         return None
@@ -147,7 +147,7 @@ def _find_least(
 
 
 def explain_simpler(searched: Searched) -> str:
-    """Why a simpler plan is chosen instead of the fastest."""
+    """Explain why a simpler plan is chosen instead of the fastest."""
     more = searched.chosen.step_s / searched.best.step_s - 1
     return (
         f"the simplest of the plans that the prediction does not tell from the fastest "
@@ -156,7 +156,7 @@ def explain_simpler(searched: Searched) -> str:
 
 
 def render_table(plan: ShapePlan) -> str:
-    """A line a stage: where it lies, its segments, time and memory."""
+    """Render a line for each stage: its GPUs, segments, time and memory."""
     rows = [("stage", "GPUs", "segments", "work s", "idle s", "memory GB", "of")]
     for number, (kinds, count) in enumerate(zip(list_stage_kinds(plan), plan.counts, strict=True)):
         stage = plan.step.stages[number]
@@ -175,13 +175,13 @@ def render_table(plan: ShapePlan) -> str:
 
 
 def list_stage_kinds(plan: ShapePlan) -> list[str]:
-    """The GPUs of each stage."""
+    """Return the kinds of GPU of each stage, worded."""
     kinds = plan.candidate.placed.kinds
     return [kinds[place] for place in plan.candidate.places]
 
 
 def align(rows: Sequence[tuple[str, ...]]) -> str:
-    """Cells set to the right, two spaces between columns."""
+    """Align cells to the right, with two spaces between columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
@@ -191,19 +191,19 @@ def align(rows: Sequence[tuple[str, ...]]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class UsedNode:
-    """One node of a plan, or several in a row that are alike."""
+    """A node of a plan, or several identical nodes in sequence."""
 
     kind: str
-    """Name of its nodes in the cluster."""
+    """Name of the kind of node in the cluster."""
     ranks: int
-    """GPUs of it that are used; the rest is left over."""
+    """GPUs used on each node; the others stay idle."""
     stages: tuple[int, ...]
-    """What is held by it, or by all of them."""
+    """The stages that these nodes hold."""
     count: int = 1
 
 
 def list_used_nodes(candidate: Candidate) -> list[UsedNode]:
-    """In the order in which stages fill them, which is that of their ranks."""
+    """Return the nodes in the order in which stages fill them, which is that of their ranks."""
     found = list_filled_nodes(candidate.placed, candidate.option.shape.tensor)
     if candidate.stages_per_rank == 1:
         return found
@@ -218,7 +218,7 @@ def list_used_nodes(candidate: Candidate) -> list[UsedNode]:
 
 
 def list_filled_nodes(placed: PlacedPipeline, tensor: int) -> list[UsedNode]:
-    """With one stage a rank."""
+    """Return the nodes that a pipeline with one stage on each rank fills."""
     found: list[UsedNode] = []
     names = iter(placed.nodes)
     for stage, site in enumerate(placed.sites):
@@ -234,7 +234,7 @@ def list_filled_nodes(placed: PlacedPipeline, tensor: int) -> list[UsedNode]:
 
 
 def join_alike(nodes: list[UsedNode]) -> list[UsedNode]:
-    """Neighbours of one kind with as many ranks each, as one entry."""
+    """Join neighbouring nodes of one kind with equal numbers of ranks."""
     joined = []
     for (kind, ranks), group in itertools.groupby(nodes, key=lambda node: (node.kind, node.ranks)):
         held = list(group)
@@ -244,7 +244,7 @@ def join_alike(nodes: list[UsedNode]) -> list[UsedNode]:
 
 
 def find_left_over(cluster: Cluster, nodes: list[UsedNode]) -> dict[str, tuple[int, int]]:
-    """Unused nodes of each kind, and GPUs that stay idle on used ones."""
+    """Return the unused nodes of each kind, and the idle GPUs on used nodes."""
     left = {}
     for kind in cluster.kinds:
         used = [node for node in nodes if node.kind == kind.name]

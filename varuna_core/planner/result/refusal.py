@@ -1,4 +1,4 @@
-"""Reasons why no plan exists: the wishes that clash, by how much, and what would do.
+"""Explain why no plan exists: the wishes that clash, by how much, and what would do.
 
 smallest set     the fewest wishes that already rule out every plan together
 by how much      the least memory, times that of these GPUs, with which the wishes could be kept
@@ -39,12 +39,12 @@ KEYS: Mapping[str, str] = {
     "recompute": "parallel.recompute",
     "partition": "parallel.partition",
 }
-"""The wishes as the conf calls them."""
+"""The conf keys of the wishes."""
 MOST_MEMORY = 64.0
-"""Times a GPU's: what does not fit then has other reasons."""
+"""The largest multiple of GPU memory tried: if even this does not help, memory is not the cause."""
 
 Find = Callable[..., "Candidate | None"]
-"""A plan of a profile and wishes; any, or the best that is found within some seconds."""
+"""Function from a profile and wishes to a plan: any, or the best found within some seconds."""
 LOOK_S = 2.0
 ONE_STAGE_SHARE, SIMPLER_SHARE = 0.6, 0.05
 """Shares of a search's time for plans with one stage a rank, and for a simpler plan. Plans with
@@ -52,7 +52,7 @@ several stages a rank get the rest."""
 
 
 class _TimeIsUp(Exception):
-    """The search's limit passed while it looked for reasons."""
+    """Raised when the time limit passes while reasons for a refusal are looked for."""
 
 
 def search_or_explain(
@@ -64,9 +64,9 @@ def search_or_explain(
     deadline: Deadline,
     may_have_zero_3: bool = False,
 ) -> Searched:
-    """Run the search, and prefer a simpler plan within the band of the best.
+    """Search for the best plan, and prefer a simpler one within its band.
 
-    A refusal comes with its reasons, and with a plan that would do.
+    If there is none, the error has the reasons and a plan that would do.
     """
     impossible = find_impossible(profile, cluster, wishes)
     try:
@@ -126,7 +126,7 @@ def _search(
 
 
 def find_impossible(profile: Profile, cluster: Cluster, wishes: Wishes) -> str:
-    """The contradiction in the wishes that numbers alone show; empty if there is none."""
+    """Return a contradiction between the wishes that follows from numbers alone; empty if none."""
     segments = profile.model.num_segments
     if wishes.partition is not None:
         total = sum(wishes.partition)
@@ -217,7 +217,7 @@ def list_wishes(wishes: Wishes) -> list[str]:
 
 
 def drop(wishes: Wishes, names: tuple[str, ...]) -> Wishes:
-    """Without these; stages without segments are for a partition that has them."""
+    """Return the wishes without these names; empty stages are dropped with the partition."""
     left: dict[str, Any] = dict.fromkeys(names)
     if "partition" in names:
         left["least"] = 1
@@ -225,7 +225,7 @@ def drop(wishes: Wishes, names: tuple[str, ...]) -> Wishes:
 
 
 def _find_clash(find: Find, profile: Profile, wishes: Wishes, named: list[str]) -> tuple[str, ...]:
-    """The smallest set of wishes that leaves no plan; empty where none are needed for that."""
+    """Return the smallest set of wishes that rules out every plan; empty if even none fits."""
     for count in range(len(named)):
         for kept in itertools.combinations(named, count):
             others = tuple(name for name in named if name not in kept)
@@ -235,7 +235,7 @@ def _find_clash(find: Find, profile: Profile, wishes: Wishes, named: list[str]) 
 
 
 def _find_memory(find: Find, profile: Profile, wishes: Wishes) -> float | None:
-    """The least factor of memory with which a plan exists; None if there is none."""
+    """Return the least multiple of memory with which a plan exists; None if there is none."""
 
     def scale(factor: float) -> Profile:
         gpus = {

@@ -1,4 +1,4 @@
-"""The fastest layout of a space and the proof that it is: `search.Search`.
+"""Find the fastest layout in a space and prove that it is: `search.Search`.
 
 space <- bounds <- partition <- search. Imports `model`, `profile` and the schedules.
 """

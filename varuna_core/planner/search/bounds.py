@@ -41,29 +41,29 @@ ROUNDING = 1e-12
 
 
 class Prefix(NamedTuple):
-    """Figures of the stages whose segments are chosen; arrays are by the last one's end."""
+    """Figures of the stages that are already cut; arrays are by the end of the last one."""
 
     before: Array = 0.0
-    """Upstream of the next stage, there and back."""
+    """Time before the next stage's first action plus that after its last."""
     work: Array = 0.0
-    """What these stages need."""
+    """The largest work of these stages, with what precedes and follows it."""
     beyond: Array = 0.0
-    """The largest of theirs."""
+    """The largest `beyond` of these stages."""
     down: Array = 0.0
-    """Upstream of the next stage, there alone."""
+    """Time before the next stage's first action alone."""
     done: Array = 0.0
-    """When their sums over the replicas are done."""
+    """The time at which these stages' sums over the replicas are done."""
     first: Array = 0.0
-    """What follows the pipeline, by the first stage."""
+    """Time after the pipeline, by the first stage."""
     ending: Array = 0.0
-    """The largest optimizer and weights back."""
+    """The largest time of optimizer and weights' transfer of these stages."""
 
     def pick(self, row: int | Array) -> Prefix:
         return Prefix(*(values[row] for values in self))
 
 
 def extend(chain: Chain, stage: int, begin: int | Array, so_far: Prefix) -> Prefix:
-    """The prefix and a stage that begins there and ends anywhere; many at once as columns."""
+    """Return the prefix with one more stage, for every end; several begins are columns."""
     table, own = chain.stages[stage], chain.behind[stage]
     work, way = table.work[begin], chain.upstream[stage][begin]
     ending = table.optimizer[begin] + chain.sums[stage].exchange[begin]
@@ -81,7 +81,7 @@ def extend(chain: Chain, stage: int, begin: int | Array, so_far: Prefix) -> Pref
 
 
 def bound_prefix(chain: Chain, after: int, so_far: Prefix) -> Array:
-    """Least time of any partition that begins so, before stage `after`."""
+    """Return the least time of any partition with this prefix, before stage `after`."""
     behind = chain.behind[after]
     step = np.maximum(so_far.work, so_far.before + behind.least)
     if not chain.puts_off:
@@ -92,12 +92,12 @@ def bound_prefix(chain: Chain, after: int, so_far: Prefix) -> Array:
 
 
 def _name_beyond(chain: Chain, s: int) -> int:
-    """Stages that are alike have one `beyond`, or one for each way in which the chain goes on."""
+    """Return a key that is equal for stages with equal `beyond`."""
     return id(chain.behind[s]) if chain.stages[s].more_rounds else 0
 
 
 class Cells:
-    """Bounds of one chain, for partitions that may take less than `limit`."""
+    """Lower bounds of one chain, for partitions that may take less than `limit`."""
 
     def __init__(self, chain: Chain, limit: float, beyonds: int, tails: int) -> None:
         self.chain, self.data_s = chain, chain.tables.training.data_s
@@ -127,7 +127,7 @@ class Cells:
         self.way, self.work, self.summed = self._sum_up()
 
     def _compute_least_tail(self) -> float:
-        """The least that the largest tail can be."""
+        """Return the least value that the largest tail can have."""
         behind = np.full(self.chain.size + 1, np.inf)
         behind[self.chain.size] = 0.0
         for stage, tail in zip(reversed(self.chain.stages), reversed(self.tails), strict=True):
@@ -136,7 +136,7 @@ class Cells:
         return float(behind[0])
 
     def _sum_up(self) -> tuple[list[Array], list[Array], list[Array]]:
-        """By stage, arrays by cell and first segment: as Behind's round, least and summed."""
+        """Return `round`, `least` and `summed` of Behind by stage: arrays by cell and segment."""
         chain, size = self.chain, self.chain.size
         end = np.full((len(self.beyond), size + 1), np.inf)
         end[:, size] = 0.0
@@ -153,8 +153,8 @@ class Cells:
         return [end, *ways], [end, *works], [end, *sums]
 
     def _cut_runs(self, s: int) -> tuple[Array, ...]:
-        """Lay out the tables of a stage by begin and length of its run of segments, and mark for
-        each cell the runs that are barred."""
+        """Return tables of a stage by begin and length of its run, and for each cell a mask of the
+        runs that it bars."""
         chain, size = self.chain, self.chain.size
         stage, own = chain.stages[s], chain.behind[s]
         beyond = np.zeros_like(stage.way) if chain.puts_off else own.compute_beyond()
@@ -186,7 +186,7 @@ class Cells:
         return (e, *cut, np.where(barred, np.inf, 0.0))
 
     def bound(self, after: int, ends: Array, so_far: Prefix) -> Array:
-        """`bound_prefix` of prefixes that end there."""
+        """Return `bound_prefix` of prefixes that end at `ends`."""
         step = np.maximum(so_far.work, so_far.before + self.work[after][:, ends])
         if not self.chain.puts_off:
             largest = np.maximum(so_far.beyond, self.beyond[:, None])
@@ -200,7 +200,7 @@ class Cells:
         return found + self.data_s
 
     def compute_least(self) -> float:
-        """No partition takes less, or none takes less than `limit`."""
+        """Return a lower bound for all partitions, or `limit` if none takes less."""
         ends = np.flatnonzero(self.chain.stages[0].allowed[0])
         if not len(ends):
             return float("inf")
@@ -210,32 +210,32 @@ class Cells:
 
 CHUNK = 4096
 FEW = 50_000
-"""Counts times limits."""
+"""Limit on counts times limits for computing all at once instead of by bisection."""
 TIME_CELLS, ENDING_CELLS = 24, 6
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Windows:
-    """Windows of options that differ in schedule and number of micro-batches alone."""
+    """The longest runs that fit into a time, shared by options alike but for their schedule."""
 
     limits: Array
     """Times of runs of segments."""
     held: Array
-    """By kind of place and limit: the longest run that takes no longer."""
+    """By kind of place and limit, the longest run within the limit."""
     bonus: Array
-    """By limit: how many more the last stages hold, which need not recompute or copy."""
+    """By limit, the additional segments of last stages, which need no recompute or copy."""
     once: float
     """Work of one micro-batch, each segment where it is fastest."""
     single: Array
-    """By kind of place: work of one micro-batch in the fastest segment but the first and last."""
+    """By kind of place, work of one micro-batch in the fastest inner segment."""
     ends: float
-    """The same of those two."""
+    """Work of one micro-batch in the first and last segment."""
     ratio: float
-    """The largest share of a segment's work that is forward."""
+    """The largest share of forward in a segment's work."""
 
 
 class Floors:
-    """Bounds of the placements of one search."""
+    """Lower bounds of the placements of one search."""
 
     def __init__(self, tables: Tables, cluster: Cluster) -> None:
         self.tables, self.cluster, self.size = tables, cluster, tables.size
@@ -244,7 +244,7 @@ class Floors:
         self._ends: dict[Any, tuple[Array, Array]] = {}
 
     def find(self, option: Option, columns: Sequence[tuple[str, ...]], counts: Array) -> Array:
-        """A bound for each row of counts; inf where the segments cannot be held."""
+        """Return a bound for each row of counts; inf if the segments do not fit."""
         windows = self._compute_windows(option, tuple(columns))
         parts = [counts[i : i + CHUNK] for i in range(0, len(counts), CHUNK)]
         return np.concatenate([self._find(option, windows, part) for part in parts])
@@ -252,7 +252,7 @@ class Floors:
     def compute_least(
         self, option: Option, columns: Sequence[tuple[str, ...]], most: Array
     ) -> float:
-        """A bound for all rows of counts with at most `most` stages on each kind of place."""
+        """Return a bound for all rows of counts with at most `most` stages on any kind of place."""
         windows = self._compute_windows(option, tuple(columns))
         if self.size < 3:
             return self.tables.training.data_s
@@ -284,8 +284,8 @@ class Floors:
     def may_recompute(
         self, option: Option, columns: Sequence[tuple[str, ...]], counts: Array, limit: float
     ) -> Array:
-        """Tell for each row of counts if a stage within `limit` may lack memory. Only then can
-        a way of recompute be faster than none."""
+        """Return for each row of counts if a stage within `limit` may lack memory; only then can a
+        way of recompute be faster than none."""
         shape, m = option.shape, option.num_microbatches
         fixed, stages = self.tables.compute_fixed(shape), counts.sum(axis=1)
         least = np.full(len(columns), np.inf)
@@ -305,7 +305,7 @@ class Floors:
         return found
 
     def _compute_slowest(self, windows: _Windows, counts: Array) -> Array:
-        """The least limit within which the places hold all segments; by halves where many are."""
+        """Return the least limit within which the places hold all segments, maybe by bisection."""
         limits = np.append(windows.limits, np.inf)
         if len(counts) * len(limits) < FEW:
             enough = counts @ windows.held + windows.bonus >= self.size - 2
@@ -324,10 +324,10 @@ class Floors:
     def sharpen(
         self, option: Option, columns: Sequence[tuple[str, ...]], counts: Array, limit: float
     ) -> Array:
-        """A closer bound for a few rows: inf where it is above `limit`.
+        """Return a closer bound for a few rows; inf if it is above `limit`.
 
-        Places that hold no more than a time and an optimizer's time allow leave the rest to slower
-        ones: for each pair of limits the work of one micro-batch is least, exactly.
+        Places that hold only what a time and an optimizer's time allow leave the rest to slower
+        ones; for each pair of limits the least work of one micro-batch is computed exactly.
         """
         m, size = option.num_microbatches, self.size - 2
         if self.size < 3 or not _is_order_known(option):
@@ -372,8 +372,8 @@ class Floors:
         return found
 
     def _find_tails(self, option: Option, kinds: tuple[str, ...]) -> tuple[Array, Array]:
-        """The least that optimizer and weights back take for runs of 1, 2, ... segments, and the
-        least time until their sum over the replicas is done."""
+        """Return the least time of optimizer and weights' transfer for runs of 1, 2, ... segments,
+        and the least time until their sum over the replicas is done."""
         shape, training = option.shape, self.tables.training
         key = shape, option.num_microbatches, kinds
         if key not in self._ends:
@@ -453,8 +453,8 @@ class Floors:
         )
 
     def _find_tail(self, shape: Shape) -> tuple[int, float, float]:
-        """The most stages a node holds, and the least that crossing to another costs: of a
-        micro-batch there and back, and of the tied weights of the first and the last stage."""
+        """Return the most stages of a node, and the least costs of crossing to another node: for a
+        micro-batch there and back, and for weights tied between first and last stage."""
         key = shape.tensor, shape.replicas, shape.micro_batch
         if self.cluster.num_nodes == 1:  # whose profile need know of no other
             return self.cluster.num_gpus, 0.0, 0.0
@@ -492,13 +492,13 @@ class Floors:
 
 
 def _is_order_known(option: Option) -> bool:
-    """True if forwards and backwards alternate after a known number of forwards."""
+    """Return True if forwards and backwards alternate after a known number of forwards."""
     return SCHEDULES[option.schedule].count_ahead is not None
 
 
 def _count_ahead(option: Option, stages: Array) -> Array:
-    """Forwards that the first stage may run while it waits for its first gradient, by the number
-    of stages; none count where all gradients come last."""
+    """Return, by number of stages, the forwards that the first stage may run before its first
+    gradient; 0 if all gradients come last."""
     kind = SCHEDULES[option.schedule]
     assert kind.count_ahead is not None
     if kind.gradients_last:
@@ -509,20 +509,20 @@ def _count_ahead(option: Option, stages: Array) -> Array:
 
 
 def _add_up(figures: Mapping[str, Array]) -> Array:
-    """Forward plus gradients, these joined or apart (zero_bubble), whichever takes less."""
+    """Return forward plus gradients, joined or split (zero_bubble), whichever takes less."""
     apart = figures["input_grad_s"] + figures["weight_grad_s"]
     return np.maximum(0.0, figures["forward_s"] + np.minimum(figures["backward_s"], apart))
 
 
 def _compute_share(figures: Mapping[str, Array]) -> float:
-    """The largest share of the forward in a segment's work."""
+    """Return the largest share of the forward in a segment's work."""
     both = np.atleast_1d(_add_up(figures))
     forward = np.minimum(np.atleast_1d(figures["forward_s"]), both)
     return float((forward[both > 0] / both[both > 0]).max(initial=0.0))
 
 
 def _name_way(option: Option) -> Recompute:
-    """The way of recompute, as far as it adds to a stage's work."""
+    """Return the way of recompute that adds to a stage's work."""
     is_used = option.num_microbatches > _count_spared(option)
     if option.recompute == "offload":
         is_used &= _is_order_known(option)
@@ -530,12 +530,12 @@ def _name_way(option: Option) -> Recompute:
 
 
 def _count_spared(option: Option) -> int:
-    """Stages at the end that keep their graphs: these wait for nobody, or are two at most."""
+    """Return the number of last stages that keep their graphs without extra work."""
     return 2 if option.recompute == "offload" else 1
 
 
 def _compute_work(option: Option, times: TimeTables) -> Array:
-    """The least work of a micro-batch by segment, on a stage whose graphs are not all kept."""
+    """Return the least work of a micro-batch by segment, on a stage that cannot keep all graphs."""
     both, way = _add_up(times.by_name), _name_way(option)
     if way == "full":
         return both + times.recompute
@@ -553,13 +553,13 @@ def _compute_work(option: Option, times: TimeTables) -> Array:
 
 
 def _group(values: Array, cells: int) -> list[tuple[float, float]]:
-    """Growing values in so many groups: the least and the largest of each."""
+    """Divide increasing values into groups; return the least and the largest of each."""
     parts = np.array_split(values, min(cells, len(values))) if len(values) else []
     return [(float(part[0]), float(part[-1])) for part in parts]
 
 
 def _compute_least(work: Array) -> Array:
-    """The least work of any so many segments in a row, from 1 on."""
+    """Return the least work of 1, 2, ... consecutive segments."""
     if len(work) < 2:
         return np.zeros(0)
     begins, ends = _find_runs(len(work))
@@ -569,7 +569,7 @@ def _compute_least(work: Array) -> Array:
 
 @lru_cache(maxsize=8)
 def _find_runs(size: int) -> tuple[Array, Array]:
-    """Begins in rows, ends of runs of 1, 2, ... in columns; those beyond the last are none."""
+    """Return begins as rows and ends of runs of 1, 2, ... as columns; some lie beyond the last."""
     begins = np.arange(size)[:, None]
     return begins, begins + np.arange(1, size)[None, :]
 

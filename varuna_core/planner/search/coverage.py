@@ -1,4 +1,4 @@
-"""Classes of plans and how far a search went through each: the terms of a certificate.
+"""Record how far a search went through each class of plans: the terms of a certificate.
 
 ```
 WHOLLY    every plan of the class was timed, or a bound ruled it out
@@ -20,7 +20,7 @@ from varuna_core.schedule.registry import SCHEDULES
 
 
 class Coverage(str, Enum):
-    """Extent of a search of one class."""
+    """How much of a class was searched."""
 
     WHOLLY = "wholly"
     IN_PART = "in-part"
@@ -28,26 +28,26 @@ class Coverage(str, Enum):
 
 
 class Stop(str, Enum):
-    """Reasons to search a class in part, or not at all."""
+    """Reasons why a class was searched in part or not at all."""
 
     TIME = "time"
     NUMBER = "number"
-    """The most plans that one search tries."""
+    """The limit on the plans of one search was reached."""
     ONLY_ASKED = "only-asked"
     NO_FIGURES = "no-figures"
-    """The profile has none of them."""
+    """The profile has no figures for these plans."""
     ONE_STAGE = "one-stage"
-    """They are planned with one stage a rank."""
+    """Plans of this kind are searched with one stage on each rank."""
     ONE_F_ONE_B = "1f1b"
-    """They save memory, and 1f1b holds least."""
+    """Ways to save memory are searched only with 1f1b, which holds least."""
     NEVER_FASTER = "never-faster"
-    """Another class has a plan as fast, under this model."""
+    """Another class has a plan that is as fast in this model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanClass:
-    """Plans that have one of these values each; an empty field of a class that was not searched
-    stands for any."""
+    """Plans with one of these values each; in a class that was not searched, an empty field means
+    any."""
 
     coverage: Coverage
     stages_per_rank: tuple[int, ...] = ()
@@ -59,12 +59,12 @@ class PlanClass:
     zero: tuple[int, ...] = ()
     placements: str = ""
     done: int = 0
-    """Shapes, each with a schedule and a way of recompute, that were searched wholly."""
+    """The number of shapes (with schedule and recompute) that were searched wholly."""
     of: int = 0
     why: Stop | None = None
-    """None where all were."""
+    """The reason for an incomplete search; None if all shapes were searched."""
     bound_s: float | None = None
-    """No plan of the class takes less; None where it was not searched."""
+    """Lower bound for the plans of the class; None if it was not searched."""
 
 
 def make_class(
@@ -77,7 +77,7 @@ def make_class(
     why: Stop | None,
     bound_s: float,
 ) -> PlanClass:
-    """The class of these options, of which `num_open` were not searched wholly."""
+    """Return the class of these options, `num_open` of which were not searched wholly."""
     shapes = [one.shape for one in options]
     return PlanClass(
         coverage=Coverage.IN_PART if num_open else Coverage.WHOLLY,

@@ -1,4 +1,4 @@
-"""The time that an answer may take, handed down to all that works on it."""
+"""A limit on the time to answer, passed on to everything that works on the answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, kw_only=True)
 class Deadline:
-    """A moment by one clock, and when the time until it began."""
+    """A time on a given clock, and the time at which the interval began."""
 
     clock: Callable[[], float]
     began: float
@@ -24,20 +24,20 @@ class Deadline:
         return self.until - self.clock()
 
     def is_over(self, needed_s: float = 0.0) -> bool:
-        """Less than `needed_s` seconds are left."""
+        """Return True if less than `needed_s` seconds are left."""
         return self.clock() + needed_s > self.until
 
     def part(self, share: float) -> Deadline:
-        """The first part of this time, whatever of it has passed."""
+        """Return the end of the first `share` of the interval, which may already have passed."""
         return replace(self, until=self.began + share * (self.until - self.began))
 
     def rest(self, share: float = 1.0) -> Deadline:
-        """A share of what is left from now on."""
+        """Return a deadline after a share of the time that is left."""
         now = self.clock()
         return replace(self, began=now, until=now + share * (self.until - now))
 
 
 def within(limit_s: float, clock: Callable[[], float] = time.monotonic) -> Deadline:
-    """The time from now on."""
+    """Return a deadline `limit_s` seconds from now."""
     now = clock()
     return Deadline(clock=clock, began=now, until=now + limit_s)

@@ -1,4 +1,4 @@
-"""The best partition of a chain, and the proof: branch and bound on the simulated step.
+"""Find the best partition of a chain and prove it: branch and bound on the simulated step.
 
 ```
 start      the partition with the least bound, the min-max one
@@ -6,7 +6,7 @@ improve    every way to move a segment from one stage to another, until none hel
 prove      stage by stage, all partitions whose bound is below the best; those are simulated
 ```
 
-What a budget of nodes or a deadline leaves open is told as a gap, never passed over.
+If a budget of nodes or a deadline ends the search, the result has a gap.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from varuna_core.planner.search.bounds import Cells, Prefix, bound_prefix, exten
 from varuna_core.planner.search.deadline import Deadline
 
 CLOSE = 1e-9
-"""Times that differ by less, as a share, are one: sums round."""
+"""Times that differ by a smaller share count as equal, since sums are rounded."""
 BATCH = 256
 TOGETHER = 24
-"""Beginnings that are extended at once: more take less time each, fewer find plans sooner."""
+"""Prefixes extended at once: more take less time each, fewer find plans sooner."""
 MOST_MOVES = 400
 COARSE, FINE = (6, 3), (12, 5)
-"""Cells of a bound (cells.py): what it takes to make them grows with their number."""
+"""Numbers of cells of a bound; the time to build the cells grows with them."""
 
 Array = Any
 IsLate = Callable[[], bool]
-"""True once the time of a search is up."""
+"""Function that returns True once the time of a search is up."""
 
 
 def never() -> bool:
-    """The clock of a search that takes what it needs."""
+    """Return False: the clock of a search without a time limit."""
     return False
 
 
 @dataclass(frozen=True, kw_only=True)
 class BestPartition:
-    """The best partition that was found."""
+    """The best partition found, with a lower bound."""
 
     bounds: Bounds
     step_s: float
     bound_s: float
-    """No partition takes less; `step_s` itself once that is proved."""
+    """Lower bound for all partitions; equal to `step_s` once that is proved optimal."""
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -69,9 +69,9 @@ def find_partition(
     improving: bool = True,
     cells: tuple[int, int] = FINE,
 ) -> BestPartition | None:
-    """None if nothing fits, or the bound is no better than `incumbent`.
+    """Return the best partition; None if nothing fits or the bound is not better than `incumbent`.
 
-    Without `improving` what is no better than the incumbent is proved to be so, not optimised.
+    Without `improving`, partitions no better than the incumbent are ruled out but not optimised.
     """
     if not chain.bound < incumbent * (1 - CLOSE):
         return None
@@ -89,7 +89,7 @@ def find_partition(
 
 
 def start(chain: Chain) -> tuple[Bounds, float]:
-    """The partition with the least bound."""
+    """Return the partition with the least bound, and its time."""
     bounds = chain.follow_bound()
     assert bounds is not None
     return bounds, chain.compute_step(bounds)
@@ -98,8 +98,7 @@ def start(chain: Chain) -> tuple[Bounds, float]:
 def improve(
     chain: Chain, begin: Bounds | None = None, is_late: IsLate = never
 ) -> tuple[Bounds, float]:
-    """Local search until no move helps or it is late, from `begin` or the partition with the least
-    bound."""
+    """Search locally from `begin`, or from the least bound, until no move helps or time is up."""
     best, best_s = start(chain) if begin is None else (begin, chain.compute_step(begin))
     while not is_late():
         moved = list_moves(chain, best)
@@ -116,7 +115,7 @@ def improve(
 
 @lru_cache(maxsize=256)
 def _compute_shifts(stages: int) -> Array:
-    """The boundaries from one stage's to another's go a segment either way, up to MOST_MOVES."""
+    """Return boundary shifts that move a segment between stages, at most MOST_MOVES of them."""
     spans = sorted(
         ((first, last) for first in range(1, stages) for last in range(first, stages)),
         key=lambda span: (span[1] - span[0], span),
@@ -129,7 +128,7 @@ def _compute_shifts(stages: int) -> Array:
 
 
 def list_moves(chain: Chain, bounds: Bounds) -> Array:
-    """A segment or more moved from one stage to another, whether or not it fits."""
+    """Return partitions with a segment or more moved between stages; they may not fit."""
     moved = np.array(bounds) + _compute_shifts(chain.num_stages)
     fits = ((moved >= 0) & (moved <= chain.size)).all(axis=1)
     return moved[fits & (np.diff(moved, axis=1) >= 0).all(axis=1)]
@@ -142,7 +141,7 @@ def is_allowed(chain: Chain, bounds: Bounds) -> bool:
 
 
 class _Block(NamedTuple):
-    """Beginnings of partitions, in rows, all of as many stages."""
+    """Prefixes of partitions as rows, all with the same number of stages."""
 
     cuts: Array
     so_far: Prefix
@@ -173,11 +172,11 @@ class _Search:
 
     @property
     def limit(self) -> float:
-        """The time that a partition has to beat; no other need be looked at."""
+        """The time that a partition must beat to be of interest."""
         return min(self.best_s, self.incumbent) * (1 - CLOSE)
 
     def run(self) -> float:
-        """Search; return a time below which no partition can be."""
+        """Search, and return a lower bound for all partitions."""
         begin = _Block(np.zeros((1, 1), dtype=int), Prefix(*np.zeros((7, 1))), np.zeros(1))
         stack = [begin]
         self.nodes += 1  # the empty beginning costs nothing
@@ -194,7 +193,7 @@ class _Search:
         return min(self.best_s, self.open)
 
     def _extend(self, block: _Block) -> list[_Block]:
-        """Each of these beginnings by a stage; what is most promising comes last."""
+        """Extend each prefix by a stage; the most promising ones come last."""
         chain, stage = self.chain, block.cuts.shape[1] - 1
         self.nodes -= len(block.cuts)
         so_far = Prefix(*(values[:, None] for values in block.so_far))

@@ -1,20 +1,20 @@
-"""Lower bounds of a step whose ranks may have several stages, in any order of their actions.
+"""Bound from below a step whose ranks may have several stages, in any order of their actions.
 
 ```
 rank r    ── head ──┬─ F and input gradients of its stages ─┬─ tail ──     head: forwards of the
                     └─ and weight gradients, maybe later ───┘              stages before its first
 ```
 
-Before a rank's first action the forwards of all stages before its first one have run, and after
-the last gradient that this one sends on, theirs. Weight gradients may wait, where a schedule splits
-backwards. So a step takes at least
+Before a rank's first action, the forwards of all stages before its first one have run; after the
+last gradient that the rank sends, these stages' gradients follow. Weight gradients may be postponed
+if a schedule splits backwards. So a step takes at least
 
     head + all work of the rank          head + forwards and input gradients of it + tail
 
-`bound_partitions` has this of given cuts. Where cuts are open (`bound_all`), each stage before
-holds one segment at least, and the work is shared out with no regard to where runs begin: each
-rank takes as much as its kind of GPU can until a time; `bound_counts` has the same of many
-placements at once. None looks at memory.
+`bound_partitions` computes this for given cuts. For open cuts (`bound_all`), each earlier stage is
+taken to hold at least one segment, and the work is divided regardless of where runs begin: each
+rank takes as much as its kind of GPU can until a time. `bound_counts` does the same for many
+placements at once. No bound takes memory into account.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from varuna_core.schedule.registry import SCHEDULES, place_stages
 
 
 class _Segments(NamedTuple):
-    """Least times of each segment in one kind of place, and what an action of each adds."""
+    """Least times of each segment in one kind of place, and the fixed time of an action."""
 
     forward: Array
     back: Array
-    """Until its gradient is there for the stage before."""
+    """Time until the gradient for the previous stage is ready."""
     whole: Array
-    """Both gradients."""
+    """Time of both gradients."""
     again: Array
     forward_action: float
     back_action: float
@@ -69,7 +69,7 @@ def _list_segments(times: TimeTables, splits: bool) -> _Segments:
 
 
 class PlacedBounds:
-    """Bounds of one placement, by the least times of its kinds of GPU, without making an order."""
+    """Lower bounds of one placement from the least times of its GPUs, without building an order."""
 
     def __init__(
         self, tables: Tables, option: Option, placed: PlacedPipeline, stages_per_rank: int

@@ -58,17 +58,17 @@ from varuna_core.schedule.registry import place_stages
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One plan, timed."""
+    """A plan with its simulated step time."""
 
     option: Option
     placed: PlacedPipeline
     bounds: Bounds
     step_s: float
     order: ScheduleModel | None = field(default=None, compare=False, repr=False)
-    """Of several stages a rank the actions in the order for the costs of these cuts; None where
-    the schedule's own name and sizes say it."""
+    """With several stages a rank, the order of actions made for the costs of these cuts; None if
+    the schedule's name and sizes determine it."""
     costs: Costs | None = field(default=None, compare=False, repr=False)
-    """Those that the order is for: with other costs a run may make another one."""
+    """The costs that the order was made for; a run with other costs may make another order."""
 
     @property
     def stages_per_rank(self) -> int:
@@ -76,18 +76,18 @@ class Candidate:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """The rank of a replica that has each stage."""
+        """The rank in a replica of each stage."""
         return place_stages(self.option.schedule, len(self.placed.sites), self.stages_per_rank)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """Best plan and bound of one class of placements."""
+    """The best plan of a class of placements, and a lower bound."""
 
     placement_class: str
     best_s: float
     bound_s: float
-    """No plan of it takes less."""
+    """Lower bound for the plans of the class."""
 
     @property
     def gap(self) -> float:
@@ -96,20 +96,20 @@ class Proof:
 
 @dataclass(frozen=True, kw_only=True)
 class Searched:
-    """The result of a search: plans, best first, and proofs."""
+    """Result of a search: plans, best first, and proofs."""
 
     candidates: tuple[Candidate, ...]
-    """The first is the best; the others are what was timed on the way, each shape once."""
+    """The best plan, then the plans timed on the way, one for each shape."""
     proofs: tuple[Proof, ...]
-    """Of growing classes of placements; the last is of all that was looked through."""
+    """Proofs for ever larger classes of placements; the last covers all that was searched."""
     num_options: int
     num_placements: int
-    """Looked into; the floors spoke for the others."""
+    """The number of placements that were searched; floors ruled out the others."""
     took_s: float
     classes: tuple[PlanClass, ...]
-    """All that the wishes allow: first what was searched."""
+    """All classes that the wishes allow, those that were searched first."""
     simpler: Candidate | None = None
-    """A plan that is preferred to the best one: simpler, and within the band of its time."""
+    """A plan preferred to the best one: simpler, and within the band of its time."""
 
     @property
     def best(self) -> Candidate:
@@ -121,67 +121,67 @@ class Searched:
 
     @property
     def bound_s(self) -> float:
-        """No plan of the classes that were searched takes less."""
+        """Lower bound for all plans of the searched classes."""
         bounds = [one.bound_s for one in self.classes if one.bound_s is not None]
         return min(self.chosen.step_s, *bounds)
 
     @property
     def gap(self) -> float:
-        """Share of the chosen plan's time that a plan of the searched classes might save."""
+        """Share of the chosen plan's time that another plan of the searched classes might save."""
         return max(0.0, 1 - self.bound_s / self.chosen.step_s)
 
 
 TIER_SHARE = 0.7
-"""Of the time limit, for a class of placements that a larger one follows."""
+"""Share of the time limit for a class of placements that is followed by a larger class."""
 LIST_SHARE = 0.3
-"""The share of a class's time that floors of its options may take once there is a plan."""
+"""Share of a class's time for computing the floors of options, once there is a plan."""
 DIVE_SHARE = 0.3
-"""Of the time limit, that may pass before anything is ruled out."""
+"""Share of the time limit that may pass before any plan is ruled out."""
 PROMISING = 1.05
-"""A first partition is improved if it takes no more than the best plan times this."""
+"""A first partition is improved if it takes at most this multiple of the best plan's time."""
 MOST_LOOKS = 200
-"""Placements that are looked into for a simpler plan."""
+"""The most placements that are searched for a simpler plan."""
 BEYOND = 1.2
-"""Of the best plan's time, up to which options are kept for a simpler plan."""
+"""Options are kept for a simpler plan up to this multiple of the best plan's time."""
 FEW_NODES = 2_000
-"""Of branch and bound, for each of these."""
+"""Nodes of branch and bound for each placement searched for a simpler plan."""
 MOST_NODES = 20_000
-"""Of one placement's branch and bound, at first; eight times as many in each round that follows."""
+"""Nodes of a placement's branch and bound in the first round, eight times as many in each next."""
 _Floor = tuple[Option, list[tuple[str, ...]], Array, Array]
-"""An option; its kinds of places; in rows the stages on each; what each row is not below."""
+"""An option; its kinds of places; rows with the stages on each; a lower bound for each row."""
 
 
 def measure_simplicity(candidate: Candidate) -> tuple[int, ...]:
-    """The smaller, the simpler."""
+    """Return a key that sorts candidates, simplest first."""
     return candidate.option.measure_simplicity(len(candidate.placed.sites))
 
 
 class _Group(NamedTuple):
-    """Options that are looked at together, with rows that are not bounded closely yet."""
+    """Options that are searched together; their rows have rough bounds only."""
 
     floors: list[_Floor]
 
 
 class _Counts(NamedTuple):
-    """The rows of options that are left, from `at` on in the order of their floors."""
+    """Rows of options that are left, sorted by their floors, starting at `at`."""
 
     counts: Array
     floors: Array
-    """By option, then by row."""
+    """Floors by option, then by row."""
     order: Array
     at: int
 
 
 class _Sharp(NamedTuple):
-    """A chain whose bound was found cell by cell."""
+    """A chain whose bound was computed cell by cell."""
 
     chain: Chain
     nodes: int
-    """Of branch and bound, the next time."""
+    """Nodes of branch and bound for the next round."""
 
 
 class Search:
-    """One question."""
+    """Search for the fastest plan of one profile, training, cluster and set of wishes."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class Search:
         wishes: Wishes | None = None,
         deadline: Deadline | None = None,
     ) -> None:
-        """Without a deadline it may take a minute."""
+        """Without a deadline, a search is limited to a minute."""
         self.wishes = wishes or Wishes()
         self.tables = Tables(profile, training)
         self.floors = Floors(self.tables, cluster)
@@ -214,7 +214,7 @@ class Search:
         """The floors of the last class of placements."""
 
     def run(self) -> Searched:
-        """PlanningError if nothing fits."""
+        """Search, and return the result; raise PlanningError if nothing fits."""
         proofs = []
         for tier in self.placements.tiers:
             self._run_tier(tier)
@@ -264,10 +264,10 @@ class Search:
         self._look(floors, until)
 
     def choose_simplest(self, limit_s: float, deadline: Deadline) -> Candidate:
-        """The simplest plan that takes no longer, and of as simple ones the fastest; after `run`.
+        """Return the simplest plan within a time, the fastest of equally simple ones; after `run`.
 
-        A count of looks ends it, so that what is chosen is the same each time; on a slow machine
-        the clock.
+        The search ends after a fixed number of placements, so that the choice is repeatable, or on
+        a slow machine at the deadline.
         """
         known = [one for one in self.found.values() if one.step_s <= limit_s]
         best = min(known, key=lambda one: (measure_simplicity(one), one.step_s))
@@ -296,7 +296,7 @@ class Search:
         return best
 
     def _find_within(self, option: Option, chain: Chain, limit_s: float) -> Candidate | None:
-        """The chain's plan, if it takes no longer."""
+        """Return the best plan of a chain if it is within the time."""
         if self.wishes.partition is None:
             beyond = limit_s * (1 + CLOSE)
             found = find_partition(chain, incumbent=beyond, max_nodes=FEW_NODES)
@@ -308,10 +308,10 @@ class Search:
         return Candidate(option=option, placed=chain.placed, bounds=bounds, step_s=step_s)
 
     def _list_floors(self, deadline: Deadline) -> list[_Floor]:
-        """The counts of options with their floors, the most promising option first.
+        """Return the counts of options with their floors, the most promising option first.
 
-        Once there is a plan, options are left out that are far above it by what bounds all of their
-        counts, and those that time does not suffice for stay open.
+        Once there is a plan, options are left out if a bound over all of their counts is far above
+        that plan; options for which there is no time stay open.
         """
         rough, most = [], dict[tuple[int, int], Array]()
         for option in self.options:
@@ -343,9 +343,9 @@ class Search:
             self.left.update(options)
 
     def _dive(self, floors: Sequence[_Floor]) -> None:
-        """A plan of each option, of the counts with its least floor: a bar for all that follows.
+        """Time one plan for each option, with the counts of its least floor, to get a first limit.
 
-        One plan is looked for whatever the clock says.
+        At least one plan is found whatever the deadline.
         """
         until = self.deadline.part(DIVE_SHARE)
         for option, _, counts, floor in floors:
@@ -359,12 +359,12 @@ class Search:
                     self._time(option, chain)
 
     def _look(self, floors: Sequence[_Floor], until: Deadline) -> None:
-        """Look into all that may be below the best plan, and prove that nothing is.
+        """Search everything that may be below the best plan, or prove that nothing is.
 
-        Always what has the least bound comes next: options give way to their counts with a closer
-        bound, counts to their placements, a
-        placement's first partition is timed, and improved if it comes near the best plan; then its
-        partitions are ruled out, with eight times the effort each time that it comes back.
+        The item with the least bound always comes next. Options are replaced by their counts with
+        closer bounds, and counts by their placements. A placement's first partition is timed, and
+        improved if it is near the best plan; then its other partitions are ruled out, with eight
+        times the effort in each round.
         """
         turns = itertools.count()
         heap: list[tuple[float, int, _Group | _Counts | Chain | _Sharp, tuple[Option, ...]]] = []
@@ -421,8 +421,8 @@ class Search:
                     push(chain, left)
 
     def _group(self, floors: Sequence[_Floor]) -> Iterator[list[_Floor]]:
-        """Options that differ in the way of recompute are looked at together, as far as they have
-        a bound in common; each of the others by itself."""
+        """Yield groups of options that differ only in recompute and share a bound, then each other
+        option by itself."""
         groups: dict[Any, list[_Floor]] = {}
         for number, one in enumerate(floors):
             option = one[0]
@@ -432,7 +432,7 @@ class Search:
         yield from groups.values()
 
     def _compute_floors(self, one: _Floor) -> Array:
-        """Floors of an option; inf where it has no better plan."""
+        """Return the floors of an option; inf if it has no better plan."""
         option, columns, counts, floor = one
         low = floor < self.best_s * (1 - CLOSE)
         if low.any() and self._is_for_memory(option):
@@ -444,7 +444,7 @@ class Search:
         return found
 
     def _make_first(self, options: tuple[Option, ...], counts: tuple[int, ...]) -> Iterator[Chain]:
-        """The chains of one option; of several those whose bounds are below those of all."""
+        """Yield the chains of an option; of several, those whose common bound is low enough."""
         if len(options) < 2:
             for option in options:
                 yield from self._make_chains(option, counts)
@@ -458,7 +458,7 @@ class Search:
     def _make_chains(
         self, option: Option, counts: tuple[int, ...], limit: float | None = None
     ) -> Iterator[Chain]:
-        """Those that may take no longer than `limit`, which is the best plan's time."""
+        """Yield the chains that may take at most `limit`, by default the best plan's time."""
         limit = self.best_s if limit is None else limit
         shape = option.shape
         for placed in self.placements.iterate(shape.tensor, shape.replicas, counts):
@@ -477,7 +477,7 @@ class Search:
         return chain
 
     def _is_for_memory(self, option: Option) -> bool:
-        """True for a way that is no faster than none, and only saves memory."""
+        """Return True for a way of recompute that is never faster and only saves memory."""
         return self.wishes.is_for_memory(option.recompute)
 
     def _time(self, option: Option, chain: Chain) -> None:
@@ -499,7 +499,7 @@ class Search:
         return bounds, float(chain.compute_steps([bounds])[0])
 
     def _prove(self, option: Option, chain: Chain, nodes: int, until: Deadline) -> float:
-        """Find what is better, or that nothing is; what the chain's plans are not below."""
+        """Search a chain for a better plan; return a lower bound for its plans."""
         if self.wishes.partition is not None:
             return self.best_s  # there was but one to be timed
         found = find_partition(
@@ -526,7 +526,7 @@ class Search:
         self.best_s = min(self.best_s, step_s)
 
     def _say_nothing_fits(self) -> str:
-        """By how much the largest segment alone lacks memory, where the option is kindest to it."""
+        """Return a message on the memory that the largest segment lacks in its best option."""
         lacks = []
         for option in self.options:
             shape, needs = option.shape, []

@@ -1,4 +1,4 @@
-"""Plans with several stages a rank, and those whose order of actions follows their costs.
+"""Search plans with several stages a rank, and plans whose order of actions follows their costs.
 
 ```
 promising   floors of 1f1b, less of the bubble: cuts by the largest stage's work, then moves of
@@ -7,7 +7,7 @@ the rest    the least bound comes next (rank_bounds.py): all cuts of a placement
             few, moves where there are many; what is above the best plan is ruled out
 ```
 
-What a count or the clock leaves open stays in the bound of the class.
+What a count or the deadline leaves open is part of the bound of its class.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from varuna_core.schedule.registry import SCHEDULES, has_one_stage_a_rank
 
 NAMES = tuple(name for name in SCHEDULES if not has_one_stage_a_rank(name))
 BY_COSTS = tuple(name for name in SCHEDULES if name not in SEARCHED)
-"""The schedules of this search: those of several stages, and zero_bubble."""
+"""The schedules of this search: those with several stages a rank, and zero_bubble."""
 GUIDE = "1f1b"
 """Schedule whose lower bounds order the shapes and placements."""
 MOST_STAGES = 4
@@ -89,7 +89,7 @@ class _Tried:
 
 
 class _Rows(NamedTuple):
-    """Counts of ranks on each kind of place, from `at` on in the order of their floors."""
+    """Counts of ranks on each kind of place, sorted by their floors, starting at `at`."""
 
     counts: Array
     floors: Array
@@ -97,11 +97,11 @@ class _Rows(NamedTuple):
 
 
 _Shape = tuple[Option, int]
-"""An option, and its stages a rank."""
+"""An option and its number of stages on each rank."""
 
 
 def list_names(training: TrainingModel, wishes: Wishes) -> tuple[str, ...]:
-    """The schedules to try."""
+    """Return the names of the schedules to try."""
     if wishes.zero == 3:
         return ()
     if wishes.schedule is None:
@@ -111,12 +111,12 @@ def list_names(training: TrainingModel, wishes: Wishes) -> tuple[str, ...]:
 
 
 def is_by_costs(wishes: Wishes) -> bool:
-    """A schedule of this search is asked for; stages without segments are left to the other one."""
+    """Return True if the wishes ask for a schedule of this search."""
     return wishes.schedule in NAMES or (wishes.schedule in BY_COSTS and wishes.least > 0)
 
 
 def build_guide(wishes: Wishes) -> Wishes:
-    """The wishes of the search with one stage a rank."""
+    """Return the wishes for the search with one stage a rank, which guides this one."""
     if not is_by_costs(wishes):
         return wishes
     if wishes.zero == 3:
@@ -127,7 +127,7 @@ def build_guide(wishes: Wishes) -> Wishes:
 def try_several(
     question: Search, searched: Searched | None, wishes: Wishes, deadline: Deadline
 ) -> Searched | None:
-    """With the plans of several stages a rank that were found, if the wishes allow them."""
+    """Return the result with plans of several stages a rank added, if the wishes allow them."""
     only_several = is_by_costs(wishes)
     names = list_names(question.tables.training, wishes)
     kept = () if only_several or searched is None else searched.candidates
@@ -157,7 +157,7 @@ def try_several(
 
 
 class _Several:
-    """The search of one question."""
+    """Search for plans of one question with several stages a rank."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class _Several:
             self._look()
 
     def list_classes(self, best_s: float) -> Iterator[PlanClass]:
-        """One of the schedules with several stages a rank, one of those with one."""
+        """Yield the class of schedules with several stages a rank, then that with one."""
         near = best_s * (1 - CLOSE)
         for is_one in (False, True):
             own = [one for one in self.shapes if (one[1] == 1) == is_one]
@@ -202,7 +202,7 @@ class _Several:
                 )
 
     def is_late(self) -> bool:
-        """Time is up, and there is a plan."""
+        """Return True if there is a plan and time is up."""
         return math.isfinite(self.best_s) and self.deadline.is_over()
 
     def _list_shapes(self) -> Iterator[_Shape]:
@@ -254,15 +254,15 @@ class _Several:
         return found
 
     def _has_time(self, option: Option, num_stages: int, orders: int = 1) -> bool:
-        """So many orders for costs can be made before time is up, as far as others tell; or there
-        is no plan yet."""
+        """Return True if there is time to make these orders, going by earlier ones, or no plan
+        yet."""
         took = 0.0
         if SCHEDULES[option.schedule].splits_backward:
             took = orders * self.order_s * option.num_microbatches * num_stages**2
         return not (math.isfinite(self.best_s) and self.deadline.is_over(took))
 
     def _settle_given(self, option: Option, chain: SeveralStages, bounds: Bounds) -> None:
-        """Keep the plan of these cuts; from how long its order took others are foretold."""
+        """Keep the plan of these cuts, and note how long making its order took."""
         since = self.deadline.rest()
         settled = settle(option, chain, bounds, is_given=True)
         size = option.num_microbatches * chain.num_stages**2
@@ -271,7 +271,7 @@ class _Several:
             self._keep(settled)
 
     def _list_starts(self) -> Iterator[_Start]:
-        """Candidates to start from, the most promising first."""
+        """Yield placements to start from, the most promising first."""
         starts: list[tuple[float, int, Option, Array, int]] = []
         size, wishes = self.tables.size, self.wishes
         known = {(one[0].shape, one[0].recompute): one for one in self.shapes}
@@ -370,7 +370,7 @@ class _Several:
         self.open[shape] = min(bound, self.open.get(shape, math.inf))
 
     def _list_counts(self, shape: _Shape) -> tuple[list[tuple[str, ...]], Array, Array]:
-        """The kinds of places, the counts of ranks on them in rows, and the largest of each."""
+        """Return the kinds of places, rows with the counts of ranks, and each column's largest."""
         option, each = shape
         key = option.shape.tensor, option.shape.replicas, each
         if key not in self.counts:
@@ -385,7 +385,7 @@ class _Several:
         return self.counts[key]
 
     def _bound_shape(self, shape: _Shape) -> float:
-        """A lower bound of all rows; inf without rows."""
+        """Return a lower bound for all rows of a shape; inf without rows."""
         columns, counts, most = self._list_counts(shape)
         return bound_least(self.tables, shape[0], columns, most) if len(counts) else math.inf
 
@@ -433,7 +433,7 @@ class _Several:
         return make_chain(self.tables, bounds.option, bounds.placed, bounds.each)
 
     def _list_cuts(self, num_stages: int) -> Array | None:
-        """All partitions; None where they are too many."""
+        """Return all partitions; None if there are too many."""
         size, wanted = self.tables.size, num_stages - 1
         if self.wishes.partition is not None:
             given = np.cumsum([0, *self.wishes.partition])[None, :]
@@ -460,14 +460,14 @@ class _Several:
 def find_at(
     tables: Tables, option: Option, placed: PlacedPipeline, stages_per_rank: int
 ) -> Candidate | None:
-    """The best cuts that are found for one placement; None where none fits."""
+    """Return a candidate with the best cuts found for one placement; None if none fits."""
     chain = make_chain(tables, option, placed, stages_per_rank)
     bounds = _choose_cuts(chain, None)
     return None if bounds is None else settle(option, chain, bounds, is_given=False)
 
 
 def count_each(schedule: str, training: TrainingModel) -> Sequence[int]:
-    """The numbers of stages a rank that are tried."""
+    """Return the numbers of stages a rank that are tried."""
     own = SCHEDULES[schedule].stages_per_rank
     if own is None and training.overlap_sends:
         return range(2, MOST_STAGES + 1)
@@ -477,7 +477,7 @@ def count_each(schedule: str, training: TrainingModel) -> Sequence[int]:
 def make_chain(
     tables: Tables, option: Option, placed: PlacedPipeline, stages_per_rank: int
 ) -> SeveralStages:
-    """With the actions in the order for even costs."""
+    """Build the chain of a placement with the order of actions for even costs."""
     work = build_schedule_model(
         option.schedule,
         len(placed.sites),
@@ -491,7 +491,7 @@ def make_chain(
 def _choose_cuts(
     chain: SeveralStages, partition: Sequence[int] | None, is_late: IsLate = never
 ) -> Bounds | None:
-    """None where none fits."""
+    """Return the best cuts found for a chain; None if none fits."""
     if partition is not None:
         bounds = tuple(itertools.accumulate(partition, initial=0))
         return bounds if is_allowed(chain, bounds) else None
@@ -502,7 +502,7 @@ def _choose_cuts(
 
 
 def _make_fit(chain: SeveralStages, bounds: Bounds) -> Bounds | None:
-    """Segments moved from the fullest ranks to others until all fits; None where no move helps."""
+    """Move segments from the fullest ranks until all fit; None if no move helps."""
     share = float(chain.compute_shares(np.array([bounds]))[0])
     while share > 1:
         moved = list_moves(chain, bounds)
@@ -524,8 +524,8 @@ def settle(
     is_given: bool,
     is_late: IsLate = never,
 ) -> Candidate | None:
-    """The candidate with the order of actions that the runtime makes for the costs of its cuts;
-    None if that order needs too much memory. Cuts that nobody gave may be improved."""
+    """Return the candidate with the order of actions that the runtime makes for the costs of its
+    cuts; None if that order needs too much memory. Cuts not given by the user may be improved."""
     best: Candidate | None = None
     for _ in range(MOST_TURNS):
         costs = chain.compute_costs(bounds)

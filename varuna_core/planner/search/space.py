@@ -1,8 +1,8 @@
-"""The space of a search: shapes, schedules and placements. Keys that a conf fixes narrow it.
+"""Define the space of a search: shapes, schedules and placements. Keys fixed by a conf narrow it.
 
-Where there are few nodes, placements are every order of every choice of them. Where there are many:
-the nodes of a kind together, the kinds in every order, any number of stages on each. The name of
-what was looked through is part of a plan's certificate.
+With few nodes, placements are every order of every choice of nodes. With many, the nodes of a kind
+stay together: placements are the kinds in every order, with any number of stages on each. A plan's
+certificate names which of these was searched.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from varuna_core.schedule.recompute import Recompute
 from varuna_core.schedule.registry import SCHEDULES, has_one_stage_a_rank
 
 SEARCHED = ("1f1b", "gpipe", "varuna")
-"""Looked through unless the conf names a schedule: those whose order depends on no costs."""
+"""Schedules searched unless the conf names one; their order does not depend on costs."""
 
 
 PLAIN = ("1f1b", "gpipe")
-"""Schedules from the simplest on: of 1f1b the least is held at once. Others are less simple."""
+"""The simplest schedules, simplest first: 1f1b holds least. Other schedules are less simple."""
 AGAIN: tuple[Recompute, ...] = ("full", "selective")
-"""What schedules take that always recompute."""
+"""Ways of recompute for schedules that always recompute."""
 FOR_MEMORY: tuple[Recompute, ...] = ("auto", "selective", "offload")
-"""Never faster than none: searched where memory does not suffice for that."""
+"""Ways of recompute that never are faster than none; searched only if memory is short."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
-    """Keys that are fixed; None leaves them to the search."""
+    """Values fixed by the conf; None leaves a value to the search."""
 
     stages: int | None = None
     replicas: int | None = None
@@ -55,18 +55,18 @@ class Wishes:
     schedule: str | None = None
     recompute: Recompute | None = None
     least: int = 1
-    """Segments of each stage but the first and the last; 0 allows stages without any."""
+    """Least segments of each inner stage; 0 allows stages without segments."""
     partition: tuple[int, ...] | None = None
-    """Segments of each stage, the embedding and the head counted."""
+    """Segments of each stage, counting embedding and head."""
 
     def is_for_memory(self, recompute: Recompute) -> bool:
-        """True where only scarce memory asks for this way, and not the user."""
+        """Return True if this way only saves memory and the user did not ask for it."""
         return recompute in FOR_MEMORY and self.recompute is None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One shape and schedule, not yet placed."""
+    """A shape and schedule without a placement."""
 
     shape: Shape
     schedule: str
@@ -74,7 +74,7 @@ class Option:
     num_microbatches: int
 
     def measure_simplicity(self, stages: int) -> tuple[int, ...]:
-        """The smaller, the simpler: ranks of a replica, then what each of them has to do."""
+        """Return a key that sorts simplest first: ranks of a replica, then a rank's work."""
         return (
             stages * self.shape.tensor,
             RECOMPUTES.index(self.recompute),
@@ -96,7 +96,7 @@ class Option:
 def list_options(
     profile: Profile, training: TrainingModel, cluster: Cluster, wishes: Wishes
 ) -> list[Option]:
-    """All that the batch and the profile allow; PlanningError that says why there are none."""
+    """Return the options that batch and profile allow; PlanningError with the reason if none."""
     kinds = sorted({kind.gpu for kind in cluster.kinds})
     degrees = set.intersection(*(profile.list_degrees(kind) for kind in kinds))
     tensors = _choose("tensor", wishes.tensor, sorted(degrees))
@@ -170,10 +170,11 @@ def _check_recompute(profile: Profile, wishes: Wishes, way: Recompute) -> None:
 
 
 def _saves_memory(schedule: str, wishes: Wishes) -> bool:
-    """True if ways of recompute that save memory (FOR_MEMORY) are planned with this schedule.
+    """Return True if memory-saving ways of recompute (FOR_MEMORY) are planned with this schedule.
 
-    Memory must not change its order of actions; unless another schedule is asked for, only 1f1b,
-    which holds least, is planned so."""
+    Its order must not depend on memory; unless the wishes name it, it must be 1f1b, which holds
+    least.
+    """
     kind = SCHEDULES[schedule]
     if kind.recomputes or kind.count_ahead is None:
         return False
@@ -207,7 +208,7 @@ NAMES: dict[Tier, str] = {
     "blocks": "the nodes of a kind together, kinds in every order, any number of stages on each",
 }
 MOST_ORDERS = 3000
-"""Of nodes; where there are more, the nodes of a kind are kept together."""
+"""The most orders of nodes; if there are more, the nodes of a kind are kept together."""
 
 
 class Placements:
@@ -223,7 +224,7 @@ class Placements:
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
-        """Classes to look through in turn, each within the next."""
+        """Classes of placements to search in turn, each a part of the next."""
         if len(self.cluster.kinds) == 1:
             return ("alike",)
         return ("orders",) if self.orders is not None else ("whole", "blocks")
@@ -231,7 +232,7 @@ class Placements:
     def list_counts(
         self, tensor: int, replicas: int, stages: int | None, tier: Tier
     ) -> tuple[list[tuple[str, ...]], Array]:
-        """The kinds of places, and in rows how many stages may be on each of them."""
+        """Return the kinds of places, and rows with the possible numbers of stages on each."""
         key = tensor, replicas, stages, tier
         if key not in self._counts:
             self._counts[key] = self._list_counts(*key)
@@ -261,7 +262,7 @@ class Placements:
     def iterate(
         self, tensor: int, replicas: int, counts: tuple[int, ...]
     ) -> Iterator[PlacedPipeline]:
-        """The placements that have these counts."""
+        """Yield the placements with these counts."""
         if self.orders is not None:
             yield from self._find_groups(tensor, replicas)[counts]
             return
@@ -292,7 +293,7 @@ class Placements:
         return self._groups[key]
 
     def _place_all(self, order: Order, tensor: int, replicas: int) -> Iterator[PlacedPipeline]:
-        """With as many stages as need all these nodes."""
+        """Yield placements with numbers of stages that need all these nodes."""
         most = sum(max(1, kind.gpus // tensor // replicas) for kind, _ in order)
         for stages in itertools.takewhile(lambda n: n > 0, range(most, 0, -1)):
             placed = place_stages(order, stages, tensor, replicas)

@@ -1,5 +1,5 @@
-"""Inputs of the model by the names of its forward: a batch may be a tuple or a list, as loaders
-give it, and then its entries are the forward's parameters in their order."""
+"""Name a model's inputs by the parameters of its forward. A batch may be a tuple or a list, as data
+loaders give it; its entries are then the forward's parameters in order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Inputs = Mapping[str, Any] | Sequence[Any]
 
 
 class InputNames:
-    """The names of what a model's forward may be given by its place."""
+    """The names of the parameters of a model's forward that may be given by position."""
 
     def __init__(self, model: nn.Module) -> None:
         known = inspect.signature(model.forward).parameters.values()
@@ -23,20 +23,20 @@ class InputNames:
         self.names = [each.name for each in known if each.kind in by_place]
 
     def name(self, inputs: Inputs) -> Mapping[str, Any]:
-        """A batch by names."""
+        """Return the batch as a mapping of names to values."""
         if isinstance(inputs, Mapping):
             return inputs
         return self.bind([inputs] if isinstance(inputs, Tensor) else inputs, {})
 
     def name_all(self, batches: Inputs | GetBatch) -> Mapping[str, Any] | GetBatch:
-        """A batch, or what a function makes, by names."""
+        """Return a batch, or a function that makes batches, with names."""
         if callable(batches):
             make = batches
             return lambda *args: self.name(make(*args))
         return self.name(batches)
 
     def bind(self, by_place: Sequence[Any], by_name: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments of a call by names."""
+        """Return positional and named arguments of a call as one mapping by name."""
         if len(by_place) > len(self.names):
             raise TypeError(
                 f"{len(by_place)} inputs, of which the model's forward takes {len(self.names)} by "

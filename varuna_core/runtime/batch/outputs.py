@@ -28,17 +28,17 @@ from varuna_core.runtime.split.cut import SplitError
 from varuna_core.runtime.split.loss import TokenMean, add_means
 
 Names = Sequence[str | int]
-"""Keys, attributes or places of outputs."""
+"""Keys, attributes or indices of outputs."""
 
 
 def join_outputs(outputs: Sequence[Any], sizes: Sequence[int], dims: Iterable[int]) -> Any:
-    """Join the outputs of micro-batches of `sizes` samples, in their order and structure.
+    """Join the outputs of micro-batches of `sizes` samples, keeping their order and structure.
 
-    A tensor is joined along the dimension that has the micro-batch's size, in each of them; where
-    several have, one of `dims`, the inputs', before others. A single fraction (a loss) becomes the
-    mean over the samples, and TokenMeans are added up. Other tensors are stacked, one entry a
-    micro-batch, or listed if their shapes differ; what is no tensor comes once if it is always the
-    same, else as a list.
+    A tensor is joined along the dimension whose size is the micro-batch's in each of them; if
+    several are, a dimension in `dims` (those of the inputs) is preferred. A single fraction (a
+    loss) becomes the mean over the samples, and TokenMeans are added up. Other tensors are stacked,
+    one entry for each micro-batch, or listed if their shapes differ. Values that are not tensors
+    are kept once if they are all equal, else listed.
     """
     if not outputs:
         return None
@@ -70,7 +70,7 @@ def _join_leaf(leaves: Sequence[Any], sizes: Sequence[int], order: Sequence[int]
 
 
 def _grows(leaves: Sequence[Tensor], sizes: Sequence[int], dim: int) -> bool:
-    """True if each has its micro-batch's size in this dimension, and all agree in the others."""
+    """Return True if `dim` has each micro-batch's size and all other dimensions are equal."""
     if any(leaf.dim() <= dim for leaf in leaves):
         return False
     rest = {(*leaf.shape[:dim], *leaf.shape[dim + 1 :]) for leaf in leaves}
@@ -103,7 +103,7 @@ def spread(value: Any, group: Any, source: int, device: torch.device) -> Any:
 
 
 def example_of(spec: Any) -> Any:
-    """A structure as it is sent to other ranks: an example with a hole for each leaf."""
+    """Return a structure in the form sent to other ranks: with a hole for each leaf."""
     return None if spec is None else [pytree.tree_unflatten([HOLE] * spec.num_leaves, spec)]
 
 
@@ -112,7 +112,7 @@ def spec_of_example(shown: Any) -> Any:
 
 
 def _describe(leaf: Any) -> tuple[bool, Any]:
-    """A flag for tensors, and the shape and type of one, or the value itself."""
+    """Return True and a tensor's shape and type, or False and the value itself."""
     if isinstance(leaf, Tensor):
         return True, (tuple(leaf.shape), leaf.dtype)
     return False, leaf
@@ -123,19 +123,19 @@ def _describe(leaf: Any) -> tuple[bool, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Number:
-    """A single number of some samples, to be made that of all."""
+    """A single number computed from some samples, to be combined over all."""
 
     total: Any
-    """The sum; of a TokenMean its rows of sums and counts."""
+    """The sum; for a TokenMean, its rows of sums and counts."""
 
     weight: float | None
-    """The samples that a fraction is the mean of; None for a sum."""
+    """The number of samples that a fraction is a mean of; None for a sum."""
 
     dtype: torch.dtype
 
 
 class StepOutputs:
-    """The parts of the outputs of one step, on ranks that hold the last stage."""
+    """The requested outputs of one step, on ranks that hold the last stage."""
 
     def __init__(self, names: Names) -> None:
         if isinstance(names, str):
@@ -144,21 +144,21 @@ class StepOutputs:
         self._kept: dict[int, dict[str | int, Any]] = {}
 
     def check(self, output: Any) -> None:
-        """Refuse a name that what the dry run returned lacks, as far as that can be told."""
+        """Refuse a name that the dry run's output lacks, as far as can be told."""
         if isinstance(output, (Mapping, tuple, list)):
             for name in self.names:
                 take_part(output, name)
 
     def keep(self, number: int, output: Any) -> None:
-        """Take the parts of what the model returned for a micro-batch, without their graphs."""
+        """Keep the requested outputs of a micro-batch, without their graphs."""
         parts = {name: take_part(output, name) for name in self.names}
         self._kept[number] = map_leaves(lambda x: x.detach() if isinstance(x, Tensor) else x, parts)
 
     def join(
         self, sizes: Sequence[int], dims: Iterable[int], device: torch.device, replicas: Any
     ) -> dict[str | int, Any]:
-        """The parts of the whole step; `sizes` are those of the micro-batches, and `replicas` the
-        group that has the others' numbers."""
+        """Return the outputs of the whole step. `sizes` are the micro-batches' sizes, and
+        `replicas` is the group over which single numbers are combined."""
         numbers = sorted(self._kept)
         sizes, order = [sizes[number] for number in numbers], [*dict.fromkeys(dims)]
         spec, columns = _line_up([self._kept.pop(number) for number in numbers])
@@ -184,7 +184,7 @@ class StepOutputs:
 
 
 def take_part(output: Any, name: str | int) -> Any:
-    """A part of what the model returned, by its key, attribute or place."""
+    """Return a part of a model's output by key, attribute or index."""
     try:
         if isinstance(output, Mapping) and name in output:
             return output[name]
@@ -201,7 +201,7 @@ def take_part(output: Any, name: str | int) -> Any:
 
 
 def describe_parts(output: Any) -> str:
-    """Names of the outputs that can be asked for."""
+    """Describe the outputs that can be asked for."""
     if isinstance(output, Mapping):
         return "a dict with " + ", ".join(map(repr, output))
     if isinstance(output, (tuple, list)):
@@ -211,7 +211,7 @@ def describe_parts(output: Any) -> str:
 
 
 def _line_up(outputs: Sequence[Any]) -> tuple[Any, list[tuple[Any, ...]]]:
-    """Their structure, and for each of its leaves those of all."""
+    """Return the outputs' common structure, and for each leaf its values in all outputs."""
     flat = [pytree.tree_flatten(output, is_leaf=is_mean) for output in outputs]
     if not flat:
         return None, []
@@ -224,7 +224,7 @@ def _line_up(outputs: Sequence[Any]) -> tuple[Any, list[tuple[Any, ...]]]:
 
 
 def _read_number(leaves: Sequence[Any], sizes: Sequence[int]) -> Number | None:
-    """The number that these leaves are of their samples; None if they are something else."""
+    """Combine leaves that are single numbers of their samples; None if they are anything else."""
     first = leaves[0]
     if all(is_mean(leaf) for leaf in leaves):
         rows = torch.stack([leaf.totals() for leaf in leaves]).sum(0)

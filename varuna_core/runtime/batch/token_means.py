@@ -1,12 +1,13 @@
-"""The weights of a TokenMean's sums in a step: one over their count in the whole batch.
+"""Compute the weights of a TokenMean's sums in a step: one over the count in the whole batch.
 
-That count is known before the first backward if the model has `loss_counts`. Else it is known when
-the last forward of all replicas has run, and the gradients are put right once they are summed:
+If the model has `loss_counts`, the count is known before the first backward. Otherwise it is known
+when the last forward of all replicas has run, and the gradients are corrected after they are
+summed:
 
     backward    sum x 2^-k, about one over the tokens of the inputs
     all sums    x 2^k / count
 
-A power of two rounds nothing, and keeps gradients of half precision where a mean would have them.
+A power of two does not round, and keeps half-precision gradients at the scale of a mean.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from varuna_core.runtime.split.loss import COUNTS, LossForm
 
 
 class LossWeights:
-    """Weights of a rank's losses in one step; none for a mean over the samples."""
+    """Weights of a rank's losses in one step; empty for a mean over the samples."""
 
     def __init__(self, form: LossForm, agreement: Agreement, last: nn.Module | None) -> None:
-        """`last` is the module of the last stage, on a rank that holds it."""
+        """`last` is the module of the last stage if this rank holds it."""
         self.form, self.agreement, self.last = form, agreement, last
         self._figures: list[float] = []
         self._weights: list[float] = []
@@ -41,8 +42,8 @@ class LossWeights:
         num_places: int,
         everywhere: bool = False,
     ) -> Callable[[], list[float]]:
-        """Begin to count over the replicas; `num_places` are about the tokens of the batch.
-        With `everywhere` all stages are told the sums."""
+        """Begin to sum the counts over the replicas; `num_places` is about the number of tokens.
+        With `everywhere`, all stages receive the sums."""
         if self.form.is_counted and self.last is not None:
             self._figures = count_inputs(self.last, microbatches, self.form.num_terms)
         elif self.form.num_terms:
@@ -51,7 +52,7 @@ class LossWeights:
         return self._totals
 
     def weigh(self) -> list[float]:
-        """The weight of each sum in its backward."""
+        """Return the weight of each sum for its backward."""
         if not self._weights:
             _, *figures = self._totals()
             known = self.form.is_counted
@@ -59,13 +60,13 @@ class LossWeights:
         return self._weights
 
     def note(self, summed: Tensor) -> None:
-        """Keep what forward counted here, before it is added up with other replicas'."""
+        """Keep this rank's counts from the forward, before they are summed over replicas."""
         if self.form.is_counted and self.last is not None:
             self._counted = summed[:, 1].clone()
 
     def check(self) -> None:
-        """Refuse a model whose `loss_counts` and forward differ; at the end of the step, for it
-        waits for the device."""
+        """Raise an error if the model's `loss_counts` and forward differ. This waits for the
+        device, so call it at the end of a step."""
         if self._counted is None:
             return
         counted = self._counted.tolist()
@@ -76,7 +77,7 @@ class LossWeights:
             )
 
     def compute_factor(self, summed: Tensor) -> float:
-        """The number by which gradients are multiplied; `summed` has the sums of all replicas."""
+        """Return the factor for the gradients; `summed` has the sums of all replicas."""
         factor = 0.0
         if self.last is not None:
             factor = 1 / (self.weigh()[0] * (float(summed[0, 1]) or 1.0))
@@ -84,7 +85,7 @@ class LossWeights:
 
 
 def compute_power(figure: float) -> float:
-    """A power of two, about one over this figure."""
+    """Return a power of two near one over this figure."""
     return float(2.0 ** -math.floor(math.log2(max(figure, 1.0))))
 
 
@@ -92,7 +93,7 @@ def compute_power(figure: float) -> float:
 def count_inputs(
     module: nn.Module, microbatches: Sequence[MicroBatch], num_terms: int
 ) -> list[float]:
-    """The counts of a batch, as the model tells them."""
+    """Return a batch's counts from the model's `loss_counts`."""
     summed: list[Any] = [0.0] * num_terms
     for micro in microbatches:
         told = getattr(module, COUNTS)(**micro.inputs)

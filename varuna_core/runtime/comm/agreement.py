@@ -1,6 +1,6 @@
-"""Agreement of all ranks in a step: on samples, loss, norm, and on a signal that one received.
+"""Let all ranks agree in each step on samples, loss, norm, and a signal that any rank received.
 
-The word of a signal rides on sums that are made anyway, so it may take two steps to come around:
+A signal is added to sums that are made anyway, so it may take two steps to reach all ranks:
 
     step k      the sum over a replica's stages tells its last stage who heard what
     step k + 1  the count of samples, over the replicas of the last stage, adds that up; the sum
@@ -19,16 +19,16 @@ from torch import Tensor
 from varuna_core.runtime.comm.links import Links
 
 DIGIT = 2**17
-"""More than any number of ranks. Three digits are exact in a double."""
+"""A number larger than any number of ranks; three such digits are exact in a double."""
 
 
 def encode(heard: int, words: Sequence[int]) -> int:
-    """A number for one of `words`, 0 for none; the sum of those of many ranks tells which."""
+    """Encode one of `words`, or none as 0, so that the sum over many ranks can be decoded."""
     return DIGIT ** words.index(heard) if heard in words else 0
 
 
 def decode(total: int, words: Sequence[int]) -> int:
-    """The last of `words` that any rank heard; 0 if none did."""
+    """Return the last of `words` in a sum of encoded numbers; 0 if there is none."""
     for place in reversed(range(len(words))):
         if total >= DIGIT**place:
             return words[place]
@@ -36,16 +36,16 @@ def decode(total: int, words: Sequence[int]) -> int:
 
 
 def compute_mean(totals: Tensor) -> Tensor:
-    """The mean of rows of sums and counts; what nothing counts in is 0."""
+    """Return the sum of means, from rows of sums and counts; a row with count 0 counts as 0."""
     counts = totals[:, 1]
     return (totals[:, 0] / torch.where(counts == 0, 1.0, counts)).sum()
 
 
 class Agreement:
-    """One rank's side of the agreement."""
+    """One rank's side of the agreement in a step."""
 
     def __init__(self, links: Links, holds_last: bool, hear: Callable[[], int]) -> None:
-        """`hear` gives this rank's own word, as `encode` has it."""
+        """`hear` returns the signal that this rank received, or 0."""
         self.links, self.holds_last, self.hear = links, holds_last, hear
         self.told = 0
         """What the last step told, the same on every rank."""
@@ -57,8 +57,8 @@ class Agreement:
     def start(
         self, size: int, more: Sequence[float] = (), everywhere: bool = False
     ) -> Callable[[], list[float]]:
-        """Begin to add up the samples that the replicas were given, and `more` figures; the last
-        stage will ask for the sums, or all stages."""
+        """Begin to sum the samples given to the replicas, and `more` figures; the last stage, or
+        every stage, reads the sums later."""
         if self.links.replicas is None or not (self.holds_last or everywhere):
             return lambda: [size, *more]
         # Only the last stage's tells of signals, one of them of its replica's.
@@ -77,14 +77,14 @@ class Agreement:
         return wait
 
     def sum_means(self, summed: Tensor) -> Tensor:
-        """The sums and counts of a TokenMean over all replicas, on ranks of the last stage."""
+        """Return a TokenMean's sums and counts over all replicas, on ranks of the last stage."""
         if self.holds_last and self.links.replicas is not None:
             dist.all_reduce(summed, group=self.links.replicas)
             self.links.settle(summed.device)
         return summed
 
     def tell_stages(self, value: float) -> float:
-        """Tell all stages of the replica the last stage's values."""
+        """Send the last stage's value to all stages of the replica."""
         if self.links.pipeline is None:
             return value
         is_teller = self.holds_last and not self.links.stage_map.tensor_rank
@@ -95,9 +95,9 @@ class Agreement:
     def finish(
         self, summed: Tensor, square: Tensor, totals: Callable[[], list[float]]
     ) -> tuple[Tensor, Tensor]:
-        """The mean loss and the square of the norm, the same on every rank.
+        """Return the mean loss and the square of the gradient norm, equal on every rank.
 
-        `summed` is of this rank's samples; of a TokenMean it is what `sum_means` gave.
+        `summed` is for this rank's samples; for a TokenMean, the result of `sum_means`.
         """
         loss = torch.zeros((), dtype=summed.dtype, device=summed.device)
         self._all_heard = 0
@@ -126,9 +126,9 @@ class Agreement:
         return agreed[0].to(torch.get_default_dtype()), agreed[1]
 
     def answered(self) -> None:
-        """Clear the signal that was told and acted on; called on all ranks at the same place."""
+        """Clear the agreed signal after it was acted on; call it on all ranks at the same point."""
         self.told = self._replica_heard = 0
 
     def forget(self) -> None:
-        """After a failure: what is under way would keep its group open."""
+        """Drop pending work after a failure, since it would keep its group open."""
         self._counting = None

@@ -1,4 +1,4 @@
-"""Bells: counts by which a process or a thread wakes another one that sleeps (Linux's eventfd)."""
+"""Bells: counters by which a process or thread wakes another one that sleeps (Linux's eventfd)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 
 class Bell:
-    """A count that one side raises and the other one takes. What was written before a ring can be
-    read after it was heard."""
+    """A counter that one side raises and the other reads. Data written before a ring can be read
+    after the ring was seen."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -23,7 +23,7 @@ class Bell:
         os.eventfd_write(self.descriptor, 1)
 
     def hear(self) -> int:
-        """How often it has rung since the last time."""
+        """Return how often the bell has rung since the last call."""
         try:
             return os.eventfd_read(self.descriptor)
         except BlockingIOError:
@@ -41,7 +41,7 @@ class Bell:
 def sleep_until(
     is_so: Callable[[], bool], descriptors: Sequence[int], limit_s: float | None
 ) -> bool:
-    """Ask again whenever one of these can be read; False after the limit, None for none."""
+    """Wait until `is_so()`, testing it when a descriptor is readable; return False at the limit."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)

@@ -53,7 +53,7 @@ from varuna_core.runtime.comm.words import HOLE, read, spell
 log = logging.getLogger(__name__)
 
 LAST_WAY_S = 30.0
-"""For tensors that a rank sent before it left."""
+"""Seconds to wait for tensors that a rank sent before it left."""
 
 # A head: the message's number, a word (the length of the description, or one of these), the mark.
 POISON = -2
@@ -64,55 +64,55 @@ MARK = 0x0101010101010101  # no byte of it is 0: a head that has come in part ha
 
 
 class SendingEnd(Protocol):
-    """The sending end of a channel of either kind (the other one: memory_channel.py)."""
+    """Sending end of a channel (this module's or memory_channel.py's)."""
 
     peer: int
 
     def hold(self, capacity: int) -> None:
-        """Let so many messages wait to be taken."""
+        """Allow this many messages to wait to be taken."""
 
     def send(self, tensors: Sequence[Tensor | None], structure: Structure | None = None) -> None:
-        """Hand over the tensors; what they hold must not change before `flush`."""
+        """Send the tensors, whose content must not change before `flush`."""
 
     def flush(self) -> None: ...
 
     def close(self, word: int) -> None:
-        """Tell the other side that nothing follows; waits for nobody."""
+        """Tell the receiver that nothing follows, without waiting."""
 
 
 class ReceivingEnd(Protocol):
     peer: int
     came_s: float
-    """When the message that was taken last had come, by `time.perf_counter`."""
+    """Arrival time of the last message taken, by `time.perf_counter`."""
 
     batch: str
-    """The shapes of the sender's batch, in words, as that message told them."""
+    """The shapes of the sender's batch, in words, sent with the last message."""
 
     @property
     def descriptors(self) -> Sequence[int]:
-        """Ready to read when a message has come; none where a thread waits for it."""
+        """Descriptors that are readable when a message has come; empty if a thread waits for it."""
 
     def is_there(self) -> bool:
-        """True if `take` would not wait."""
+        """Return True if `take` would not wait."""
 
     def take(self) -> Crossing:
-        """The next message, waited for; tensors may be None where the sender had none."""
+        """Wait for the next message and return it; tensors may be None if the sender had none."""
 
     def find_lost_peer(self) -> str:
-        """Why the peer will send nothing more; empty while it may."""
+        """Return why the peer will send nothing more; empty while it may."""
 
     def hold(self, capacity: int) -> None:
-        """Let so many messages wait to be taken."""
+        """Allow this many messages to wait to be taken."""
 
     def discard(self) -> None:
-        """The sender is not to wait for a rank that failed."""
+        """Discard further messages, so that the sender does not wait for a rank that failed."""
 
     def end(self, limit_s: float) -> None:
-        """Free the channel, after `close` of the way back."""
+        """Free the channel, after `close` of the opposite one."""
 
 
 class Arrivals:
-    """The place where a rank waits for messages of one channel or of several."""
+    """Condition on which a rank waits for messages of one channel or several."""
 
     def __init__(self, patience_s: float | None = None) -> None:
         self.changed = threading.Condition()
@@ -128,13 +128,13 @@ class Arrivals:
         """Rung by those threads, where others are waited for at the same time."""
 
     def notify(self) -> None:
-        """Called with `changed` held."""
+        """Wake waiting threads; call this with `changed` held."""
         self.changed.notify_all()
         if self._bell is not None:
             self._bell.ring()
 
     def wait(self, receivers: Sequence[ReceivingEnd]) -> None:
-        """Return when `take` of one of them would not wait."""
+        """Wait until `take` of one of the receivers would not wait."""
 
         descriptors = [one for receiver in receivers for one in receiver.descriptors]
         if descriptors and not all(receiver.descriptors for receiver in receivers):
@@ -177,8 +177,8 @@ class MessageLayout:
     """The shapes of the sender's batch, in words."""
 
     def __eq__(self, other: object) -> bool:
-        """Equal to the types of values that are no tensors: 1, 1.0 and True are equal, and not the
-        same."""
+        """Compare exactly, including the types of plain values: 1, 1.0 and True are equal but
+        differ here."""
         if not isinstance(other, MessageLayout) or self.specs != other.specs:
             return False
         if self.batch != other.batch:
@@ -207,7 +207,7 @@ def describe_message(
 
 
 def describe_layout(layout: MessageLayout) -> bytes:
-    """The text that describes it to the receiver."""
+    """Return the bytes that describe a layout to the receiver."""
     structure = layout.structure
     shown = None if structure is None else [structure.show(HOLE), structure.learning]
     return spell([layout.specs, shown, layout.batch])
@@ -220,7 +220,7 @@ def read_layout(text: bytes) -> MessageLayout:
 
 
 class Sender:
-    """The sending end of a channel."""
+    """Sending end of a channel between two ranks."""
 
     def __init__(self, wire: Wire, peer: int, arrivals: Arrivals) -> None:
         self.wire, self.peer, self.arrivals = wire, peer, arrivals
@@ -286,7 +286,7 @@ class Sender:
 
 
 class Receiver:
-    """The receiving end of a channel, with the thread that waits for messages."""
+    """Receiving end of a channel, with the thread that waits for messages."""
 
     def __init__(self, wire: Wire, peer: int, back: Sender, arrivals: Arrivals) -> None:
         self.wire, self.peer, self.arrivals = wire, peer, arrivals
@@ -331,7 +331,7 @@ class Receiver:
             self._changed.notify_all()
 
     def discard(self) -> None:
-        """Read on and drop what comes."""
+        """Keep reading, and drop all messages."""
         with self._changed:
             self._discarding = True
             self._changed.notify_all()
@@ -395,7 +395,7 @@ class Receiver:
             self._put(tensors, layout)
 
     def _look(self, waited_s: float) -> None:
-        """For waits until the GPU has a message: raise where they must end."""
+        """Raise an error if waiting for the GPU's message must end."""
         if self._discarding:
             raise ChannelClosed("this rank has failed")
         patience_s = self.arrivals.patience_s
@@ -414,8 +414,7 @@ class Receiver:
 
 
 class Heads:
-    """Heads and descriptions of messages whose tensors come another way, with the thread that reads
-    them."""
+    """Reads heads and descriptions of messages whose tensors come separately, in a thread."""
 
     def __init__(self, wire: Wire, back: Sender, name: str) -> None:
         self._wire, self._back = wire, back
@@ -427,7 +426,7 @@ class Heads:
         self.thread.start()
 
     def take(self) -> MessageLayout:
-        """Take the next message; the error that ended them once all are taken."""
+        """Return the next message's layout; once all are taken, raise the error that ended them."""
         with self._changed:
             self._changed.wait_for(lambda: self._layouts or self._error is not None)
             if self._layouts:
@@ -436,8 +435,8 @@ class Heads:
         raise self._error
 
     def look(self, waited_s: float) -> None:
-        """Raise where the sender is gone, and what it sent with it; not at once after a BYE, which
-        overtakes tensors that are on their way."""
+        """Raise an error if the sender and its sent data are gone; after a BYE, which overtakes
+        tensors in flight, only later."""
         if self._error is not None and (not self._is_bye or waited_s > LAST_WAY_S):
             raise self._error
 
@@ -464,8 +463,8 @@ class Heads:
 
 
 def drop_frames(error: BaseException) -> None:
-    """Drop the frames of an error that a peer's end caused: they hold the channel that keeps it,
-    and so sockets until the next collection of cycles. A mistake of ours keeps its lines."""
+    """Drop the frames of an error caused by a lost peer: they hold the channel, and thus sockets,
+    until the next garbage collection. Other errors keep their frames."""
     if is_connection_error(error):
         error.__traceback__ = None
 
@@ -482,6 +481,6 @@ def _receive_layout(wire: Wire, size: int) -> MessageLayout:
 
 
 def _is_head_of(number: int, head: Tensor) -> bool:
-    """A head has come, and it is this message's, or the last."""
+    """Return True if a head has come for this message or a final one."""
     its_number, word, mark = head.tolist()
     return mark == MARK and (its_number == number or word in (BYE, POISON))

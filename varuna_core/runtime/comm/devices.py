@@ -1,14 +1,14 @@
-"""The GPU that a rank takes, and the agreement that no two ranks take one unasked.
+"""Choose the GPU of each rank, and check that no two ranks share one unasked.
 
     device=        GPU                                                       may be shared
     -1, "cuda"     local_rank, else LOCAL_RANK, else the thread's current    as the conf says
     0, "cuda:0"    the one that is named                                     yes
     "cpu"          none
 
-A conf says so by more `ranks` than `gpus` on a node. A local rank counts the GPUs around: where a
-launcher shows each rank its own one alone, that is the first for all. So only a GPU's UUID tells
-that two ranks have the same, and the store is asked: four operations a rank, however many
-there are.
+A conf allows sharing if a node has more `ranks` than `gpus`. A local rank counts the visible GPUs;
+if a launcher shows each rank only its own, that is the first for all. So only a GPU's UUID shows
+that two ranks have the same, and ranks compare UUIDs through the store: four operations for each
+rank.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ import torch.distributed as dist
 GLOO = "gloo"
 BOTH = "cpu:gloo,cuda:nccl"
 IPC = "cuda-ipc"
-"""As gloo, but that channels go through the memory of the one GPU that all ranks share."""
+"""Backend as gloo, but with channels through the memory of the one GPU that all ranks share."""
 Device = int | str | torch.device
 
 
 def take_device(
     device: Device = -1, local_rank: int = -1, environ: Mapping[str, str] | None = None
 ) -> torch.device:
-    """Find the rank's device, and make it the current one of this thread."""
+    """Return the rank's device, and make it the current one of this thread."""
     environ = os.environ if environ is None else environ
     is_there = torch.cuda.is_available()
     asked = local_rank if device == -1 else device
@@ -53,7 +53,7 @@ def take_device(
 
 
 def may_share(device: Device, environ: Mapping[str, str] | None = None) -> bool:
-    """True where a GPU for several ranks was asked for."""
+    """Return True if a GPU for several ranks was asked for."""
     environ = os.environ if environ is None else environ
     is_named = device >= 0 if isinstance(device, int) else torch.device(device).index is not None
     num_ranks = environ.get("LOCAL_WORLD_SIZE", "") if environ.get("VJOB_RUN") else ""
@@ -73,13 +73,13 @@ def _compute_index(local_rank: int, environ_rank: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class RankGpu:
-    """A rank's GPU, as the other ranks see it."""
+    """A rank's GPU, as described to the other ranks."""
 
     uuid: str
-    """The same for the same GPU on every rank; empty on a CPU."""
+    """Identifies the GPU on every rank; empty on a CPU."""
 
     name: str = ""
-    """Its name on this host."""
+    """Name of the GPU on this host."""
 
     host: str = ""
     may_share: bool = False
@@ -103,11 +103,11 @@ def describe_gpu(device: torch.device, shared: bool, wants_ipc: bool = False) ->
 def choose_backend(
     store: Any, key: str, rank: int, world_size: int, gpu: RankGpu
 ) -> tuple[str, str]:
-    """The backend, and which ranks share GPUs, in words; the same on every rank.
+    """Return the backend, and a description of which ranks share GPUs; equal on every rank.
 
-    NCCL, but where a rank has no GPU or two share one, which it refuses; tensors of the host go
-    through gloo in either case. IPC where all ranks want it and share one GPU. ValueError on all
-    ranks where some share a GPU unasked.
+    The backend is NCCL unless a rank has no GPU or two share one, which NCCL refuses; CPU tensors
+    always use gloo. It is IPC if all ranks want that and share one GPU. Raise ValueError on all
+    ranks if some share a GPU unasked.
     """
     if not gpu.uuid or not gpu.has_nccl:
         store.add(f"{key}/without", 1)
@@ -128,7 +128,7 @@ def choose_backend(
 
 
 def _decide(store: Any, key: str, world_size: int) -> tuple[str, str, str]:
-    """The backend, who shares, and why not: asked of the store by one rank."""
+    """Return the backend, the sharing ranks, and an objection, read from the store by one rank."""
     num_shared = store.add(f"{key}/shared", 0)
     shared, refused, all_on_one = [], [], False
     for number in range(1, num_shared + 1):
@@ -157,7 +157,7 @@ def _decide(store: Any, key: str, world_size: int) -> tuple[str, str, str]:
 
 
 def wake_autograd(device: torch.device) -> None:
-    """Let autograd's thread take the GPU: torch warns where a product is the first that it does
-    there, as in a stage whose backward begins with a linear layer (torch 2.11)."""
+    """Run a small backward so that autograd's thread takes the GPU: torch warns if its first work
+    there is a product, as in a stage whose backward begins with a linear layer (torch 2.11)."""
     if device.type == "cuda":
         (torch.zeros(1, device=device, requires_grad=True) * 1).backward()  # type: ignore[no-untyped-call]  # torch: untyped

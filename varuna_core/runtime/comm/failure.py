@@ -1,8 +1,8 @@
-"""Failure of a rank, which stops all: the first error goes by the store, the rest by closed groups.
+"""Stop all ranks when one fails: its error goes through the store, the rest by closed groups.
 
-A rank that fails writes what happened into the store, if it is the first, and closes its groups;
-its neighbours' waits end with an error, they read the store, say what was written there and close
-theirs. A rank that is killed writes nothing: the first that misses it does.
+A failing rank writes the error to the store, if it is the first, and closes its groups. Its
+neighbours' waits end with an error; they read the store, report it and close their groups. A killed
+rank writes nothing; the first rank that notices its loss does.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ log = logging.getLogger(__name__)
 
 
 class RankFailed(RuntimeError):
-    """Another rank's failure ended this rank's step; the message holds the first error."""
+    """Raised if another rank's failure ended this rank's step; the message has the first error."""
 
 
 class ChannelClosed(RuntimeError):
-    """A neighbour has gone, or said that it failed."""
+    """Raised if a neighbour is gone or reported that it failed."""
 
 
 class FailureBoard:
-    """The place in the store where the first error is written."""
+    """The key in the store under which the first error is written."""
 
     def __init__(self, store: Any, key: str) -> None:
         self.store, self.key = store, key
 
     def write(self, text: str) -> str:
-        """Write the error unless there is one; returns the first one."""
+        """Write an error unless there is one; return the first error."""
         try:
             if self.store is None:
                 return text
@@ -44,14 +44,14 @@ class FailureBoard:
             return text
 
     def read(self) -> str:
-        """The first error, or nothing."""
+        """Return the first error, or an empty text."""
         if self.store is None or not self.store.check([self.key]):
             return ""
         return bytes(self.store.get(self.key)).decode()
 
 
 def describe_error(error: BaseException) -> str:
-    """Type and message, the first line, without gloo's source file and advice."""
+    """Return type and first line of an error, without gloo's source file and advice."""
     line = (str(error).strip().splitlines() or [""])[0]
     source, _, rest = line.partition("] ")
     if line.startswith("[") and "/gloo/" in source:
@@ -61,18 +61,19 @@ def describe_error(error: BaseException) -> str:
 
 
 def is_connection_error(error: BaseException) -> bool:
-    """It is another rank's doing; gloo's own errors are plain RuntimeErrors (torch 2.13)."""
+    """Return True if an error comes from a lost peer; gloo raises plain RuntimeErrors (torch
+    2.13)."""
     if isinstance(error, (ChannelClosed, dist.DistError)):
         return True
     return isinstance(error, RuntimeError) and "gloo" in str(error)
 
 
 ABORT_S = 30.0
-"""For NCCL to let go of its work; in some versions it hangs there."""
+"""Seconds for NCCL to abort its work; some versions hang there."""
 
 
 def find_nccl(group: Any) -> Any:
-    """NCCL's part of a group; None where it has none."""
+    """Return NCCL's part of a group; None if it has none."""
     try:
         backend = group._get_backend(torch.device("cuda"))
     except RuntimeError:
@@ -81,10 +82,10 @@ def find_nccl(group: Any) -> Any:
 
 
 def abort_work(backends: Sequence[Any]) -> None:
-    """End what these parts of NCCL have under way, whoever is gone: to destroy them would wait.
+    """Abort the pending work of these NCCL backends; destroying them would wait for lost ranks.
 
-    All of them as one group, or each might wait for another one's; in a thread, so that a rank that
-    failed ends even so.
+    All are aborted as one group, since each might wait for another, and in a thread, so that a
+    failed rank ends even if NCCL hangs.
     """
     if not backends:
         return
@@ -108,7 +109,7 @@ def abort_work(backends: Sequence[Any]) -> None:
 
 
 def close_group(group: Any) -> None:
-    """Let go of the group; a rank that waits for this one in it gets an error at once."""
+    """Close a group; ranks that wait in it for this one get an error at once."""
     try:
         if find_nccl(group) is None:
             dist.destroy_process_group(group)

@@ -38,26 +38,26 @@ from varuna_core.runtime.comm.wire import (
 
 VARIABLE = "VARUNA_CUDA_IPC"
 HEADER_MARK = 0x0101010101010101
-"""Ends each header. A byte in place of a tensor leaves zeros there: a head is to be looked at then
-(channel.py)."""
+"""Mark at the end of each header. A byte sent instead of a tensor leaves zeros there, which means
+that a head has come (channel.py)."""
 
 
 @dataclass(kw_only=True)
 class Slot:
-    """Memory for one message at a time."""
+    """GPU memory for one message at a time."""
 
     memory: Tensor
-    """Bytes on the GPU."""
+    """The bytes on the GPU."""
 
     event: Any
-    """The sender's stream has filled it."""
+    """Recorded when the sender's stream has filled the slot."""
 
     number: int = -1
-    """The last message that lay in it."""
+    """Number of the last message in the slot."""
 
 
 class IpcGpu:
-    """A GPU that several processes share, as CUDA has it."""
+    """A GPU shared by several processes through CUDA IPC."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -69,7 +69,7 @@ class IpcGpu:
         return Slot(memory=memory, event=event)
 
     def share(self, slot: Slot) -> list[Any]:
-        """Describe it, for another process to `open`."""
+        """Return a description with which another process can `open` the slot."""
         storage: Any = slot.memory.untyped_storage()
         return [
             slot.event.ipc_handle().hex(),
@@ -91,7 +91,7 @@ class IpcGpu:
         slot.event.record(torch.cuda.current_stream(self.device))
 
     def fetch(self, slot: Slot, flat: Tensor, look: Look) -> None:
-        """Copy what lies in it when it has been filled; done on return."""
+        """Wait until the slot is filled, and copy its content; complete on return."""
         with torch.cuda.stream(self.stream):
             self.stream.wait_event(slot.event)
             flat.copy_(slot.memory[: flat.numel()], non_blocking=True)
@@ -108,7 +108,7 @@ def _from_text(values: Sequence[Any]) -> list[Any]:
 
 
 class Counter:
-    """How many messages have been copied, for two processes."""
+    """Counter of copied messages, shared by two processes."""
 
     def __init__(self, path: str = "") -> None:
         descriptor = os.open(path, os.O_RDWR) if path else os.memfd_create("copied")
@@ -135,7 +135,7 @@ class Counter:
 
 
 class SeveralSends:
-    """Those of one tensor."""
+    """The pending sends of one tensor."""
 
     def __init__(self, posted: Sequence[tuple[Any, Tensor]]) -> None:
         self.posted = posted
@@ -168,7 +168,7 @@ class IpcWire(Wire):
         return SeveralSends(posted), flat
 
     def _take_slot(self, size: int) -> tuple[int, bytes]:
-        """A free slot, and the description of a new one for the receiver."""
+        """Return a free slot; for a new one also its description for the receiver."""
         if self._counter is None:
             self._counter = Counter()
         copied, number = self._counter.read(), self._number

@@ -66,57 +66,57 @@ log = logging.getLogger(__name__)
 NO_TIMEOUT = timedelta(days=365)
 JOIN_TIMEOUT_S = 2.0
 BOARD_S = 1.0
-"""The store is asked so often, at most, while a rank waits for its GPU."""
+"""While a rank waits for its GPU, the store is read at most once in this many seconds."""
 
 _numbers = itertools.count()
 
 
 @dataclass(kw_only=True)
 class Links:
-    """A rank's channels and groups; None where there is no other rank."""
+    """A rank's channels and groups; None if there is no other rank."""
 
     stage_map: StageMap
     place: int
-    """This rank's field of the stage map: its stage, where it holds one alone."""
+    """This rank's column of the stage map: its stage, if it holds only one."""
 
     replica: int
     board: FailureBoard
     activations_in: dict[int, ReceivingEnd] = field(default_factory=dict)
-    """By the place at the other end; so are the next three."""
+    """Incoming activations by the place at the other end, as for the next three fields."""
 
     gradients_in: dict[int, ReceivingEnd] = field(default_factory=dict)
     activations_out: dict[int, SendingEnd] = field(default_factory=dict)
     gradients_out: dict[int, SendingEnd] = field(default_factory=dict)
     arrivals: Arrivals = field(default_factory=Arrivals)
     pipeline: Any = None
-    """All ranks of the replica."""
+    """Group of all ranks of the replica."""
 
     replicas: Any = None
     tensor: Any = None
-    """Those that share the layers of this place."""
+    """Group of the ranks that share this place's layers."""
 
     mesh: Any = None
-    """As `replicas`, for torch's modules that keep it; no message goes through it."""
+    """Same ranks as `replicas`, for torch's modules that keep it; carries no messages."""
 
     sharing: dict[tuple[int, ...], Any] = field(default_factory=dict)
-    """By the places that share weights."""
+    """Groups by the places that share weights."""
 
     watching: list[ReceivingEnd] = field(default_factory=list)
-    """With NCCL: of the ranks before and after this one, of which each watches the other. Nothing
-    comes but that they have gone."""
+    """With NCCL, channels from the ranks before and after this one, which watch each other. The
+    only message is that a rank has gone."""
 
     watchers: list[SendingEnd] = field(default_factory=list)
-    """To these two."""
+    """Channels to these two ranks."""
 
     on_gpu: list[Any] = field(default_factory=list)
     """NCCL's parts of all groups."""
 
     let_go: Callable[[], None] = lambda: None
-    """Lets go of groups that are held elsewhere: a group closes when nobody holds it."""
+    """Releases groups held elsewhere: a group closes when nobody holds it."""
 
     closed: bool = False
     pid: int = field(default_factory=os.getpid)
-    """The process that may close them: not a child that it forked."""
+    """The process that may close these links, unlike a forked child."""
 
     @property
     def name(self) -> str:
@@ -133,12 +133,12 @@ class Links:
         return itertools.chain(*channels, self.watching)
 
     def find_lost_peer(self) -> str:
-        """The first neighbour that has gone, and how; empty while all are there."""
+        """Return the first neighbour that has gone, and how; empty while all are there."""
         channels = self.activations_in.values(), self.gradients_in.values()
         return _find_lost(itertools.chain(*channels))
 
     def hold(self, capacity: int) -> None:
-        """Let so many messages a channel be sent and not yet taken."""
+        """Allow this many sent and not yet taken messages on each channel."""
         for sender in self.senders:
             sender.hold(capacity)
         for receiver in self.receivers:
@@ -149,7 +149,8 @@ class Links:
             sender.flush()
 
     def share_first(self, tensors: Iterable[Tensor]) -> None:
-        """Overwrite these on all replicas of this place by the first one's, a message a type."""
+        """Overwrite tensors on this place's replicas with the first one's, a message for each
+        type."""
         if self.replicas is None:
             return
         by_type: dict[torch.dtype, list[Tensor]] = {}
@@ -163,10 +164,10 @@ class Links:
                 tensor.copy_(part.view_as(tensor))
 
     def close(self) -> None:
-        """Close the channels to the neighbours in order, and gloo's groups; no step can follow.
+        """Close the channels and gloo's groups in an orderly way; no step can follow.
 
-        A thread of gloo's may still hold the tensors of the last sum: where it lets go of them as
-        Python ends, the process aborts (torch 2.13). With its group the thread ends, here.
+        A thread of gloo may still hold the tensors of the last sum, and releasing them while Python
+        ends aborts the process (torch 2.13). Closing the group ends that thread here.
         """
         if not self._send_last_word(BYE):
             return
@@ -194,9 +195,9 @@ class Links:
         self.sharing.clear()
 
     def settle(self, device: torch.device) -> None:
-        """Wait for what this rank's GPU has been given, before the host reads any of it.
+        """Wait for this rank's GPU before the host reads its results.
 
-        Sums with other ranks are in it, which do not end where one is gone: then ChannelClosed.
+        Sums with other ranks never end if a rank is gone: then raise ChannelClosed.
         """
         if not self.on_gpu:
             return
@@ -212,7 +213,7 @@ class Links:
         poll(event.query, look)
 
     def look(self, waited_s: float, asks_board: bool) -> None:
-        """ChannelClosed where a rank is known to be gone, or has been waited for long enough."""
+        """Raise ChannelClosed if a rank is known to be gone, or the wait was long enough."""
         lost, patience_s = _find_lost(self.receivers), self.arrivals.patience_s
         if not lost and asks_board:
             lost = self.board.read()
@@ -225,14 +226,14 @@ class Links:
             )
 
     def expect_open(self) -> None:
-        """RuntimeError after `close`, or after a failure of any rank."""
+        """Raise RuntimeError after `close`, or after a failure of any rank."""
         if self.closed:
             raise RuntimeError("this Varuna is closed, or a rank has failed: restart the training")
         if not self._is_ours():
             raise RuntimeError("this process was forked by a rank, which alone may take a step")
 
     def _is_ours(self) -> bool:
-        """True in the process that made them, and not in a child that it forked."""
+        """Return True in the process that made these links, False in a forked child."""
         return os.getpid() == self.pid
 
     def _send_last_word(self, word: int) -> bool:
@@ -250,7 +251,7 @@ def _find_lost(receivers: Iterable[ReceivingEnd]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedGroup:
-    """A group, or the two groups of the channels between two ranks."""
+    """A group to make, or the two groups of the channels between two ranks."""
 
     kind: Literal["channels", "sharing", "pipeline", "replicas", "mesh", "watch"]
     ranks: tuple[int, ...]
@@ -263,7 +264,7 @@ def plan_groups(
     has_mesh: bool = False,
     has_watch: bool = False,
 ) -> Iterator[PlannedGroup]:
-    """All groups of all ranks, in the order in which they are made and tried."""
+    """Yield all groups of all ranks, in the order in which they are made and tried."""
     slices = [stage_map.slice(tensor_rank) for tensor_rank in range(stage_map.tensor)]
     for number in range(stage_map.num_replicas):
         everyone: list[int] = []
@@ -305,10 +306,10 @@ def connect(
     let_go: Callable[[], None] = lambda: None,
     may_share: bool = False,
 ) -> Links:
-    """Make the groups, the same on every rank and in the same order, and this rank's channels.
+    """Make the groups, in the same order on every rank, and return this rank's links.
 
-    `tensor` is the group of the ranks that share this place's layers, if there is one, and
-    `let_go` lets go of groups that are held elsewhere. `may_share` was said of this rank's GPU.
+    `tensor` is the group of the ranks that share this place's layers, if any, and `let_go` releases
+    groups that are held elsewhere. `may_share` is devices.may_share for this rank's GPU.
     """
     place, replica = stage_map.find(rank)
     if stage_map.world_size == 1:
@@ -341,7 +342,7 @@ def connect(
 
 
 class Wiring:
-    """Makes groups and channels of one rank. Every rank makes the same calls, in the same order."""
+    """Makes one rank's groups and channels; all ranks must make the same calls in order."""
 
     def __init__(self, links: Links, rank: int, transport: Transport) -> None:
         self.links, self.rank, self.transport = links, rank, transport
@@ -361,7 +362,7 @@ class Wiring:
             setattr(self.links, planned.kind, group)
 
     def _make_group(self, ranks: Sequence[int], backend: str, timeout: timedelta) -> Any:
-        """A group of these ranks; None where this one is not among them."""
+        """Return a group of these ranks; None if this rank is not one of them."""
         group = dist.new_group(list(ranks), backend=backend, timeout=timeout)
         if self.rank not in ranks:
             return None
@@ -370,7 +371,7 @@ class Wiring:
         return group
 
     def _connect(self, planned: PlannedGroup) -> None:
-        """Channels both ways between two ranks."""
+        """Make channels in both directions between two ranks."""
         is_watch = planned.kind == "watch"
         backend = GLOO if is_watch else self.transport.backend
         there, back = (self._make_group(planned.ranks, backend, NO_TIMEOUT) for _ in range(2))
@@ -399,7 +400,7 @@ class Wiring:
             links.activations_in[planned.places[0]] = receiver
 
     def _try(self, wire: Wire, sends: bool) -> None:
-        """Move one number as a stage's tensors will, so that step 1 finds its communicator."""
+        """Send a number as a stage's tensors are sent, so that step 1 finds its communicator."""
         if self.transport.has_nccl:
             number = torch.ones(1, device=self.transport.device)
             work = wire.group.send if sends else wire.group.recv
@@ -413,7 +414,7 @@ class Wiring:
 
 
 def warm(group: Any, device: torch.device) -> None:
-    """Add up a number over a group, so that step 1 finds its communicator."""
+    """Sum a number over a group, so that the first step has its communicator."""
     dist.all_reduce(torch.ones(1, device=device), group=group)
 
 
@@ -426,7 +427,7 @@ class SharedGloo(dist.ProcessGroupGloo):
     """
 
     _devices: ClassVar[dict[bool, list[Any]]] = {}
-    """gloo's devices, each with a thread: for channels (True) and for all other groups."""
+    """gloo's devices, each with a thread, by use: True for channels, False for other groups."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, **more: Any) -> None:
         """Make the group as torch does; `more` are arguments that newer versions of torch add
@@ -439,7 +440,7 @@ class SharedGloo(dist.ProcessGroupGloo):
 
     @classmethod
     def _find_devices(cls, channels: bool) -> list[Any]:
-        """On the interfaces that torch's own would take."""
+        """Return devices on the network interfaces that torch itself would choose."""
         if channels not in cls._devices:
             names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
             cls._devices[channels] = [cls.create_device(interface=name) for name in names] or [
@@ -449,18 +450,18 @@ class SharedGloo(dist.ProcessGroupGloo):
 
 
 _current = threading.local()
-"""`channels`: whether this thread makes groups for channels."""
+"""`channels` is True if this thread is making groups for channels."""
 _entered: list[tuple[Any, Any, Any]] = []
-"""What to restore (the user's group, its GPU, torch's class): an entry for each `our_groups` that
-is open, all alike. Ranks that are threads of a test open several at the same time."""
+"""Values to restore (the user's group, its GPU, torch's class), one entry for each open
+`our_groups`, all equal. Ranks that are threads of a test open several at once."""
 _entering = threading.Lock()
 
 
 @contextmanager
 def our_groups(channels: bool = False) -> Iterator[None]:
-    """Groups made here share the threads of `SharedGloo`. And they are no splits of the user's NCCL
-    communicator, which torch would make of a group that knows its GPU: all ranks of the world would
-    have to be at each one."""
+    """Let groups made within share the threads of `SharedGloo`. It also keeps torch from splitting
+    them from the user's NCCL communicator, which would require all ranks of the world at each
+    group."""
     c10d: Any = dist.distributed_c10d
     world = c10d._get_default_group()
     with _entering:
@@ -482,13 +483,13 @@ def our_groups(channels: bool = False) -> Iterator[None]:
 
 
 def to_timeout(patience_s: float | None) -> timedelta:
-    """The limit of each group's collectives; torch's own would be half an hour."""
+    """Return the timeout of each group's collectives; torch's default is half an hour."""
     return NO_TIMEOUT if patience_s is None else timedelta(seconds=patience_s)
 
 
 def join_ranks() -> None:
-    """Meet the other ranks over gloo. torch's half hour is for that alone, not for what follows:
-    at the end, say, a rank waits for another one's last save."""
+    """Join the other ranks over gloo. torch's half hour limits only this call: later, a rank may
+    wait longer, such as for another's last save."""
     dist.init_process_group("gloo")
     dist.distributed_c10d._set_pg_timeout(NO_TIMEOUT)
 
@@ -500,7 +501,7 @@ def connect_sharing(
     hang_timeout_s: float | None = None,
     may_share: bool = False,
 ) -> Any:
-    """The group of the ranks that share this rank's layers; every rank calls it."""
+    """Return the group of the ranks that share this rank's layers; every rank must call it."""
     store = dist.distributed_c10d._get_default_store()
     key = f"varuna/{next(_numbers)}"
     size = dist.get_world_size()

@@ -1,10 +1,10 @@
-"""The meeting of ranks: one that cannot begin tells the others, and all were given the same.
+"""Let ranks meet and compare what they were given; one that cannot begin tells the others.
 
     each rank    what it was given, or why it cannot begin ─► the store
     the last     compares ─► the answer, the same for all
 
-Six operations of the store a rank, however many ranks there are; of those that were given other
-things than the first to come, a few are named.
+Each rank needs six operations on the store, however many ranks there are. Of the ranks whose values
+differ from the first rank's, a few are named.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from varuna_core.runtime.comm.failure import RankFailed, describe_error, is_conn
 log = logging.getLogger(__name__)
 
 Given = Mapping[str, str]
-"""The things that a rank was given, in words, by name."""
+"""Values given to a rank, in words, by name."""
 
 MOST = 3
-"""Ranks and differences that an answer names."""
+"""The most ranks and differences named in an answer."""
 
 LONGEST = 120
-"""Characters of a value in an answer."""
+"""The most characters of a value in an answer."""
 
 LOOK_S = 1.0
 LATE_S = 5.0
-"""After so long the ranks that have not come are named in a warning."""
+"""Seconds after which a warning names the ranks that have not come."""
 
 _numbers = itertools.count()
 
@@ -46,7 +46,7 @@ class Difference:
     """A difference between what the ranks were given."""
 
     text: str
-    """The ranks and what they were given, in words."""
+    """The ranks and their values, in words."""
 
     names: list[str]
 
@@ -60,7 +60,7 @@ class Meeting:
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
-        """Tell the others of an error within, unless it is theirs."""
+        """Report an exception within to the other ranks, unless it came from them."""
         try:
             yield
         except Exception as error:
@@ -75,12 +75,11 @@ class Meeting:
         look: Callable[[float], None] | None = None,
         purpose: str = "begin",
     ) -> Difference | None:
-        """Wait for all ranks; on all of them what they were given differently. RankFailed if one
-        cannot begin.
+        """Wait for all ranks, and return on all of them how their values differ. Raise RankFailed
+        if one cannot begin.
 
         `look`, called every second with the seconds waited, may raise; without it nobody waits
-        longer than the store. `purpose` says in a warning
-        what those that are late were expected to do.
+        longer than the store. `purpose` completes the warning about late ranks.
         """
         if self.size == 1:
             return None
@@ -98,8 +97,8 @@ class Meeting:
         return Difference(**answer) if answer["names"] else None
 
     def require_same(self, given: Given, warned: Collection[str] = ()) -> None:
-        """Wait for all ranks; ValueError on all of them if they were given different things, or a
-        warning where those of `warned` alone differ."""
+        """Wait for all ranks; raise ValueError on all if their values differ, or warn if only those
+        in `warned` do."""
         difference = self.compare(given)
         if difference is None:
             return
@@ -142,7 +141,7 @@ class Meeting:
         return f"rank {named}{more} has not come so far in {waited_s:.0f} s"
 
     def _compare_all(self, first: Mapping[str, Any]) -> Difference:
-        """Find the ranks that were given other things; without names if there are none."""
+        """Find the ranks whose values differ; the result has no names if there are none."""
         count = self.store.add(f"{self.key}/others", 0)
         if not count:
             return Difference("", [])
@@ -163,13 +162,13 @@ class Meeting:
 
 
 def list_names(usual: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """The names of what two ranks were given differently."""
+    """Return the names of the values in which two ranks differ."""
     ours, theirs = usual["given"], other["given"]
     return [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
 
 
 def describe_difference(usual: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Describe what one rank was given otherwise than another one."""
+    """Describe in what one rank's values differ from another's."""
     ours, theirs = usual["given"], other["given"]
     names = list_names(usual, other)
     said = [
@@ -192,7 +191,7 @@ def refuse_batches(batches: Mapping[int, str]) -> NoReturn:
 
 
 def open_meeting(rank: int, ranks: Sequence[int], part: str = "all") -> Meeting:
-    """A meeting of all ranks of the default group, or of one of its parts; every rank opens as
-    many, in the same order."""
+    """Open a meeting of all ranks of the default group, or of `ranks`; every rank must open the
+    same meetings in order."""
     store = dist.distributed_c10d._get_default_store() if len(ranks) > 1 else None
     return Meeting(store, f"varuna/meeting/{next(_numbers)}/{part}", rank, ranks)

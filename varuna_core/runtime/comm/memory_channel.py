@@ -53,24 +53,24 @@ from varuna_core.runtime.comm.wire import Wire, make_dense, make_room
 log = logging.getLogger(__name__)
 
 ENTRY = struct.Struct("qqqd")
-"""Of a message: its slot's offset and size, the bytes of its description, when it was sent."""
+"""A message's entry: offset and size of its slot, size of its description, time of sending."""
 MOST_UNREAD = 4096
-"""Entries of a channel, which are used in turn."""
+"""Entries of a channel, which are reused in turn."""
 FIRST_SLOT = MOST_UNREAD * ENTRY.size
 ALIGNMENT = 64
-"""As torch's own memory."""
+"""Alignment of tensors, as in torch's own memory."""
 FILE_SIZE = 1 << 40
-"""Taken from the beginning, so that a limit of the process shows then: nothing is there of it but
-what was written."""
+"""Size of the sparse file, taken at the beginning so that a limit of the process shows at once;
+only written pages use memory."""
 CLOSED = "Connection closed by peer"
 YES, NO = b"\1", b"\0"
 NAME_SIZE = 16
 PEER = struct.Struct("3i")
-"""Of the process at the other end of a socket: its number, user and group."""
+"""Process at the other end of a socket: its id, user and group."""
 
 
 class SharedFile:
-    """Memory of two processes, of which parts are mapped when they are first used."""
+    """Memory shared by two processes, mapped in parts at their first use."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -79,12 +79,12 @@ class SharedFile:
         self.entries = mmap.mmap(descriptor, FIRST_SLOT)
 
     def fill(self, offset: int, size: int) -> None:
-        """Take memory for these bytes now: later, when there is none, the process would be killed
-        by SIGBUS."""
+        """Allocate memory for these bytes now; if it were missing later, SIGBUS would kill the
+        process."""
         os.posix_fallocate(self.descriptor, offset, size)
 
     def find(self, offset: int, size: int) -> int:
-        """The address of a part, which has the same size each time."""
+        """Return the address of a part, whose size must be the same at each call."""
         if offset not in self._parts:
             part = mmap.mmap(self.descriptor, size, offset=offset)
             # The view goes at once, or the part could not be closed; the address holds until then.
@@ -129,7 +129,7 @@ class Lane:
 
 
 class Line:
-    """The socket between two ranks of one host, which shows each that the other one has gone."""
+    """Socket between two ranks of a host, by which each notices that the other has gone."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
@@ -152,7 +152,7 @@ class Line:
         socket.send_fds(self._socket, [YES], descriptors)
 
     def take(self, count: int) -> list[int]:
-        """Descriptors that the peer gives, or OSError."""
+        """Receive descriptors from the peer; raise OSError if they do not come."""
         _, descriptors, _, _ = socket.recv_fds(self._socket, len(YES), count)
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)
@@ -167,7 +167,7 @@ class Line:
             log.debug("not said, %s: %s", word, error)
 
     def look(self) -> str:
-        """Why nothing more comes from the peer, or to it; empty while something may."""
+        """Return why nothing more comes from or goes to the peer; empty while it may."""
         if not self._gone:
             try:
                 word = self._socket.recv(256, socket.MSG_DONTWAIT)
@@ -188,15 +188,15 @@ class Line:
 
 @dataclass(kw_only=True)
 class Slot:
-    """Room for one message."""
+    """Memory for one message."""
 
     offset: int
     size: int
     filled: int = 0
-    """How much of it has memory."""
+    """Bytes of the slot that have memory allocated."""
 
     number: int = 0
-    """Of the message that lies in it, or lay last."""
+    """Number of the last message in the slot."""
 
 
 def _align(size: int) -> int:
@@ -204,7 +204,7 @@ def _align(size: int) -> int:
 
 
 def _place(layout: MessageLayout) -> tuple[list[tuple[int, int, int]], int]:
-    """Which tensors have bytes, where they begin and how many; then the size of all."""
+    """Return index, begin and size of each tensor with bytes, and the size of all."""
     places, end = [], 0
     for index, spec in enumerate(layout.specs):
         if spec is not None and (size := spec[0].numel() * spec[1].itemsize):
@@ -214,7 +214,7 @@ def _place(layout: MessageLayout) -> tuple[list[tuple[int, int, int]], int]:
 
 
 class MemorySender:
-    """The sending end."""
+    """Sending end of a channel in shared memory."""
 
     def __init__(self, line: Line, lane: Lane, peer: int, arrivals: Arrivals) -> None:
         self.line, self.lane, self.peer, self.arrivals = line, lane, peer, arrivals
@@ -280,7 +280,7 @@ class MemorySender:
         return False
 
     def _take_slot(self, size: int) -> Slot:
-        """The smallest one that is free and large enough; a new one, if there is none."""
+        """Return the smallest free slot that is large enough, or a new one."""
         for slot in self._slots:
             if slot.size >= size and slot.number < self._num_taken:
                 break
@@ -302,16 +302,16 @@ class MemorySender:
         slot.filled = size
 
     def flush(self) -> None:
-        """Nothing is under way: what was sent was copied."""
+        """Return at once: sent tensors were copied already."""
 
     def close(self, word: int) -> None:
-        """Tell the other side that nothing follows. What was sent can be taken after it."""
+        """Tell the receiver that nothing follows; what was sent can still be taken."""
         self.line.say(LEFT[word])
         self.lane.close()
 
 
 class MemoryReceiver:
-    """The receiving end."""
+    """Receiving end of a channel in shared memory."""
 
     def __init__(self, line: Line, lane: Lane, peer: int, arrivals: Arrivals) -> None:
         self.line, self.lane, self.peer, self.arrivals = line, lane, peer, arrivals
@@ -343,7 +343,7 @@ class MemoryReceiver:
         return self._num_there > 0
 
     def take(self) -> Crossing:
-        """The next message, waited for; tensors may be None where the sender had none."""
+        """Wait for the next message and return it; tensors may be None if the sender had none."""
         tensors: list[Any] | None = None
         if not self._hear():
             tensors = self._make_room()  # while there is time
@@ -372,23 +372,23 @@ class MemoryReceiver:
         return Crossing(tuple(tensors), self._layout.structure)
 
     def _make_room(self) -> list[Any]:
-        """Tensors for a message like the last one."""
+        """Allocate tensors for a message with the layout of the last one."""
         return [None if spec is None else make_room(spec) for spec in self._layout.specs]
 
     def find_lost_peer(self) -> str:
-        """Why the peer will send nothing more; empty while it may."""
+        """Return why the peer will send nothing more; empty while it may."""
         gone = self.line.look()
         return gone and f"rank {self.peer}: {gone}"
 
     def hold(self, capacity: int) -> None:
-        """The sender's end counts what is unread."""
+        """Do nothing: the sender counts unread messages."""
 
     def discard(self) -> None:
-        """The sender is not to wait for a rank that failed, and knows of it."""
+        """Close the channel, so that the sender notices and does not wait for a failed rank."""
         self.end()
 
     def end(self, limit_s: float = 0.0) -> None:
-        """Free what the channel and its way back hold."""
+        """Free the memory of this channel and of the opposite one."""
         self.line.close()
         self.lane.close()
 
@@ -396,7 +396,7 @@ class MemoryReceiver:
 # How two ranks meet: they have a wire each way, and both call `meet`.
 
 Shared = tuple[Line, Lane, Lane]
-"""The second lane leads from the second rank to the first."""
+"""A line and two lanes; the second leads from the second rank to the first."""
 
 
 def meet(
@@ -438,7 +438,7 @@ def _offer(out: Wire, into: Wire) -> Shared | None:
 
 
 def _listen(name: bytes) -> tuple[socket.socket, tuple[Lane, Lane]] | None:
-    """None where this process may not, or its Python cannot."""
+    """Listen on a socket and create the lanes; None if that is not possible here."""
     if sys.platform != "linux":
         return None
     listening = None
@@ -457,7 +457,7 @@ def _listen(name: bytes) -> tuple[socket.socket, tuple[Lane, Lane]] | None:
 
 
 def _let_in(listening: socket.socket, lanes: Sequence[Lane]) -> Line | None:
-    """The peer finds a closed socket where it was somebody else who connected."""
+    """Accept the peer and pass it the lanes; a connection of another user is closed."""
     try:
         line = Line(listening.accept()[0])
         if line.read_user() != os.getuid():
@@ -486,7 +486,7 @@ def _answer(out: Wire, into: Wire) -> Shared | None:
 
 
 def _dial(name: bytes) -> Line | None:
-    """None where nobody of this host has the name."""
+    """Connect to a socket on this host; None if there is none with this name."""
     try:
         line = Line(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         line.connect(_spell(name))

@@ -14,22 +14,22 @@ from torch.autograd import forward_ad
 
 
 def is_transformed() -> bool:
-    """True within torch.func's transforms and forward-mode differentiation, which a Function
-    without `setup_context` and `jvp` does not support."""
+    """Return True within torch.func's transforms and forward-mode differentiation, which do not
+    support a Function without `setup_context` and `jvp`."""
     within_func: bool = torch._C._are_functorch_transforms_active()
     return within_func or forward_ad._current_level >= 0
 
 
 def may_hook_saved() -> bool:
-    """False within torch.func.grad, vjp, jacrev and hessian, where tensors that are saved for a
-    backward may have no hooks."""
+    """Return False within torch.func.grad, vjp, jacrev and hessian, in which saved tensors may not
+    have hooks."""
     autograd: Any = torch._C._autograd
     allowed: bool = autograd._saved_tensors_hooks_is_enabled()
     return allowed
 
 
 class Use(Enum):
-    """Uses that the running backward has for a weight's gradient."""
+    """Uses that the running backward may have for a weight's gradient."""
 
     ADDED = "added to the weight's `grad`"
     RETURNED = "returned by `torch.autograd.grad`"
@@ -37,7 +37,7 @@ class Use(Enum):
 
 
 def read_use(accumulate: Any) -> Use:
-    """`accumulate` is the node that adds to the weight's `grad`."""
+    """Return the use of a weight's gradient; `accumulate` is the node that adds to its `grad`."""
     try:
         return Use.ADDED if torch._C._will_engine_execute_node(accumulate) else Use.NONE
     except RuntimeError:  # torch does not answer where gradients of leaves are returned
@@ -45,8 +45,8 @@ def read_use(accumulate: Any) -> Use:
 
 
 def counting_changes() -> AbstractContextManager[Any]:
-    """Let a detached tensor count changes together with the first, below autograd too, as torch's
-    own selective checkpoints do."""
+    """Make a detached tensor share the original's change counter, below autograd too, as torch's
+    selective checkpoints do."""
     guard: Any = torch._C._SetExcludeDispatchKeyGuard
     made: AbstractContextManager[Any] = guard(torch._C.DispatchKey.ADInplaceOrView, False)
     return made

@@ -1,4 +1,4 @@
-"""Which wire goes between two ranks: all ranks of a run choose it together, once."""
+"""Choose the wire between two ranks; all ranks of a run choose together, once."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Transport:
-    """The device and backend of all ranks."""
+    """The device and backend that all ranks use."""
 
     device: torch.device
     backend: str
-    """Of torch.distributed's groups."""
+    """Backend of torch.distributed's groups."""
 
     shared: str = ""
-    """Which ranks share GPUs, in words."""
+    """Description of which ranks share GPUs."""
 
     has_ipc: bool = False
 
@@ -37,7 +37,7 @@ class Transport:
         return self.backend != GLOO
 
     def make_text_wire(self, group: Any, peer: int) -> Wire:
-        """For words alone."""
+        """Return a wire for text, which always uses the CPU."""
         return Wire(group, dist.get_group_rank(group, peer))
 
     def make_wire(self, group: Any, peer: int) -> Wire:
@@ -52,8 +52,8 @@ class Transport:
     def join(
         self, out: Wire, into: Wire, peer: int, is_first: bool, arrivals: Arrivals
     ) -> tuple[SendingEnd, ReceivingEnd]:
-        """Channels to a rank and back, over these wires or through memory; both ranks call it, one
-        as the first."""
+        """Return channels to and from a rank, over these wires or through memory. Both ranks call
+        it, one with `is_first`."""
         if self.device.type == "cpu" and not self.has_nccl:
             shared = meet(out, into, peer, is_first, arrivals)
             if shared is not None:
@@ -65,7 +65,7 @@ class Transport:
 def choose_transport(
     device: torch.device, store: Any, key: str, rank: int, size: int, *, may_share: bool = False
 ) -> Transport:
-    """The same for all ranks, which all call it; `may_share` was said of this rank's GPU."""
+    """Choose the transport, on all ranks together; `may_share` is as in devices.may_share."""
     wants_ipc = os.environ.get(VARIABLE) == "1"
     gpu = describe_gpu(device, may_share, wants_ipc)
     answer, shared = choose_backend(store, key, rank, size, gpu)

@@ -1,4 +1,4 @@
-"""Values that pass through a cut, taken apart: tensors, and the structure that joins them."""
+"""Split values that cross a cut into tensors and the structure that joins them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch
 
 @dataclass(frozen=True, kw_only=True)
 class TensorSpec:
-    """A tensor without its values."""
+    """The shape and type of a tensor, without values."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -48,30 +48,31 @@ def spec_of(tensor: Tensor) -> TensorSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Structure:
-    """The places of the tensors among everything that crosses."""
+    """The positions of the tensors among all values that cross a cut."""
 
     tree: Any
     leaves: tuple[Any, ...]
-    """The non-tensor values in place, None where a tensor goes."""
+    """The values that are not tensors; None at the tensors' positions."""
 
     places: tuple[int, ...]
-    """Which leaves are tensors."""
+    """Indices of the leaves that are tensors."""
 
     is_flat: bool = False
-    """Tensors alone, each a value of its own: the usual case, spared the walk through the tree."""
+    """True if there are only tensors, each a value of its own: the usual case, which is faster."""
 
     learning: tuple[bool, ...] | None = None
-    """The tensors that take a gradient where they come from; None: as in the dry run."""
+    """By tensor, True if it takes a gradient at the sender; None means as in the dry run."""
 
     def show(self, hole: Any) -> Any:
-        """The values with `hole` in place of each tensor; of a flat one how many these are."""
+        """Return the values with `hole` for each tensor; for a flat structure, only their
+        number."""
         if self.is_flat:
             return len(self.places)
         return self.join([hole] * len(self.places))
 
     @staticmethod
     def of(shown: Any, hole: Any, learning: tuple[bool, ...] | None) -> Structure:
-        """The structure that showed this."""
+        """Return the structure from the result of `show`."""
         if isinstance(shown, int):
             return _build_flat(shown, learning)
         leaves, tree = pytree.tree_flatten(shown)
@@ -95,11 +96,11 @@ class Structure:
 
 
 class Crossing(NamedTuple):
-    """The tensors, and their structure, that a stage sends to the next one."""
+    """Tensors that a stage sends to the next one, with their structure."""
 
     tensors: tuple[Tensor, ...]
     structure: Structure | None
-    """None: as the receiver's own forward has it."""
+    """The structure; None means that of the receiver's own forward."""
 
 
 def as_crossing(values: Crossing | Sequence[Tensor]) -> Crossing:
@@ -107,7 +108,7 @@ def as_crossing(values: Crossing | Sequence[Tensor]) -> Crossing:
 
 
 def take_apart(values: tuple[Any, ...]) -> Crossing:
-    """The tensors that a CutPoint got, and the rest."""
+    """Split a CutPoint's values into tensors and the rest."""
     structure = structure_of(values)
     if structure.is_flat:
         return Crossing(values, structure)
@@ -147,7 +148,7 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 
 def sign(value: Any) -> Any:
-    """A key of what can change the shapes a forward makes: two batches with one key share stubs."""
+    """Return a key of what determines a forward's shapes: batches with equal keys share stubs."""
     if isinstance(value, Tensor):
         return (value.shape, value.dtype)
     if isinstance(value, dict):

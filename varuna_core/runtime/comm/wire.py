@@ -30,14 +30,14 @@ HEAD_TAG = 1
 
 
 def make_dense(tensor: Tensor) -> Tensor:
-    """The same values in the order of their memory, without gaps; mostly the tensor itself."""
+    """Return the same values without gaps in memory; usually the tensor itself."""
     if tensor.is_contiguous():
         return tensor
     return tensor if _lay_flat(tensor).is_contiguous() else tensor.detach().clone()
 
 
 def lay_flat(tensor: Tensor) -> Tensor:
-    """A contiguous view of a dense tensor: its dimensions in the order of its memory."""
+    """Return a contiguous view of a dense tensor, with its dimensions in memory order."""
     return tensor if tensor.is_contiguous() else _lay_flat(tensor).contiguous()
 
 
@@ -47,12 +47,12 @@ def _lay_flat(tensor: Tensor) -> Tensor:
 
 
 def find_strides(tensor: Tensor) -> tuple[int, ...] | None:
-    """None where they are the usual ones."""
+    """Return the strides of a tensor; None if they are the usual ones."""
     return None if tensor.is_contiguous() else tensor.stride()
 
 
 def make_room(spec: Any, **options: Any) -> Tensor:
-    """Memory for a tensor of this shape, type and strides."""
+    """Allocate a tensor of this shape, type and strides."""
     shape, dtype, strides = spec
     if strides is None:
         return torch.empty(shape, dtype=dtype, **options)
@@ -60,11 +60,11 @@ def make_room(spec: Any, **options: Any) -> Tensor:
 
 
 Look = Callable[[float], None]
-"""Given the seconds waited so far; raises where what is waited for can come no more."""
+"""Function called with the seconds waited so far; raises if the wait can have no end."""
 
 
 def see_nothing(waited_s: float) -> None:
-    """For gloo, whose waits end with an error by themselves."""
+    """Do nothing, for gloo, whose waits end with an error by themselves."""
 
 
 class Wire:
@@ -80,17 +80,17 @@ class Wire:
     # The sender's side.
 
     def post(self, tensor: Tensor, tag: int = 0) -> tuple[Any, Tensor]:
-        """Begin to send what lies in CPU memory; the tensor must live as long as the work."""
+        """Begin to send a CPU tensor, which must live as long as the returned work."""
         return self.group.send([tensor], self.place, tag), tensor
 
     def send(self, tensor: Tensor) -> tuple[Any, Tensor]:
-        """Begin to send a stage's tensor."""
+        """Begin to send a tensor of a stage."""
         return self.post(lay_flat(tensor.detach()))
 
     # The receiver's side, in its thread.
 
     def enter_thread(self) -> None:
-        """Called first; CUDA's current device is each thread's own."""
+        """Prepare a receiver's thread, since CUDA's current device is set by thread."""
 
     def await_head(self, head: Tensor) -> Any:
         return self.group.recv([head], self.place, HEAD_TAG)
@@ -99,11 +99,11 @@ class Wire:
         self.group.recv([text], self.place, 0).wait()
 
     def make(self, specs: Sequence[Any]) -> list[Any]:
-        """Allocate room for a message; None where there is no tensor."""
+        """Allocate tensors for a message; None for a missing tensor."""
         return [None if s is None else make_room(s) for s in specs]
 
     def receive(self, tensors: Sequence[Tensor], look: Look = see_nothing) -> None:
-        """Wait for what is sent next."""
+        """Wait for the next tensors."""
         works = [self.group.recv([lay_flat(tensor)], self.place, 0) for tensor in tensors]
         for work in works:
             work.wait()
@@ -113,13 +113,13 @@ class Wire:
         return tensors
 
     def release(self) -> None:
-        """Keep no group open after the thread's end."""
+        """Drop the group, so that the ended thread does not keep it open."""
         self.group = None
 
     # The receiver's side, in the main thread.
 
     def enter(self, tensors: Sequence[Any]) -> None:
-        """The stage is about to use them."""
+        """Prepare received tensors for use by the stage."""
 
 
 class PinnedWire(Wire):
@@ -154,7 +154,7 @@ class PinnedWire(Wire):
 
 
 class NcclWire(Wire):
-    """Wire from GPU to GPU by NCCL, on a group that has gloo for CPU memory."""
+    """Wire from GPU to GPU by NCCL, on a group that has gloo too for CPU memory."""
 
     in_order = False
 
@@ -186,8 +186,8 @@ class NcclWire(Wire):
 
 
 class StreamWork:
-    """A send by NCCL. The current stream waits for it, and the host only where it is given a limit
-    (torch 2.13): so it is given none, and `Links.settle` has one."""
+    """A send by NCCL. The current stream waits for it; the host would wait only if given a limit
+    (torch 2.13), so `Links.settle` has one instead."""
 
     def __init__(self, work: Any) -> None:
         self.work = work
@@ -206,7 +206,7 @@ def poll(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Wait until it is done, asking often at first; every tenth of a second `look` may raise."""
+    """Poll until done, often at first; `look` is called every tenth of a second and may raise."""
     began = looked = clock()
     while not is_done():
         now = clock()
@@ -217,7 +217,7 @@ def poll(
 
 
 def record_use(tensors: Sequence[Any], device: torch.device) -> None:
-    """They were made on the thread's stream: their memory is not free before this one is done."""
+    """Keep the memory of tensors made on another stream until the current stream is done."""
     for tensor in tensors:
         if tensor is not None:
             tensor.record_stream(torch.cuda.current_stream(device))

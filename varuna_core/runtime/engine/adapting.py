@@ -1,16 +1,17 @@
-"""A schedule that follows what its actions take: `schedule: auto`, measured again in training.
+"""Adapt the schedule to measured times during training: `schedule: auto`.
 
     steps      1      2 3 4 5      6 7 8 9      ...
     each rank  warm   notes times of actions and of messages
     all ranks         one sum at the end of four: the same costs on all
                       where they have moved: the best schedule for them, if it is shorter by GAIN
 
-A message's time comes from two clocks that have nothing to do with each other. Between two stages
-messages go both ways, and what the clocks differ by is in one way with the other sign: it is gone
-in the mean of the two. Of a step's messages the quickest counts, for others wait for the link.
+A message's time is taken from two unrelated clocks. Messages between two stages go both ways, and
+the difference of the clocks has opposite signs, so it cancels in the mean. Of a step's messages the
+quickest counts, since others wait for the link.
 
-On a GPU actions are timed by events, and messages are not: when one leaves is not known to the
-host. There, what micro-batches hold is measured too, and a schedule that does not fit is not taken.
+On a GPU actions are timed by events, and messages are not, since the host does not know when one
+leaves. The memory of micro-batches is measured too there, and a schedule that does not fit is not
+used.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from varuna_core.trace.device import DeviceClock
 log = logging.getLogger(__name__)
 
 WINDOW = 4
-"""Steps that are measured before the ranks agree. A change is followed within two windows."""
+"""Steps measured before the ranks agree; a change is followed within two windows."""
 
 Message = tuple[bool, int, int]
 """A message: True for an activation, False for a gradient; the stage that gets it; its number."""
 
 
 class ActionTimes:
-    """Times of one rank's actions in the last steps, and of messages that left and came."""
+    """Times of one rank's actions in recent steps, and of sent and received messages."""
 
     def __init__(self, stage_map: StageMap, clock: DeviceClock | None = None) -> None:
         self.num_stages, self.clock = stage_map.num_stages, clock
@@ -60,7 +61,7 @@ class ActionTimes:
             self.clock.forget(time.perf_counter())
 
     def begin(self, num_microbatches: int) -> None:
-        """A step begins. Those of another size before it are forgotten."""
+        """Begin a step; times of steps with another number of micro-batches are dropped."""
         if num_microbatches != self.num_microbatches:
             self.clear()
         self.num_microbatches = num_microbatches
@@ -68,7 +69,7 @@ class ActionTimes:
         self._messages.append(torch.zeros(shape, dtype=torch.float64))
 
     def add(self, kind: Kind, stage: int, ready: float, end: float) -> None:
-        """An action ran from when it had its message until its end, by `time.perf_counter`."""
+        """Record an action, from the arrival of its input until its end, by `time.perf_counter`."""
         if self.clock is not None:
             self.clock.mark(end)
         self._times.setdefault(("F" if kind == "f" else kind, stage), []).append((ready, end))
@@ -85,7 +86,7 @@ class ActionTimes:
         self._messages[-1][int(is_activation), boundary, microbatch] += value
 
     def list_figures(self) -> torch.Tensor:
-        """The median of each kind and stage, 0 where none ran; then the messages of each step."""
+        """Return the median by kind and stage, 0 if none ran, then the messages of each step."""
         times = torch.zeros(len(MEASURED), self.num_stages, dtype=torch.float64)
         if self.clock is not None:
             self.clock.settle()
@@ -100,13 +101,13 @@ class ActionTimes:
 
 
 def measure_hops(times: torch.Tensor) -> torch.Tensor:
-    """Seconds of a message between two stages, from what lay between its leave and its arrival by
-    the clocks of either: by step, way, pair of stages and micro-batch."""
+    """Return the seconds of a message between two stages, from the clock difference between its
+    sending and arrival: by step, direction, pair of stages and micro-batch."""
     return times.amin(dim=3).mean(dim=1).median(dim=0).values.clamp(min=0)
 
 
 def agree_on_times(times: ActionTimes, links: Links) -> tuple[dict[Kind, list[float]], list[float]]:
-    """The same on all ranks: seconds by kind and stage, and of a message between two stages."""
+    """Return the seconds by kind and stage, and of a message between stages, equal on all ranks."""
     stages = times.num_stages
     summed = times.list_figures()
     dist.all_reduce(summed, group=links.pipeline)
@@ -123,7 +124,7 @@ def agree_on_times(times: ActionTimes, links: Links) -> tuple[dict[Kind, list[fl
 
 
 class Adapting:
-    """Builds one rank's schedule again where costs turn out otherwise; all ranks do the same."""
+    """Rebuilds a rank's schedule if costs have changed; all ranks do the same."""
 
     def __init__(
         self,
@@ -132,14 +133,14 @@ class Adapting:
         times: ActionTimes,
         find_memory: Callable[[], Memory | None] | None = None,
     ) -> None:
-        """`find_memory` agrees with the other ranks on what micro-batches hold and may hold; None
-        from it while that is not known, and without it memory sets no bound."""
+        """`find_memory` agrees with the other ranks on the memory of micro-batches; it returns None
+        while that is not known. Without it, memory sets no bound."""
         self.plans, self.links, self.times, self._find_memory = plans, links, times, find_memory
         self.known = KnownCosts(plans.costs)
         self._num_steps = 0
 
     def begin_step(self) -> None:
-        """Called by all ranks where a step begins."""
+        """Begin a step; called on all ranks."""
         if self.plans.lacks_memory:
             self.times.clear()
             return

@@ -1,7 +1,7 @@
-"""Buffers that a forward changes, such as the statistics of batch norm, and plain attributes.
+"""Keep and restore buffers that a forward changes, such as batch norm statistics, and attributes.
 
-They change once a micro-batch. A recompute sees them as its forward did and leaves no trace, and an
-evaluation has the buffers of the first replica.
+Buffers change once for each micro-batch. A recompute sees them as its forward did and leaves no
+trace; an evaluation uses the first replica's buffers.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ class ChangingBuffers:
         self.stage, self.names = stage, stage.list_changing()
 
     def copy(self) -> dict[str, Tensor]:
-        """Copies of them, by name."""
+        """Return copies of the changing buffers, by name."""
         return {name: self.stage.module.get_buffer(name).clone() for name in self.names}
 
     def keep_attributes(self) -> KeptAttributes | None:
-        """The attributes that the forward changes, as they are now."""
+        """Save the attributes that the forward changes; None if there are none."""
         places = self.stage.record.attributes
         return KeptAttributes(self.stage.module, places.keys()) if places else None
 
     @contextmanager
     def attributes_as(self, kept: KeptAttributes | None) -> Iterator[None]:
-        """Let the stage have these attributes, and its own again afterwards."""
+        """Give the stage these attributes, and restore its own afterwards."""
         if kept is None:
             yield
             return
@@ -47,7 +47,7 @@ class ChangingBuffers:
 
     @contextmanager
     def replaced_by(self, values: Mapping[str, Tensor]) -> Iterator[None]:
-        """Let the stage have these values, and its own again afterwards."""
+        """Give the stage's buffers these values, and restore its own afterwards."""
         own = {name: self.stage.module.get_buffer(name) for name in values}
         self._put(values)
         try:
@@ -63,8 +63,8 @@ class ChangingBuffers:
 
 @contextmanager
 def use_first_buffers(stages: Collection[ChangingBuffers], links: Links) -> Iterator[None]:
-    """Let stages that do not train have the first replica's buffers: running averages differ by
-    replica, and an evaluation is to give what it would after a checkpoint, which has hers."""
+    """Give stages in evaluation the first replica's buffers, which a checkpoint would have: running
+    averages differ between replicas."""
     changing = [buffers for buffers in stages if buffers.names]
     if links.replicas is None or any(each.stage.module.training for each in changing):
         yield

@@ -1,14 +1,14 @@
-"""torch.compile for the modules of a stage: `Options(compile=True)`.
+"""Apply torch.compile to the modules of a stage: `Options(compile=True)`.
 
     the model's forward, cuts, stubs      as ever
     blocks.0   blocks.1   ...             their forwards compiled, one graph for all of a class
 
-Taken are the largest modules that lie within one segment, of containers with several blocks of one
-class the blocks. A module in which random numbers are drawn is left out, for a compiled one would
-draw others (its parts that draw none are taken), and so is one with hooks on its parts. A forward
-is compiled whole or not at all, so one that cannot be has done nothing yet when it runs as it was.
+The largest modules within one segment are compiled; of a container with several blocks of one
+class, the blocks. A module that draws random numbers is skipped, since a compiled one would draw
+others (its parts that draw none are compiled), and so is one with hooks on its parts. A forward is
+compiled whole or not at all, so a failed compilation has had no effect when the original runs.
 
-Layers in a compiled module do not put off their weight gradients (weight_grads.py).
+Layers in a compiled module do not postpone their weight gradients (weight_grads.py).
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from varuna_core.runtime.split.stage import Stage
 log = logging.getLogger(__name__)
 
 NUM_SHOWN = 4
-"""Names of modules in a line."""
+"""Names of modules shown in a log line."""
 
 # What is to be compiled.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Modules of a stage, by name."""
+    """Modules of a stage to compile, by name."""
 
     taken: tuple[str, ...]
     left: Mapping[str, str]
-    """Those that would be taken but for a reason."""
+    """Modules not compiled, with the reason."""
 
 
 def choose_modules(stage: Stage) -> Choice:
-    """The modules of a stage that may be compiled."""
+    """Choose the modules of a stage that may be compiled."""
     within, drawing = find_within(stage.record, stage.segments), find_drawing(stage.record)
     taken: list[str] = []
     left: dict[str, str] = {}
@@ -66,8 +66,8 @@ def choose_modules(stage: Stage) -> Choice:
 
 
 def find_within(record: Record, segments: range) -> set[str]:
-    """The modules of which each call begins and ends in one of the segments; not the whole model,
-    whose outputs are the user's own."""
+    """Return the modules whose calls each stay in one of the segments, without the whole model,
+    whose outputs the user may inspect."""
     found: dict[str, bool] = {"": False}
     for call in record.calls:
         is_within = call.begin == call.end and call.begin in segments
@@ -76,7 +76,7 @@ def find_within(record: Record, segments: range) -> set[str]:
 
 
 def find_drawing(record: Record) -> set[str]:
-    """The modules in which random numbers are drawn, in training if it was tried."""
+    """Return the modules that draw random numbers, also in training mode if it was tried."""
     found: set[str] = set()
     for one in filter(None, (record, record.in_training)):
         for draw in (draw for held in one.draws.values() for draw in held):
@@ -88,7 +88,7 @@ def find_drawing(record: Record) -> set[str]:
 
 
 def _is_worth(module: nn.Module) -> bool:
-    """It has parameters, and is more than one of torch's own layers."""
+    """Return True if a module has parameters and is more than a single torch layer."""
     is_layer = type(module).__module__.startswith("torch.nn.") and not _has_children(module)
     return not is_layer and any(True for _ in module.parameters())
 
@@ -98,7 +98,7 @@ def _has_children(module: nn.Module) -> bool:
 
 
 def _has_blocks(module: nn.Module) -> bool:
-    """Somewhere in it several modules of one class, each of several parts, follow each other."""
+    """Return True if the module has consecutive modules of one class, each with several parts."""
     for held in module.modules():
         if isinstance(held, (nn.ModuleList, nn.Sequential)):
             kinds = Counter(type(child) for child in held.children() if _has_children(child))
@@ -124,7 +124,7 @@ def _why_not(name: str, module: nn.Module, stubs: Iterable[str], drawing: set[st
 
 
 def has_hooks(module: nn.Module, *known: Callable[..., Any]) -> bool:
-    """Others than those of modules that stay in fp32, and these."""
+    """Return True if a module has hooks other than `known` and those for fp32 modules."""
     held: tuple[Any, ...] = (module._forward_pre_hooks, module._forward_hooks)
     hooks = [getattr(hook, "func", hook) for hooks in held for hook in hooks.values()]
     if any(hook not in (widen, narrow, *known) for hook in hooks):
@@ -143,7 +143,7 @@ class Kind:
         self.reported: set[type[Exception]] = set()
 
     def give_up(self, module: str, error: Exception) -> None:
-        """Say once that an error keeps modules from being compiled."""
+        """Log once that an error keeps modules from being compiled."""
         if type(error) in self.reported:
             return
         self.reported.add(type(error))
@@ -156,7 +156,7 @@ class Kind:
 
 
 class CompiledForward:
-    """A module's forward: compiled, or as it was once that has failed."""
+    """A module's forward: compiled, or the original once that has failed."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class CompiledForward:
 
 
 def why_none(tensor: int, zero: int) -> str:
-    """Why nothing can be compiled in such a layout; empty where it can be."""
+    """Return why nothing can be compiled in such a layout; empty if it can."""
     if tensor > 1:
         return "tensor: layers that several ranks share are not compiled"
     if zero == 3:
@@ -195,10 +195,10 @@ def why_none(tensor: int, zero: int) -> str:
 def compile_stages(
     stages: Sequence[Stage], backend: bool | str, puts_off: bool
 ) -> frozenset[nn.Module]:
-    """Compile what may be of these stages, and say so; the modules that lie in compiled ones.
+    """Compile the modules of these stages that may be, log that, and return all modules within.
 
-    `backend` is one of torch's by name, or True for its own. `puts_off`: the schedule puts off
-    weight gradients, which these modules do not.
+    `backend` is a name of torch's, or True for the default. `puts_off`: the schedule postpones
+    weight gradients, which compiled modules cannot.
     """
     from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException  # takes seconds
 

@@ -37,34 +37,34 @@ from varuna_core.runtime.split.stage import Stage
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 KNOWN = (Tensor, bool, int, str)
-"""Inputs whose values, or shapes, are part of a key."""
+"""Types of inputs whose values or shapes are part of a key."""
 IDLE_STEPS = 100
-"""After so many without a shape of batches its recordings are dropped."""
+"""Recordings for a shape of batch are dropped after this many steps without it."""
 
 NUM_SHAPES = 4
-"""Shapes of batches that a stage is recorded for: each holds the activations under way."""
+"""Shapes of batches recorded for a stage; each needs memory for its activations."""
 
 Got = tuple[bool, ...]
-"""A flag for each output of a stage, True where it gets a gradient."""
+"""A flag for each output of a stage, True if it gets a gradient."""
 
 Add = Callable[[Sequence[tuple[nn.Parameter, Tensor]], Tensor], None]
-"""Adds gradients of parameters to their sums, times a factor."""
+"""Function that adds gradients of parameters, times a factor, to their sums."""
 
 
 class Recorder(Protocol):
-    """Records the work of a device."""
+    """Records the work of a device for replay."""
 
     def record(self, work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
-        """Return the work's result, in memory that stays, and a function that does the work again,
-        into that memory. The recordings of one recorder take turns."""
+        """Return the work's result in fixed memory, and a function that repeats the work into that
+        memory. The recordings of one recorder must take turns."""
 
 
 class BrokenRecording(Exception):
-    """A recording has failed, and torch cannot go on after it."""
+    """Raised if a recording failed in a way after which torch cannot continue."""
 
 
 class CudaRecorder:
-    """Records as CUDA graphs, in a pool of memory of their own."""
+    """Records CUDA graphs in a memory pool of their own."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch: untyped
@@ -91,8 +91,8 @@ class CudaRecorder:
         return made, graph.replay
 
     def _end(self, graph: Any, error: Exception) -> None:
-        """End a recording that failed. Where CUDA has refused an operation, torch before 2.12 goes
-        on as if it were recorded still: no memory that other streams used comes free."""
+        """End a recording that failed. After an operation that CUDA refused, torch before 2.12
+        behaves as if still recording, and memory used by other streams is never freed."""
         try:
             graph.capture_end()
         except RuntimeError:
@@ -104,7 +104,7 @@ class CudaRecorder:
 
 
 def why_none_recorded(tensor: int, zero: int, device: torch.device) -> str:
-    """Why nothing can be recorded in such a layout; empty where it can be."""
+    """Return why nothing can be recorded in such a layout; empty if it can."""
     if device.type != "cuda":
         return "a device that is no GPU"
     if tensor > 1:
@@ -115,7 +115,7 @@ def why_none_recorded(tensor: int, zero: int, device: torch.device) -> str:
 
 
 def why_not(stage: Stage) -> str:
-    """Why this stage cannot be recorded; empty where it can be."""
+    """Return why this stage cannot be recorded; empty if it can."""
     records = [one for one in (stage.record, stage.record.in_training) if one is not None]
     if any(draw for one in records for draw in one.draws.values()):
         return "the model draws random numbers, such as for dropout"
@@ -126,7 +126,7 @@ def why_not(stage: Stage) -> str:
 
 
 class Recording:
-    """A forward and a backward of a stage, recorded, with the memory of one micro-batch."""
+    """A recorded forward and backward of a stage, with the memory of one micro-batch."""
 
     def __init__(
         self,
@@ -196,8 +196,8 @@ class Recording:
 
     @torch.no_grad()
     def forward(self, inputs: Mapping[str, Any], received: Crossing | None) -> Any:
-        """A crossing in memory of its own; of the last stage what the model returns, until the
-        next forward."""
+        """Run the forward. Return a crossing in new memory; for the last stage, the model's output,
+        valid until the next forward."""
         values = [*list_tensors(inputs), *(() if received is None else received.tensors)]
         torch._foreach_copy_([*self._inputs, *self._received], values)
         self._replay_forward()
@@ -213,8 +213,8 @@ class Recording:
     def backward(
         self, starts: Sequence[Tensor], gradients: Sequence[Tensor | None], factor: float
     ) -> list[Tensor | None]:
-        """The gradients of what was received; `starts` are those of outputs that get one, among
-        the `gradients` of all."""
+        """Run the backward, and return the gradients of what was received. `starts` are the
+        gradients of outputs that get one, out of `gradients` for all."""
         if gradients and find_got(gradients) != self._got:
             raise RuntimeError(
                 "other outputs of a stage get gradients than when it was recorded: "
@@ -230,7 +230,7 @@ class Recording:
 
 
 def list_attributes(model: nn.Module) -> list[Any]:
-    """Tensors that modules hold as plain attributes, such as masks that were made for a length."""
+    """Return the tensors that modules hold as plain attributes, such as masks."""
     return [
         leaf
         for module in model.modules()
@@ -253,7 +253,7 @@ def list_tensors(inputs: Mapping[str, Any]) -> list[Tensor]:
 
 
 def _build_join(inputs: Mapping[str, Any]) -> Callable[[Sequence[Tensor]], Any]:
-    """A function that makes such inputs of other tensors."""
+    """Return a function that builds such inputs from other tensors."""
     leaves, tree = pytree.tree_flatten(dict(inputs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     for place in places:
@@ -284,8 +284,8 @@ class CudaGraphs:
         compute_factor: Callable[[], float],
         on_made: Callable[[nn.Parameter], None],
     ) -> None:
-        """`compute_factor` gives what the gradients of the next backward are multiplied by;
-        `on_made` is called with each parameter that it then gave one."""
+        """`compute_factor` returns the factor for the gradients of the next backward; `on_made` is
+        called with each parameter that got a gradient there."""
         self._form, self._make_recorder, self._add = form, make_recorder, add
         self._find_factor, self._on_made = compute_factor, on_made
         self._stages = {stage.index: stage for stage in stages}
@@ -319,8 +319,8 @@ class CudaGraphs:
                 held.pop(key, None)
 
     def begin_step(self) -> None:
-        """Shapes that a whole step has seen may be recorded; nothing is kept that was recorded with
-        weights elsewhere."""
+        """Begin a step: shapes seen in a whole step may be recorded from now on, and recordings
+        made with weights elsewhere in memory are dropped."""
         self._known |= {key: got for key, got in self._seen.items() if key[0] not in self._left}
         self._seen = {}
         self._step += 1
@@ -334,7 +334,7 @@ class CudaGraphs:
         self._addresses = addresses
 
     def find_key(self, stage: Stage, micro: MicroBatch, received: Crossing | None) -> Any:
-        """The key of all recordings for this micro-batch; None where there can be none."""
+        """Return the key of the recordings for this micro-batch; None if it cannot be recorded."""
         if stage.index in self._left or not torch.is_grad_enabled():
             return None
         structure = None if received is None else received.structure
@@ -355,7 +355,7 @@ class CudaGraphs:
             self._seen[key] = find_got(gradients)
 
     def find(self, key: Any, micro: MicroBatch, received: Crossing | None) -> Recording | None:
-        """A recording that no micro-batch holds; None where the action runs without one."""
+        """Return a recording that no micro-batch uses; None if the action must run without one."""
         if key is None or key not in self._known:
             return None
         if self._free.get(key):
@@ -393,7 +393,7 @@ class CudaGraphs:
         starts: Sequence[Tensor],
         gradients: Sequence[Tensor | None],
     ) -> list[Tensor | None]:
-        """Run `Recording.backward`; another micro-batch may have the recording then."""
+        """Run `Recording.backward`, and release the recording for another micro-batch."""
         made = recording.backward(starts, gradients, self._find_factor())
         if key in self._free:
             self._free[key].append(recording)

@@ -52,7 +52,7 @@ from varuna_core.runtime.split.stage import Stage
 from varuna_core.schedule.actions import FORWARDS, Action
 
 Keep = Callable[[int, Any], None]
-"""Called with the number of a micro-batch and what the model has returned for it, once each."""
+"""Function called once for each micro-batch with its number and the model's output."""
 
 
 class Engine:
@@ -114,12 +114,12 @@ class Engine:
         weigh: Callable[[], Sequence[float]] | None = None,
         keep: Keep | None = None,
     ) -> Tensor:
-        """Run a training step; the sum over the samples of this rank's losses (0 without the last
-        stage), or the `totals` of a TokenMean, added up.
+        """Run a training step. Return the sum over samples of this rank's losses (0 without the
+        last stage), or the summed `totals` of a TokenMean.
 
-        `count` gives the samples of the global batch, and `weigh` the weight of each of a
-        TokenMean's sums; both are asked as late as possible. The loss is multiplied by `loss_scale`
-        before its backward. Up to `ahead` forwards may run before their turn when a gradient is
+        `count` returns the samples of the global batch, and `weigh` the weight of each of a
+        TokenMean's sums; both are called as late as possible. The loss is multiplied by
+        `loss_scale` before its backward. Up to `ahead` forwards may run early when a gradient is
         late.
         """
         times = self.times if actions else None
@@ -147,9 +147,9 @@ class Engine:
         step: int,
         keep: Keep | None = None,
     ) -> Tensor:
-        """Run the forwards among the actions alone; the sum over the samples of the losses.
+        """Run only the forwards of the actions, and return the sum over samples of the losses.
 
-        With `keep` what the model returns need hold no loss.
+        With `keep`, the model's output need not contain a loss.
         """
         self._begin(step, microbatches)
         self.loss.begin_step()
@@ -208,7 +208,7 @@ class Engine:
             return self._forward(action, micro)
 
     def _deliver(self, turn: Turn, output: Any) -> Any:
-        """Send what crosses, or add up the loss; what the backward starts from."""
+        """Send what crosses the cut, or add the loss; return what the backward starts from."""
         if not turn.stage.is_last:
             self.mailbox.send_activation(turn.stage, turn.number, output)
             return output

@@ -19,12 +19,12 @@ from varuna_core.runtime.split.stage import Stage
 from varuna_core.schedule.actions import Action
 
 BeforeGradients = Callable[[Sequence[nn.Parameter], Sequence[PutOffProduct] | None], None]
-"""Called before each action that makes gradients of parameters, with those that it is the last one
-for, and with the products of a W (else None)."""
+"""Function called before each action that makes gradients, with the parameters for which it is the
+last one, and with the products of a W (else None)."""
 
 
 class GradientTurns:
-    """The actions of one step that make gradients, and the parameters that each one finishes."""
+    """The actions of a step that make gradients, and the parameters that each one finishes."""
 
     def __init__(
         self,
@@ -33,15 +33,14 @@ class GradientTurns:
         before: BeforeGradients | None = None,
         after: Callable[[], None] = lambda: None,
     ) -> None:
-        """`before` is None where nobody waits for gradients; `after` is called after each B and
-        each W."""
+        """`before` is None if nothing waits for gradients; `after` is called after each B and W."""
         self.stages, self.weight_grads = stages, weight_grads
         self.before, self.end = before, after
         self._finishing: dict[Action, list[nn.Parameter]] = {}
         self._begun: set[int] = set()
 
     def begin_step(self, actions: Sequence[Action]) -> None:
-        """Find out which action is the last one for each parameter."""
+        """Determine the last action for each parameter."""
         self.weight_grads.may_add = self.before is None
         self._begun.clear()
         if self.before is not None:
@@ -62,7 +61,7 @@ class GradientTurns:
 def list_finishing(
     actions: Sequence[Action], stages: Sequence[Stage]
 ) -> dict[Action, list[nn.Parameter]]:
-    """The parameters that have all their gradients after an action; these keep their order."""
+    """Return, by action, the parameters whose gradients are complete after it, in order."""
     if not actions:  # no samples for this replica
         return {}
     last = {a.stage: place for place, a in enumerate(actions) if a.kind in "BIW"}

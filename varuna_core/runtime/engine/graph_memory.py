@@ -53,8 +53,8 @@ class GraphMeter:
         received: Crossing | None,
         on_segment: Callable[[int], None],
     ) -> Any:
-        """The stage's forward with a graph, measured if it is the first and torch allows it: else
-        the memory of this rank stays unknown."""
+        """Run the stage's forward with a graph, and measure the stage's first one if torch allows
+        it; otherwise this rank's memory stays unknown."""
         is_unhooked = not stage.record.unhooked.isdisjoint(stage.segments)
         if stage.index in self.graphs or is_unhooked:
             return stage.forward(micro.inputs, received, on_segment)
@@ -89,7 +89,7 @@ class GraphMeter:
 
 
 def measure_storages(tensors: Iterable[Any]) -> dict[int, int]:
-    """The bytes of the storages, each once."""
+    """Return the bytes of the distinct storages."""
     found: dict[int, int] = {}
     for held in tensors:
         tensor = _pick_memory(held)
@@ -100,7 +100,7 @@ def measure_storages(tensors: Iterable[Any]) -> dict[int, int]:
 
 
 def _pick_memory(held: Any) -> Any:
-    """The tensor that holds the memory: a DTensor's share, or what a collective is making (torch
+    """Return the tensor that holds the memory: a DTensor's share, or a collective's result (torch
     2.13)."""
     if hasattr(held, "to_local"):
         with torch.no_grad():
@@ -109,7 +109,7 @@ def _pick_memory(held: Any) -> Any:
 
 
 def compute_limit(device: torch.device, parameters: Iterable[nn.Parameter]) -> float:
-    """Bytes of a GPU that micro-batches may hold: what is free, less gradients yet to be made."""
+    """Return the bytes of a GPU for micro-batches: free memory minus missing gradients."""
     free, _ = torch.cuda.mem_get_info(device)
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     gradients = sum(
@@ -119,7 +119,7 @@ def compute_limit(device: torch.device, parameters: Iterable[nn.Parameter]) -> f
 
 
 def agree_on_memory(meter: GraphMeter, limit: float, links: Links) -> Memory | None:
-    """The largest graphs and the least memory of all replicas; None if one is not measured yet."""
+    """Return the largest graphs and least memory over all replicas; None if one is not measured."""
     stages, depth = links.stage_map.num_stages, links.stage_map.depth
     figures = torch.full((2 * stages + depth,), -torch.inf, dtype=torch.float64)
     for stage, graph in meter.graphs.items():

@@ -34,20 +34,20 @@ from varuna_core.checkpoint.format.entries import view_bytes
 
 
 class Copies(Protocol):
-    """The memory of one graph, in another place."""
+    """Copies of one graph's memory in another place."""
 
     def bring_back(self) -> list[Tensor]:
-        """Begin to copy: into new memory of the device, in order."""
+        """Begin to copy back into new memory of the device, in order."""
 
     def wait(self) -> None:
-        """Let the device's work wait until all is back."""
+        """Make the device's work wait until all is back."""
 
 
 class Place(Protocol):
     """Memory or files that graphs are copied to."""
 
     def copy_out(self, memories: Sequence[Tensor]) -> Copies:
-        """Begin to copy these bytes of the device, which stay as they are meanwhile."""
+        """Begin to copy these bytes of the device, which must not change meanwhile."""
 
 
 class HostMemory:
@@ -67,9 +67,9 @@ class HostMemory:
         return HostCopies(self, copies)
 
     def free_copied(self) -> None:
-        """The memory of the last graph that left may be used again by work that comes from here
-        on. Freed by the allocator's own means (`record_stream`) it would come free when the host
-        happens to look, which runs ahead and would take more instead."""
+        """Let later work reuse the memory of the last offloaded graph. With the allocator's own
+        `record_stream`, it would be freed only when the host next checks, and the host, which runs
+        ahead, would allocate more."""
         if self._leaving:
             torch.cuda.current_stream(self.device).wait_stream(self.out)
             self._leaving = ()
@@ -151,30 +151,30 @@ def choose_place(device: torch.device) -> Place:
 
 @dataclass(slots=True)
 class Storage:
-    """Memory that tensors share."""
+    """Memory shared by tensors."""
 
     data: Tensor | None
-    """Its bytes, while they are on the device."""
+    """The bytes while they are on the device."""
 
 
 Rebuild = Callable[[], Tensor]
-"""Makes the tensor again, on memory that is back."""
+"""Function that rebuilds a tensor on memory that was copied back."""
 
 
 @dataclass
 class SavedTensor:
-    """One tensor that autograd has saved."""
+    """A tensor that autograd has saved."""
 
     tensor: Tensor | None
-    """None since it left."""
+    """The tensor; None after it was offloaded."""
 
     version: int
     rebuild: Rebuild | None = None
     is_changed: bool = False
-    """It left with other values than it was saved with."""
+    """True if it was changed between being saved and being offloaded."""
 
     def find(self) -> Tensor:
-        """The tensor, for a backward."""
+        """Return the tensor for a backward."""
         tensor = self.tensor
         if self.is_changed or (tensor is not None and tensor._version != self.version):
             raise RuntimeError(
@@ -191,21 +191,21 @@ class SavedTensor:
 
 @dataclass(kw_only=True)
 class SavedGraph:
-    """Tensors that autograd saves in one forward."""
+    """The tensors that autograd saves in one forward."""
 
     device: torch.device
     staying: Collection[int]
-    """Storages that are in memory anyway, by their `_cdata`."""
+    """Storages that stay in memory anyway, by their `_cdata`."""
 
     _saved: list[weakref.ref[SavedTensor]] = field(default_factory=list)
-    """The tensors that autograd still has."""
+    """Saved tensors that autograd still needs."""
 
     _storages: dict[int, Storage] = field(default_factory=dict)
     _copies: Copies | None = None
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Save what the forward within gives to autograd."""
+        """Record the tensors that autograd saves in the forward within."""
         with torch.autograd.graph.saved_tensors_hooks(self._save, SavedTensor.find):
             yield
 
@@ -230,7 +230,7 @@ class SavedGraph:
             storage.data = None
 
     def load(self) -> None:
-        """Copy it back; only the backward holds it from then on."""
+        """Begin to copy the graph back; from then on only the backward holds it."""
         assert self._copies is not None
         storages = [*self._storages.values()]
         self._storages.clear()
@@ -238,13 +238,13 @@ class SavedGraph:
             storage.data = data
 
     def wait(self) -> None:
-        """Let the device's work wait for what `load` copies."""
+        """Make the device's work wait for the copies of `load`."""
         if self._copies is not None:
             self._copies.wait()
             self._copies = None
 
     def _take(self, tensor: Tensor) -> Rebuild | None:
-        """None if the tensor stays."""
+        """Take a tensor's memory for offload; None if the tensor stays."""
         if hasattr(tensor, "trigger_wait"):  # what a collective is making
             return self._take(tensor.trigger_wait())
         if tensor.is_nested:  # one that is made again has another ragged size than its kin (2.13)

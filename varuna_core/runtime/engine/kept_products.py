@@ -60,7 +60,7 @@ class KeptProduct:
 
 
 class KeptProducts:
-    """Products of one micro-batch on one stage."""
+    """Matrix products kept for one micro-batch on one stage."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -74,13 +74,13 @@ class KeptProducts:
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
-        """Keep products of the forward within, an `f`."""
+        """Keep the products of the forward within, an `f`."""
         with _Keep(self):
             yield
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """Serve kept products to the same forward within, its `R`; afterwards see `is_alike`."""
+        """Reuse kept products in the same forward within, its `R`; check `is_alike` afterwards."""
         with _Serve(self):
             yield
         self.results.clear()
@@ -90,7 +90,7 @@ class KeptProducts:
 
     @property
     def is_alike(self) -> bool:
-        """Both forwards have made the same products."""
+        """True if both forwards made the same products."""
         return self.calls == self.again
 
 
@@ -147,8 +147,8 @@ class _Serve(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch: unty
 def ask_for_backward(
     func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Arguments with which an attention also gives the sums that its backward needs, which on a GPU
-    it leaves out where no gradient is asked for, as in an `f`."""
+    """Return arguments with which an attention also returns the sums that its backward needs; on a
+    GPU it omits them if no gradient is asked for, as in an `f`."""
     names = [argument.name for argument in func._schema.arguments]
     if FOR_BACKWARD not in names:
         return args, kwargs
@@ -172,7 +172,7 @@ def is_worth_keeping(
 
 
 def _detach(values: Any) -> Any:
-    """Other tensors on the same memory, which count changes together."""
+    """Detach tensors, keeping memory and change counters in common."""
     with counting_changes():
         return pytree.tree_map_only(Tensor, lambda tensor: tensor.detach(), values)
 
@@ -182,7 +182,7 @@ def _list_tensors(values: Any) -> list[Tensor]:
 
 
 def _is_dry(args: Any) -> bool:
-    """True for tensors without values: DTensors find out shapes by them, once for each call."""
+    """Return True for tensors without values, with which DTensors infer shapes once a call."""
     return any(isinstance(tensor, FakeTensor) for tensor in _list_tensors(args))
 
 

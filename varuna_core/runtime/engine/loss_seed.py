@@ -1,8 +1,8 @@
-"""The loss of a step: its sum over samples, and what backwards start from.
+"""Sum the loss of a step over samples, and compute what backwards start from.
 
-The sum stays on the device and is not read. A backward starts from the weight of its micro-batch
-in the global mean, times the loss scale. For a loss in half precision that weight is split in two
-factors, of which gradients get the second as they are added up (optim/precision.py).
+The sum stays on the device and is not read. A backward starts from the weight of its micro-batch in
+the global mean, times the loss scale. For a half-precision loss that weight is split in two
+factors; the second is applied when gradients are summed (optim/precision.py).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from varuna_core.runtime.split.cut import SplitError
 from varuna_core.runtime.split.loss import LossForm, TokenMean, pick_loss
 
 SplitWeight = Callable[[float, float], float]
-"""Makes of the weight of a micro-batch and the loss scale what the loss's backward starts from."""
+"""Function from a micro-batch's weight and the loss scale to the start of its backward."""
 
 
 class LossSeed:
-    """The losses of one rank's micro-batches, and where their backwards start."""
+    """The losses of one rank's micro-batches, and the gradients that start their backwards."""
 
     def __init__(
         self, form: LossForm, device: torch.device, split: SplitWeight | None = None
     ) -> None:
         """`split` is called before gradients are made, on every stage. Without it a backward starts
-        from the product of weight and scale. A TokenMean's weights are not split."""
+        from weight times scale. The weights of a TokenMean are not split."""
         self.form, self.device, self.split = form, device, split
         self.begin_step()
 
@@ -38,7 +38,7 @@ class LossSeed:
         weigh: Callable[[], Sequence[float]] | None = None,
         scale: float = 1.0,
     ) -> None:
-        """Begin at zero; `count` and `weigh` are asked by the first backward (`Engine.run`)."""
+        """Reset the sum; the first backward calls `count` and `weigh` (see `Engine.run`)."""
         self._count, self._weigh, self._scale = count, weigh, scale
         self._num_samples = 0
         shape = (self.form.num_terms, 2) if self.form.num_terms else ()
@@ -46,7 +46,7 @@ class LossSeed:
         """The sum so far, of the losses or of the `totals` of TokenMeans."""
 
     def find(self, output: Any) -> Tensor | TokenMean:
-        """The loss in what the model returned."""
+        """Return the loss in the model's output."""
         return pick_loss(output, self.form.path)
 
     def add(self, output: Any, micro: MicroBatch) -> Tensor | TokenMean:
@@ -66,7 +66,7 @@ class LossSeed:
         return loss
 
     def pair(self, loss: Tensor | TokenMean, micro: MicroBatch) -> Sequence[tuple[Tensor, Tensor]]:
-        """Pair what the backward of a loss starts from with its gradients."""
+        """Return the tensors from which a loss's backward starts, each with its gradient."""
         if not isinstance(loss, TokenMean):
             if self.split is not None:
                 seed = self.split(self._weight(micro), self._scale)
@@ -85,8 +85,8 @@ class LossSeed:
         ]
 
     def split_weight(self, micro: MicroBatch) -> None:
-        """Set the factor for the gradients of a micro-batch, on a stage that has no loss or whose
-        loss is done."""
+        """Set the factor for a micro-batch's gradients, on a stage whose loss is elsewhere or
+        done."""
         if self.split is not None:
             self.split(self._weight(micro), self._scale)
 

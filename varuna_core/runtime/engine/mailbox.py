@@ -30,7 +30,7 @@ NOTHING: Message = (True, -1, -1)
 
 @dataclass(frozen=True, kw_only=True)
 class StageChannels:
-    """The channels of one stage; None at the ends of the pipeline, and to a stage of the rank."""
+    """Channels of one stage; None at the ends of the pipeline, and to a stage of the same rank."""
 
     activations_in: ReceivingEnd | None
     gradients_in: ReceivingEnd | None
@@ -39,7 +39,7 @@ class StageChannels:
 
 
 def connect_stage(index: int, links: Links) -> StageChannels:
-    """Find the channels to the ranks that hold the stages before and after this one."""
+    """Return the channels to the ranks that hold the previous and the next stage."""
     placement = links.stage_map.placement
     before = placement[index - 1] if index else None
     after = placement[index + 1] if index + 1 < len(placement) else None
@@ -52,10 +52,10 @@ def connect_stage(index: int, links: Links) -> StageChannels:
 
 
 class Mailbox:
-    """Messages that come to the stages of one rank in a step, and that leave them."""
+    """Messages to and from the stages of one rank in a step."""
 
     def __init__(self, stages: Sequence[Stage], links: Links, now: Callable[[], float]) -> None:
-        """`now` gives the time at which a message that was taken is there."""
+        """`now` returns the time at which a message that was taken is available."""
         self.links, self._now = links, now
         self._channels = {stage.index: connect_stage(stage.index, links) for stage in stages}
         self._in_memory: dict[Message, Crossing] = {}
@@ -64,13 +64,13 @@ class Mailbox:
         """When the running action had its message; the engine sets it as the action begins."""
 
     def begin_step(self, times: ActionTimes | None) -> None:
-        """Forget what a step that failed has left; `times` are told when messages come and go."""
+        """Drop what a failed step has left; `times` records when messages come and go."""
         self._in_memory.clear()
         self._times = times
 
     def exchange_nothing(self) -> None:
-        """Tell the ranks beside this one of a batch without samples, and hear whether theirs has
-        any: they would wait for messages that never come."""
+        """Tell neighbouring ranks that this batch has no samples, and check theirs: they would wait
+        for messages that never come."""
         links = self.links
         for sender in (*links.activations_out.values(), *links.gradients_out.values()):
             sender.send(())
@@ -78,14 +78,14 @@ class Mailbox:
             self._take(receiver, NOTHING)
 
     def order(self, actions: Sequence[Action], ahead: int) -> Iterable[Action]:
-        """The actions in their order, with up to `ahead` forwards before their turn while what an
-        action waits for has not come."""
+        """Return the actions in order, with up to `ahead` forwards run early while an input is
+        missing."""
         if not ahead:
             return actions
         return run_ahead(actions, ahead, self._has_come, self._wait_for_either)
 
     def take_activation(self, stage: Stage, number: int) -> Crossing | None:
-        """Take what crosses the cut before the stage; None for the first one."""
+        """Take the activation that the stage receives; None for the first stage."""
         if stage.is_first:
             return None
         channel = self._channels[stage.index].activations_in

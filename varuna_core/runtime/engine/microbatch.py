@@ -1,9 +1,9 @@
-"""A replica's batch cut into micro-batches.
+"""Cut a replica's batch into micro-batches.
 
-Which inputs hold one entry a sample is learnt from the dummy inputs: tensors whose first dimension
-is that of the first tensor, or, where a function makes batches of any size, whatever dimension
-grows with the size. The rest goes whole to each micro-batch; the last one is smaller when the batch
-does not divide.
+The dummy inputs show which inputs have an entry for each sample: tensors with the first tensor's
+first dimension or, if a function makes batches of any size, whatever dimension grows with the size.
+Other inputs go whole to each micro-batch. The last micro-batch is smaller if the batch does not
+divide.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class MicroBatch:
     inputs: Mapping[str, Any]
     size: int
     first_sample: int
-    """Its place in the global batch."""
+    """The index of its first sample in the global batch."""
 
 
 def deal_samples(batch_size: int, chunk_size: int, num_replicas: int) -> list[range]:
-    """The samples of each replica: whole micro-batches, so that these are the same in any layout.
+    """Return the samples of each replica: whole micro-batches, so that any layout has the same.
 
-    The first replicas get one more when they do not divide; the last micro-batch may be smaller.
+    The first replicas may get one more, and the last micro-batch may be smaller.
     """
     chunks = -(-batch_size // chunk_size)
     each, more = divmod(chunks, num_replicas)
@@ -46,9 +46,9 @@ def deal_samples(batch_size: int, chunk_size: int, num_replicas: int) -> list[ra
 def compute_first(
     size: int, batch_size: int, samples: range, replica: int, num_replicas: int, *, bounded: bool
 ) -> int:
-    """The place of a replica's batch in the global one: the share dealt to it, or its even one.
+    """Return the index of a replica's first sample: in its dealt share, or in an even one.
 
-    A share of the dealt size is taken for the dealt one, which `model.samples` names.
+    A batch of the dealt size is taken for the dealt share, which `model.samples` names.
     """
     if size == len(samples):
         return samples.start
@@ -64,7 +64,7 @@ def compute_first(
 
 
 class BatchSplitter:
-    """Splits batches, by the dimension of each input that grows with the batch."""
+    """Splits batches along the dimension of each input that grows with the batch."""
 
     def __init__(self, dims: dict[Any, int | None]) -> None:
         self.dims = dims
@@ -87,11 +87,11 @@ class BatchSplitter:
         return BatchSplitter(dims)
 
     def list_dims(self) -> list[int]:
-        """The dimensions that hold samples, each once."""
+        """Return the dimensions that hold samples, each once."""
         return [*dict.fromkeys(dim for dim in self.dims.values() if dim is not None)]
 
     def count(self, inputs: Mapping[str, Any]) -> int:
-        """The samples in this batch."""
+        """Return the number of samples in this batch."""
         sizes = {}
         for path, leaf in _flatten(inputs):
             dim = self.dims.get(path)
@@ -105,7 +105,7 @@ class BatchSplitter:
         return next(iter(sizes.values()))
 
     def count_places(self, inputs: Mapping[str, Any]) -> int:
-        """The elements of the largest input of whole numbers: about as many tokens."""
+        """Return the elements of the largest integer input: about the number of tokens."""
         held = [leaf for path, leaf in _flatten(inputs) if self.dims.get(path) is not None]
         return max((x.numel() for x in held if not x.is_floating_point()), default=0)
 
@@ -149,7 +149,7 @@ def _flatten(inputs: Mapping[str, Any]) -> list[tuple[Any, Tensor]]:
 def read_dummies(
     dummy_inputs: Mapping[str, Any] | GetBatch, size: int
 ) -> tuple[Mapping[str, Any], BatchSplitter]:
-    """A batch of `size`, and the splitter learnt from it."""
+    """Return a batch of `size`, and the splitter derived from it."""
     if isinstance(dummy_inputs, Mapping):
         return dummy_inputs, BatchSplitter.from_inputs(dummy_inputs)
     return dummy_inputs(size), BatchSplitter.from_function(dummy_inputs, size)

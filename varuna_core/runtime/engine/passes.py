@@ -40,15 +40,15 @@ from varuna_core.schedule.actions import Action, Kind, ScheduleError
 log = logging.getLogger(__name__)
 
 Gradients = Sequence[Tensor | None]
-"""A gradient of each tensor that crossed a cut; None where it needs none."""
+"""A gradient for each tensor that crossed a cut; None if it needs none."""
 
 Pairs = Sequence[tuple[Any, Tensor]]
-"""The tensors, or edges of a graph, that a backward starts from, and the gradient of each."""
+"""Tensors, or edges of a graph, that a backward starts from, with their gradients."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Turn:
-    """One micro-batch on one stage."""
+    """A micro-batch on a stage."""
 
     stage: Stage
     number: int
@@ -64,12 +64,12 @@ class Turn:
             self.on_segment(0)
 
     def run(self) -> Any:
-        """Run the stage: what crosses the cut after it, or what the model returns."""
+        """Run the stage; return what crosses the cut after it, or the model's output."""
         return self.stage.forward(self.micro.inputs, self.received, self.on_segment)
 
 
 class Pass(ABC):
-    """One turn from its forward to the last gradient, by the actions of a schedule."""
+    """One turn from its forward to its last gradient, by the actions of a schedule."""
 
     def __init__(self, turn: Turn, passes: Passes) -> None:
         self.turn, self.passes = turn, passes
@@ -84,7 +84,7 @@ class Pass(ABC):
         """F, f: run the stage."""
 
     def output_ready(self, output: Any) -> None:
-        """Take the output of the forward after it was sent or its loss found."""
+        """Take the forward's output after it was sent or its loss computed."""
         self.output = output
 
     def recompute(self) -> Any:
@@ -96,25 +96,25 @@ class Pass(ABC):
         raise self._refuse("O")
 
     def load(self) -> None:
-        """L: begin to copy it back."""
+        """L: begin to copy the graph back."""
         raise self._refuse("L")
 
     @abstractmethod
     def pair(self, gradients: Gradients) -> Pairs:
-        """Pair what the backward starts from with the gradients that came."""
+        """Return what the backward starts from, with the gradients that came."""
 
     @abstractmethod
     def backward(self, pairs: Pairs, gradients: Gradients) -> Gradients:
-        """B: make all gradients; those of what was received. `gradients` are all that came, with
-        those that nothing starts from."""
+        """B: make all gradients, and return those of what was received. `gradients` are all that
+        came, including those that nothing starts from."""
 
     @abstractmethod
     def backward_inputs(self, pairs: Pairs, gradients: Gradients) -> Gradients:
-        """I: make the gradients of what was received, and leave products for weights."""
+        """I: make the gradients of what was received, and postpone products for weights."""
 
     @abstractmethod
     def backward_weights(self) -> None:
-        """W: make the products that were left."""
+        """W: make the postponed products."""
 
     def _refuse(self, kind: Kind) -> ScheduleError:
         action = Action(kind, self.turn.stage.index, self.turn.number)
@@ -167,7 +167,7 @@ class RecordedPass(PlainPass):
 
     recording: Recording | None = None
     key: Any = None
-    """The recordings that it may use have this key."""
+    """Key of the recordings that this pass may use."""
 
     def forward(self) -> Any:
         turn, graphs = self.turn, self._graphs
@@ -281,7 +281,7 @@ class SelectivePass(RecomputePass):
 
 
 class Passes:
-    """The passes of one rank's stages, and what they have in common."""
+    """Creates the passes of one rank's stages, and holds what they share."""
 
     def __init__(
         self,
@@ -292,7 +292,7 @@ class Passes:
         graphs: CudaGraphs | None = None,
         is_selective: bool = False,
     ) -> None:
-        """With `is_selective` matrix products are not computed again."""
+        """With `is_selective`, recomputes reuse matrix products."""
         self.device = stages[0].device
         self.weight_grads = weight_grads or WeightGrads()
         self.meter, self.graphs = meter, graphs
@@ -327,7 +327,7 @@ class Passes:
             self._recordable = whole - self._offloaded
 
     def make(self, kind: Kind, turn: Turn) -> Pass:
-        """The pass that begins with this F or f."""
+        """Return the pass that begins with this F or f."""
         key = turn.stage.index, turn.number
         if kind == "f":
             is_selective = turn.stage.index in self.selective
@@ -339,7 +339,7 @@ class Passes:
         return PlainPass(turn, self)
 
     def open_graph(self, turn: Turn) -> SavedGraph:
-        """A graph that is to leave, without what is in memory anyway."""
+        """Return an empty graph for offload, which skips what is in memory anyway."""
         stage = turn.stage
         stage.foresee(turn.micro.inputs)
         if stage.index not in self._staying:
@@ -350,7 +350,7 @@ class Passes:
         return SavedGraph(device=self.device, staying=self._staying[stage.index] | entering.keys())
 
     def choose_place(self) -> Place:
-        """The place that graphs of this rank are copied to."""
+        """Return the place to which graphs of this rank are copied."""
         if self._place is None:
             self._place = choose_place(self.device)
         return self._place

@@ -1,6 +1,6 @@
-"""The schedule of a step: built and verified once for each number of micro-batches.
+"""Build and verify the schedule of a step, once for each number of micro-batches.
 
-All ranks build the same from the same figures, so none of it is sent.
+All ranks build the same schedule from the same figures, so nothing is sent.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ GAIN, LATER_GAIN = 0.01, 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
-    """One step's work."""
+    """The schedule of one step, with its limits."""
 
     schedule: Schedule
     capacity: int
-    """Messages of a channel that may be sent and not yet taken."""
+    """The most messages on a channel that may be sent and not yet taken."""
 
     ahead: tuple[int, ...]
-    """Forwards that each rank may run before their turn."""
+    """By rank, the most forwards that may run early."""
 
 
 def count_stages(schedule: str, stages_per_rank: int) -> int:
-    """Stages a rank; a schedule with a number of its own has it whatever is left unsaid."""
+    """Return the stages of each rank; a schedule may fix that number itself."""
     if stages_per_rank < 1:
         raise ValueError(f"stages_per_rank {stages_per_rank} must be 1 or more")
     own = None if schedule == AUTO else SCHEDULES[schedule].stages_per_rank
@@ -56,7 +56,7 @@ def count_stages(schedule: str, stages_per_rank: int) -> int:
 
 
 class Plans:
-    """The plans of one Varuna."""
+    """The schedules of one training, by number of micro-batches."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Plans:
         is_limit_given: bool = False,
         usual: int = 1,
     ) -> None:
-        """`usual` is the number of micro-batches for which the schedule is chosen again."""
+        """`usual` is the number of micro-batches for which the schedule is adapted."""
         self.name, self.stage_map, self.costs = name, stage_map, costs
         self.recompute, self.opportunistic = recompute, opportunistic
         self.is_limit_given, self.usual = is_limit_given, usual
@@ -79,7 +79,7 @@ class Plans:
 
     @property
     def lacks_memory(self) -> bool:
-        """`auto` recomputes everything until it knows what graphs hold."""
+        """True while `auto` recomputes everything because the size of graphs is not known."""
         return self.recompute == "auto" and self._memory is None
 
     def set_memory(self, memory: Memory) -> None:
@@ -99,8 +99,8 @@ class Plans:
         return plan
 
     def adapt(self, costs: Costs, memory: Memory | None = None) -> str | None:
-        """Take these costs if the schedule for them is shorter than the present one would be, and
-        fits in memory where that is given; what has changed, or None."""
+        """Adopt these costs if they give a shorter schedule that fits in memory, where that is
+        given. Return a description of the change, or None."""
         memory = self._memory or memory
         present = self.find(self.usual).schedule
         try:
@@ -157,8 +157,8 @@ class Plans:
             return build("full", None)
 
     def _find_ahead(self, schedule: Schedule, held: PeakHeld) -> tuple[int, ...]:
-        """Forwards that each rank may run early: as many as it holds inputs of by the schedule, if
-        there is room."""
+        """Return how many forwards each rank may run early: as many as it holds inputs, if there is
+        room."""
         if not SCHEDULES[schedule.name].runs_ahead or not self.opportunistic:
             return (0,) * schedule.num_ranks
         ahead = list(held.inputs)
@@ -173,10 +173,10 @@ class Plans:
 def settle_stages(
     stage_map: StageMap, name: str, stages_per_rank: int, num_microbatches: int, costs: Costs
 ) -> tuple[StageMap, str]:
-    """The map with all stages, and the schedule's name.
+    """Return the map with all stages, and the schedule's name.
 
-    With several stages a rank `auto` is settled here, for a full batch: where the stages lie
-    depends on it, and they lie there for good.
+    With several stages a rank, `auto` is resolved here for a full batch, since the placement of
+    stages depends on it and stays.
     """
     if name == AUTO and stages_per_rank > 1:
         best = build_schedule(

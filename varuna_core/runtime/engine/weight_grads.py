@@ -33,19 +33,19 @@ from torch import Tensor, nn
 from varuna_core.runtime.comm.private_torch import Use, is_transformed, read_use
 
 LARGE = 2**16
-"""Elements of a weight from which on adding in the product saves more than it costs."""
+"""Least elements of a weight for which adding within the product saves time."""
 
 
 WideSum = tuple[Tensor, float]
-"""A sum of gradients in half precision, and the factor that they are multiplied by."""
+"""A sum of half-precision gradients, and the factor for each of them."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PutOffProduct:
-    """A product that waits."""
+    """A postponed matrix product."""
 
     make: Callable[[], None]
-    """Adds to the gradients of its parameters."""
+    """Adds to the gradients of the product's parameters."""
 
     parameters: tuple[nn.Parameter, ...]
     done: Callable[[nn.Parameter], None]
@@ -58,15 +58,15 @@ class PutOffProduct:
 
 
 class WeightGrads:
-    """The weight gradients of one rank."""
+    """Makes or postpones the weight gradients of one rank."""
 
     def __init__(
         self,
         on_made: Callable[[nn.Parameter], None] = lambda parameter: None,
         find_wide: Callable[[nn.Parameter], WideSum | None] = lambda parameter: None,
     ) -> None:
-        """`on_made` is called with each parameter whose gradient a product made: autograd's hooks
-        do not run. `find_wide` finds the sum in fp32 that a product may be added to."""
+        """`on_made` is called with each parameter whose gradient a product made, since autograd's
+        hooks do not run. `find_wide` returns the fp32 sum that a product may be added to."""
         self.on_made, self.find_wide = on_made, find_wide
         self.may_add = False
         """Products may be added to gradients unseen: nobody waits for them in this action."""
@@ -75,7 +75,7 @@ class WeightGrads:
 
     @property
     def puts_off(self) -> bool:
-        """True while products are collected in place of being made."""
+        """True while products are collected instead of being made."""
         return self._products is not None
 
     @contextmanager
@@ -89,13 +89,13 @@ class WeightGrads:
             self._products = None
 
     def add(self, make: Callable[[], None], parameters: Sequence[nn.Parameter]) -> None:
-        """Put off `make`, which is to add to the gradients of these parameters."""
+        """Postpone `make`, which adds to the gradients of these parameters."""
         assert self._products is not None, "nothing is put off now"
         done = self.on_made
         self._products.append(PutOffProduct(make=make, parameters=tuple(parameters), done=done))
 
     def is_hooked(self, parameter: Tensor) -> bool:
-        """True for a parameter with hooks besides ours."""
+        """Return True for a parameter with hooks other than ours."""
         after = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
         others = any(hook != self.on_made for hook in after.values())
         return others or bool(parameter._backward_hooks)
@@ -106,9 +106,9 @@ class WeightGrads:
         puts_off: bool = True,
         leaving: Collection[nn.Module] = (),
     ) -> None:
-        """Take over the modules that can put off, of them all linear layers with torch's own
-        forward; where nothing will be put off, those for which it is worth while. Those of
-        `leaving` are left to autograd."""
+        """Take over the modules that can postpone gradients: all linear layers with torch's own
+        forward, or, if nothing will be postponed, those that gain from it. Modules in `leaving`
+        stay with autograd."""
         for module in model.modules():
             if module in leaving:
                 continue
@@ -122,15 +122,15 @@ class WeightGrads:
 
 
 def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """True for a linear layer of any class that keeps torch's forward, and not shared by several
-    ranks; not where its weight is computed (parametrizations), which each read may change."""
+    """Return True for a linear layer with torch's own forward that ranks do not share, unless its
+    weight is computed (parametrizations), which each read may change."""
     plain = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
     weight = module._parameters.get("weight")
     return plain and weight is not None and not hasattr(weight, "placements")
 
 
 class _LinearForward:
-    """The forward of one linear layer."""
+    """Replacement for the forward of one linear layer."""
 
     def __init__(self, module: nn.Linear, grads: WeightGrads) -> None:
         self.module, self.grads = module, grads
@@ -143,8 +143,8 @@ class _LinearForward:
         return out
 
     def _may_split(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-        """Decide whether `_Linear` may make the two products: it knows plain real tensors and one
-        backward. Everything else is torch's."""
+        """Return True if `_Linear` may split the products: for real tensors and one backward. All
+        other cases are torch's."""
         if not torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transformed():
             return False
         if torch.is_autocast_enabled(input.device.type):
@@ -197,8 +197,8 @@ class _Linear(torch.autograd.Function):
 
 
 def _make_input_grad(grad: Tensor, input: Tensor, weight: Tensor) -> Tensor:
-    """The gradient of the input in its memory order, as torch's product makes it: in half
-    precision what comes before may round otherwise in another order."""
+    """Return the gradient of the input in its memory order, as torch's product does: in half
+    precision, another order may round differently before it."""
     flat = input.reshape(-1, input.shape[-1])
     rows = len(flat)
     if flat.stride() != (1, rows):
@@ -217,14 +217,14 @@ def _has_gradients(weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def add_product(wide: WideSum, grad: Tensor, input: Tensor) -> None:
-    """In one kernel, of products in half precision and a sum in fp32 (torch's for CUDA alone)."""
+    """Add a product of half-precision tensors to an fp32 sum in one kernel (CUDA only in torch)."""
     total, factor = wide
     flat = input.reshape(-1, input.shape[-1])
     torch.addmm(total, grad.t(), flat, out_dtype=total.dtype, alpha=factor, out=total)
 
 
 def _add_wide(wide: WideSum, grad: Tensor, input: Tensor, bias: Tensor | None) -> Tensor | None:
-    """Add the weight's gradient to its sum; the bias's is returned."""
+    """Add the weight's gradient to its sum, and return the bias's gradient."""
     flat = grad.reshape(-1, grad.shape[-1])
     add_product(wide, flat, input)
     return None if bias is None else flat.sum(0)
@@ -233,7 +233,7 @@ def _add_wide(wide: WideSum, grad: Tensor, input: Tensor, bias: Tensor | None) -
 def _accumulate(
     grad: Tensor, input: Tensor, weight: nn.Parameter, bias: Tensor | None, grads: WeightGrads
 ) -> None:
-    """Adds inside the product where it can."""
+    """Add the gradients of weight and bias, within the product if possible."""
     so_far, wide = weight.grad, grads.find_wide(weight)
     if wide is not None:
         grad_bias = _add_wide(wide, grad, input, bias)

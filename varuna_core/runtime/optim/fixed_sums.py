@@ -1,8 +1,8 @@
-"""Gradients that add up in memory which stays where it is from step to step.
+"""Sum gradients in memory whose address stays the same from step to step.
 
 Recorded backwards (engine/cuda_graphs.py) add to the addresses that they were recorded with. So the
-sums are kept, set to zero as a step begins, and given to the optimizer as `.grad` at its end. A
-parameter that got no gradient in a step has `grad = None`, as without them.
+sums are kept, zeroed when a step begins, and given to the optimizer as `.grad` at its end. A
+parameter without a gradient in a step has `grad = None`, as in an ordinary step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from varuna_core.runtime.optim.precision import Masters
 
 OWN_KERNEL = 2**16
-"""Elements from which on a gradient is worth a kernel of its own."""
+"""Least elements of a gradient that gets a kernel of its own."""
 
 
 Carried = tuple[nn.Parameter, Tensor]
@@ -36,8 +36,8 @@ class FixedSums:
 
     @torch.no_grad()
     def begin(self, carried: Sequence[Carried]) -> list[Carried]:
-        """Set all sums to zero, and let gradients come to them. What is `carried` from earlier
-        steps, to be added later, is returned in memory of its own."""
+        """Zero all sums for a new step. Gradients `carried` from earlier steps, to be added later,
+        are returned in separate memory."""
         sums = {total.data_ptr() for total in self._sums.values()}
         carried = [(p, g.clone() if g.data_ptr() in sums else g) for p, g in carried]
         if not self._sums:
@@ -52,7 +52,7 @@ class FixedSums:
         return carried
 
     def use(self, place: nn.Parameter) -> None:
-        """This place has got a gradient."""
+        """Note that this place has a gradient."""
         self._used.add(id(place))
 
     def drop_unused(self, places: Iterable[nn.Parameter]) -> None:
@@ -63,8 +63,8 @@ class FixedSums:
 
     @torch.no_grad()
     def add(self, made: Sequence[tuple[nn.Parameter, Tensor]], factor: Tensor) -> None:
-        """Add gradients of parameters; those whose sum lies elsewhere times `factor`, a tensor, for
-        a recording is run again with other factors."""
+        """Add gradients of parameters. Those summed elsewhere are multiplied by `factor`, a tensor,
+        since a recording is replayed with other factors."""
         same: list[tuple[Tensor, Tensor]] = []
         small: list[tuple[Tensor, Tensor]] = []
         for parameter, gradient in made:
@@ -86,8 +86,8 @@ class FixedSums:
 
 
 def add_scaled(total: Tensor, gradient: Tensor, factor: Tensor) -> None:
-    """Add a half gradient times a factor. torch's kernel for two types moves half of what a GPU
-    can (torch 2.11 on an H200)."""
+    """Add a half-precision gradient times a factor, with Triton if possible: torch's kernel for two
+    types reaches half of a GPU's bandwidth (torch 2.11 on an H200)."""
     is_flat = total.is_contiguous() and gradient.is_contiguous()
     if total.is_cuda and is_flat and find_spec("triton") is not None:
         count, block = total.numel(), 2048
@@ -98,7 +98,7 @@ def add_scaled(total: Tensor, gradient: Tensor, factor: Tensor) -> None:
 
 @cache
 def _build_kernel() -> Any:
-    """Needs Triton, which torch brings for CUDA."""
+    """Build the kernel with Triton, which torch includes for CUDA."""
     import triton
     import triton.language as tl
 

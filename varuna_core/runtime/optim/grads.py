@@ -1,17 +1,18 @@
-"""Gradients summed over replicas and over copies of a shared weight; their norm over all stages.
+"""Sum gradients over replicas and over copies of a shared weight; compute their norm over all
+stages.
 
     last backward of the step   head  block 3  block 2 | block 1  block 0  embedding
     bucket 0 (head, 3, 2)                              └─ summed over the replicas ─┐
     bucket 1 (1, 0, embedding)                                                      └─ summed ─┐
 
 A bucket's sum starts when each of its parameters has its last gradient of the step, while other
-work goes on; buckets start in one order, so that replicas whose data uses other parameters start
-the same ones. Nothing is read by the host.
+work goes on. Buckets start in a fixed order, so that replicas whose data uses other parameters
+start the same ones. The host reads nothing.
 
-With ZeRO a bucket holds parameters of one owner, which alone is told the sum and keeps it.
+With ZeRO a bucket holds parameters of one owner, which alone receives and keeps the sum.
 
-A parameter that no replica used keeps `grad = None`, as in the plain model: each bucket carries a
-flag a parameter, looked at only by a rank that has no gradient of its own.
+A parameter that no replica used keeps `grad = None`, as in the plain model: each bucket has a flag
+for each parameter, which only a rank without a gradient of its own looks at.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ if TYPE_CHECKING:
 
 BUCKET_BYTES = 25 * 2**20
 HAS_WIDE_PRODUCT = TorchVersion(torch.__version__) >= "2.11"
-"""Tried with 2.11."""
+"""True if torch can add a half-precision product to an fp32 sum; tried with 2.11."""
 
 
 class Bucket:
     """Parameters of one type whose gradients are summed in one message."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], owner: int | None = None) -> None:
-        """`owner` is the rank that keeps the sum; None: all do."""
+        """`owner` is the rank that keeps the sum; None means all ranks."""
         self.parameters, self.owner = parameters, owner
         self.waiting: set[int] = set()
         """Those that may get another gradient."""
@@ -75,7 +76,7 @@ class Bucket:
             self._work = dist.reduce(self._flat, self.owner, group=group, async_op=True)
 
     def finish(self, settle: Callable[[], None]) -> None:
-        """`settle` is called where the host must read what was summed."""
+        """Finish the sum; `settle` is called before the host reads what was summed."""
         assert self._flat is not None and self._work is not None
         self._work.wait()
         if not all(self._had):
@@ -94,14 +95,14 @@ class Bucket:
         self.forget()
 
     def forget(self) -> None:
-        """Let go of what is under way."""
+        """Drop pending work."""
         self.waiting.clear()
         self._flat = self._work = None
 
 
 def make_buckets(parameters: Sequence[nn.Parameter], owners: Mapping[int, int]) -> Iterator[Bucket]:
-    """Parameters of one type and one owner, about BUCKET_BYTES of them among all owners; in the
-    order in which they are full."""
+    """Yield buckets of parameters of one type and owner, about BUCKET_BYTES over all owners, in the
+    order in which they fill."""
     limit = BUCKET_BYTES / max(1, len(set(owners.values())))
     for owner, held in pack(parameters, owners, limit):
         yield Bucket(held, owner)
@@ -118,7 +119,7 @@ def sum_up(parameters: Sequence[nn.Parameter], group: Any, settle: Callable[[], 
 def list_shared(
     ties: Sequence[TiedWeight], stage_map: StageMap
 ) -> dict[tuple[int, ...], list[str]]:
-    """The weights that several places hold, by those places; each under its first name."""
+    """Return the weights that several places hold, by place, each under its first name."""
     shared: dict[tuple[int, ...], list[str]] = {}
     for tie in ties:
         places = stage_map.places_of(tie.stages)
@@ -142,8 +143,8 @@ class Gradients:
         hooks: ParameterHooks | None = None,
         has_fixed_sums: bool = False,
     ) -> None:
-        """With `sharding` the parameters are one rank's shares of layers. Fixed sums stay at one
-        place in memory (fixed_sums.py)."""
+        """With `sharding`, the parameters are a rank's shares of layers. Fixed sums keep their
+        address (fixed_sums.py)."""
         self.masters, self.links, self.device, self.owners = masters, links, device, owners
         self.overlap = True
         self.weight = weight or MicroBatchWeight()
@@ -199,7 +200,7 @@ class Gradients:
         self._watch()
 
     def _list_owners(self, places: Mapping[str, nn.Parameter]) -> dict[int, int]:
-        """The rank that owns a parameter, by the place of its gradient."""
+        """Return the rank that owns each parameter, by the place of its gradient."""
         if self.owners is None:
             return {}
         return {id(place): self.owners.rank_of(name) for name, place in places.items()}
@@ -213,7 +214,7 @@ class Gradients:
         self._compare = sharding.compare
 
     def _watch(self) -> None:
-        """Hear of gradients, where something is to be done about them as they come."""
+        """Install hooks on gradients that must be handled as they come."""
         for parameter, place in self.masters.list_places():
             is_watched = parameter is not place or self._buckets or self.fixed is not None
             if parameter.requires_grad and is_watched:
@@ -230,9 +231,9 @@ class Gradients:
     # In a step.
 
     def begin(self, factor: float = 1.0, num_backwards: int = 0) -> None:
-        """Set aside what earlier steps left, which is summed already.
+        """Set aside gradients of earlier steps, which are summed already.
 
-        So many calls of `backward_done` will follow on this rank.
+        This rank must then call `backward_done` `num_backwards` times.
         """
         thawed = next((p for p in self.frozen if p.requires_grad), None)
         if thawed is not None:
@@ -258,11 +259,12 @@ class Gradients:
     def before(
         self, finishing: Sequence[nn.Parameter], products: Sequence[PutOffProduct] | None
     ) -> None:
-        """An action that makes gradients comes, the last one of the step for these parameters.
+        """Prepare for an action that makes gradients, the step's last one for the `finishing`
+        parameters.
 
-        `products` are those of a W. In a B or an I it is None, and which parameters get a
-        gradient is autograd's matter: each once that got one before, but for those that got several
-        (modules called more than once in a reentrant checkpoint).
+        `products` are those of a W, else None; then autograd decides which parameters get a
+        gradient: each that did before, except if it got several (a module called repeatedly in a
+        reentrant checkpoint).
         """
         self._fired.clear()
         self._learning = products is None
@@ -285,7 +287,7 @@ class Gradients:
             self._bucket_of[key].waiting.discard(key)
 
     def note(self, parameter: nn.Parameter) -> None:
-        """This parameter has just got a gradient, from autograd or from a put-off product."""
+        """Record that a parameter got a gradient, from autograd or a postponed product."""
         self._got_one(self.masters.take_gradient(parameter, self.weight.factor))
 
     def find_wide(self, parameter: nn.Parameter) -> WideSum | None:
@@ -297,7 +299,7 @@ class Gradients:
         return place.grad, self.weight.factor
 
     def note_recorded(self, parameter: nn.Parameter) -> None:
-        """A recorded backward has added this parameter's gradient in its place."""
+        """Record that a recorded backward has added a parameter's gradient in its place."""
         self._got_one(self.masters.place_of(parameter))
 
     def _got_one(self, place: nn.Parameter) -> None:
@@ -329,7 +331,7 @@ class Gradients:
         self._started += 1
 
     def backward_done(self) -> None:
-        """One micro-batch has given its gradients to a stage."""
+        """Record that one micro-batch has given its gradients to a stage."""
         if not self.at_once:
             return
         self._backwards_left -= 1
@@ -349,10 +351,10 @@ class Gradients:
         self._reset()
 
     def reduce(self, compute_factor: Callable[[], float] | None = None) -> None:
-        """Sum over the replicas, over ranks that share layers, over stages that hold copies.
+        """Sum over the replicas, over ranks that share layers, and over stages that hold copies.
 
-        `compute_factor` gives the number by which the sums of this step are multiplied; it is
-        called on all ranks at the same place, after those sums.
+        `compute_factor` returns the factor for this step's sums; it is called on all ranks at the
+        same point, after those sums.
         """
         while self._backwards_left > 0:  # other replicas have more micro-batches
             self.backward_done()
@@ -390,14 +392,14 @@ class Gradients:
         self.links.settle(self.device)
 
     def forget(self) -> None:
-        """After a failure: what is under way would keep its group open."""
+        """Drop pending work after a failure, since it would keep its group open."""
         for bucket in self._buckets:
             bucket.forget()
         self.hooks.wake()
         self._summed.clear()
 
     def square_norm(self) -> Tensor:
-        """Square of the norm of this stage's gradients, in double precision."""
+        """Return the squared norm of this stage's gradients, in double precision."""
         grads = [p.grad for p in self.counted if p.grad is not None]
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         if grads:
@@ -409,7 +411,7 @@ class Gradients:
         return total
 
     def hold_any(self) -> bool:
-        """True if a gradient other than zero waits for an update, or for more to be added."""
+        """Return True if a nonzero gradient waits for an update or for more gradients."""
         grads = [master.grad for _, master in self.masters.pairs]
         return any(grad is not None and bool(grad.any()) for grad in grads)
 
@@ -418,7 +420,7 @@ class Gradients:
             place.grad = None
 
     def zero(self, set_to_none: bool) -> None:
-        """Clear the gradients, as an optimizer's `zero_grad`."""
+        """Clear the gradients, as an optimizer's `zero_grad` does."""
         for _, master in self.masters.pairs:
             if set_to_none:
                 master.grad = None
@@ -431,7 +433,7 @@ class Gradients:
 
 
 def can_add_wide(total: Tensor) -> bool:
-    """True where torch's product adds to a sum of another type: for CUDA, and not in torch 2.9."""
+    """Return True if torch can add a product to a sum of another type: CUDA, and not torch 2.9."""
     return total.is_cuda and HAS_WIDE_PRODUCT and not torch.cuda.is_current_stream_capturing()
 
 

@@ -1,9 +1,9 @@
-"""Hooks that the user has put on parameters, run once a step, on the gradient of the global batch.
+"""Run the user's hooks on parameters once a step, on the gradient of the global batch.
 
-The plain model's backward gives each parameter one gradient, and its hooks see that. Here gradients
-come by micro-batch, of one replica, scaled, in half precision to parameters that are not the
-user's. So hooks rest while these come, and run where the sums are: on the given model's parameters
-(those registered before Varuna was made) and on Varuna's own, the masters.
+In the plain model, each parameter gets one gradient from the backward, which its hooks see. Here
+gradients come for each micro-batch and replica, scaled, and in half precision for other parameters
+than the user's. So hooks are disabled meanwhile, and run on the sums: those on the given model's
+parameters (registered before Varuna was made) and those on Varuna's own, the masters.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from varuna_core.runtime.optim.precision import Masters
 
 Hooks = dict[int, Callable[..., Any]]
-"""Of a parameter, by their handles' numbers; a handle removes its hook from here."""
+"""Hooks of a parameter by the number of their handle, which removes a hook from this dict."""
 
 
 class ParameterHooks:
@@ -26,8 +26,8 @@ class ParameterHooks:
     def __init__(
         self, masters: Masters, model: nn.Module | None = None, parts: Collection[str] = ()
     ) -> None:
-        """`model` is the given one; of the parameters in `parts` this rank gets a part of the
-        gradient alone."""
+        """`model` is the given model; this rank gets only a part of the gradient of parameters in
+        `parts`."""
         self.masters = masters
         self._names = {id(master): name for name, master in reversed(masters.by_name.items())}
         self._given: dict[int, list[tuple[Hooks, Hooks]]] = {}
@@ -54,7 +54,7 @@ class ParameterHooks:
                 held.append((before, after))
 
     def rest(self, ours: Callable[..., Any]) -> None:
-        """No hook but `ours` runs from here on, until `run`."""
+        """Disable all hooks but `ours` until `run`."""
         self.wake()
         self._hooked, self._ours = [], ours
         for place, master in self.masters.pairs:
@@ -74,14 +74,14 @@ class ParameterHooks:
                     self._resting.append((hooks, users))
 
     def wake(self) -> None:
-        """All are where the user put them."""
+        """Restore all hooks as the user set them."""
         for hooks, users in self._resting:
             hooks.update(users)
         self._resting = []
 
     @torch.no_grad()
     def run_before(self) -> None:
-        """Hooks on gradients: each may give another one, before it is added to what is there."""
+        """Run hooks on gradients; each may replace the gradient, before earlier ones are added."""
         for place, master in self._hooked:
             for hooks, _ in self._list(master):
                 for hook in [*hooks.values()]:
@@ -91,12 +91,12 @@ class ParameterHooks:
                             place.grad = check_gradient(made, place, self._names[id(master)])
 
     def list_fresh(self) -> list[nn.Parameter]:
-        """The hooked parameters that this step has given a gradient."""
+        """Return the hooked parameters that got a gradient in this step."""
         return [master for place, master in self._hooked if place.grad is not None]
 
     @torch.no_grad()
     def run_after(self, fresh: Iterable[nn.Parameter]) -> None:
-        """Hooks on parameters that have got a gradient, and what was there before is added to."""
+        """Run hooks on parameters whose gradient is complete, with earlier gradients added."""
         for master in fresh:
             for _, hooks in self._list(master):
                 for hook in [*hooks.values()]:
@@ -116,7 +116,7 @@ class ParameterHooks:
 
 
 def read_hooks(parameter: Tensor) -> tuple[Hooks, Hooks]:
-    """Those that see the gradient, and those that see the parameter afterwards (torch 2.13)."""
+    """Return the hooks on the gradient, and those that run after its accumulation (torch 2.13)."""
     before: Any = parameter._backward_hooks
     after: Any = getattr(parameter, "_post_accumulate_grad_hooks", None)
     return ({} if before is None else before), ({} if after is None else after)
@@ -132,6 +132,6 @@ def check_gradient(made: Tensor, place: Tensor, name: str) -> Tensor:
 
 
 def list_parts(slices: Mapping[str, Any], placed: Mapping[str, Any]) -> set[str]:
-    """Names of parameters of which a rank has a part: slices, or shares of layers."""
+    """Return the names of parameters of which a rank has a part: slices or shares of layers."""
     shared = {name for name, sharing in placed.items() if not sharing.placement.is_replicate()}
     return {*slices, *shared}

@@ -1,10 +1,10 @@
-"""Optimizers by name: torch's own, LAMB, and NVIDIA's apex where it is asked for and installed.
+"""Build optimizers by name: torch's own, LAMB, and NVIDIA's Apex if asked for and installed.
 
-Varuna takes any optimizer; this module is for programs that choose one by a word of their conf.
+Varuna takes any optimizer; this module is for programs whose conf names one.
 
-PyPI's package `apex` is something else (a toolkit for web sites): importing it to see is no test.
-NVIDIA's has the compiled module `amp_C` beside it. Its multi-tensor norm is not taken: torch's
-`_foreach_norm`, which `grads.py` adds up in double, is one kernel for many tensors too.
+PyPI's package `apex` is something else (a toolkit for web sites), so importing it proves nothing;
+NVIDIA's has the compiled module `amp_C` beside it. Its multi-tensor norm is not used: torch's
+`_foreach_norm`, which `grads.py` sums in double precision, is one kernel for many tensors too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ APEX: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def why_no_apex() -> str:
-    """Empty if NVIDIA's apex is installed. Imports nothing."""
+    """Return why NVIDIA's Apex is unusable, without importing it; empty if it is installed."""
     if find_spec("amp_C") is not None and find_spec("apex") is not None:
         return ""
     if find_spec("apex") is None:
@@ -53,9 +53,9 @@ def build_apex_optimizer(name: str, parameters: Any, options: dict[str, Any]) ->
 
 
 def use_apex_norms(model: nn.Module) -> int:
-    """Let apex's kernel make the layer norms of torch's own class; how many there are.
+    """Let Apex's kernel compute layer norms of torch's own class; return their number.
 
-    Parameters keep their names. Without apex a warning says so, and torch's kernel stays.
+    Parameters keep their names. Without Apex, warn and leave torch's kernel.
     """
     if missing := why_no_apex():
         log.warning("%s; torch's own layer norm is used", missing)
@@ -79,10 +79,11 @@ def _normalize(made: Any, norm: nn.LayerNorm, x: Tensor) -> Tensor:
 
 
 class Lamb(torch.optim.Optimizer):
-    """LAMB (arXiv 1904.00962) as NVIDIA's: gradients are divided by what their norm exceeds
-    `max_grad_norm` by, and groups without weight decay step as Adam does.
+    """LAMB (arXiv 1904.00962) as by NVIDIA: gradients are divided by their norm's ratio to
+    `max_grad_norm` if that is above 1, and groups without weight decay step as in Adam.
 
-    The norm is that of all stages: Varuna tells it. Used alone, it is that of the parameters here.
+    The norm is that of all stages, which Varuna sets. Used alone, it is that of the parameters
+    here.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class Lamb(torch.optim.Optimizer):
 
 
 def _trust(updates: Iterable[Tensor], parameters: list[Tensor]) -> None:
-    """Scale each update by its parameter's norm over its own."""
+    """Scale each update by the ratio of its parameter's norm to its own."""
     updates = list(updates)
     above = torch.stack([norm.float() for norm in torch._foreach_norm(parameters)])
     below = torch.stack([norm.float() for norm in torch._foreach_norm(updates)])
@@ -172,9 +173,9 @@ TORCH: dict[str, Callable[..., Any]] = {
 
 
 def build_optimizer(name: str, parameters: Any, *, apex: bool = False, **options: Any) -> Any:
-    """The optimizer called `name`, with torch's fused kernels where they take the parameters.
+    """Return the optimizer `name`, with torch's fused kernels if the parameters allow them.
 
-    With `apex`, NVIDIA's, if it is installed; a warning says why when torch's is taken instead.
+    With `apex`, use NVIDIA's if it is installed; otherwise warn why torch's is used.
     """
     if name not in TORCH:
         raise ValueError(f"optimizer {name!r}: this version knows {', '.join(TORCH)}")
@@ -191,14 +192,14 @@ def build_optimizer(name: str, parameters: Any, *, apex: bool = False, **options
 
 
 def _list_group(entry: Any) -> Any:
-    """A group's parameters may be a generator, to be read once."""
+    """Return a group with its parameters as a list, since a generator can be read only once."""
     if not isinstance(entry, dict) or isinstance(entry["params"], Tensor):
         return entry
     return {**entry, "params": list(entry["params"])}
 
 
 def _flatten(entry: Any) -> Iterator[Tensor]:
-    """Tensors, (name, tensor) pairs and groups of either."""
+    """Yield the tensors in tensors, (name, tensor) pairs and groups of either."""
     if isinstance(entry, Tensor):
         yield entry
     elif isinstance(entry, dict):

@@ -1,12 +1,13 @@
-"""fp32, bf16, fp16: which tensors of a stage are in half precision, and the fp32 masters of those.
+"""Decide which tensors of a stage are in fp32, bf16 or fp16, and keep fp32 masters of the half
+ones.
 
 micro-batch:  half weights ─► half gradients ─► added up in the masters' fp32 `.grad`
 optimizer:    updates the masters, which are all that `parameters()` gives
 next step:    masters ─► half weights
 
-Batch norm keeps its parameters and statistics in fp32, as torch's kernels for half inputs take
-them: averages over many batches are lost in 8 bits. So do modules that the user names
-(split/kept.py); inputs that are named are not cast.
+Batch norm keeps its parameters and statistics in fp32, as torch's kernels for half inputs expect:
+averages over many batches are lost in 8 bits. So do modules that the user names (split/kept.py);
+inputs that the user names are not cast.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 
 TYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 PIECE = 2**18
-"""Elements of a piece of a gradient: 1 MiB in fp32, which a cache holds."""
+"""Elements of a piece of a gradient: 1 MiB in fp32, which fits in a cache."""
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -43,7 +44,7 @@ class Precision:
 
     name: str
     keep: tuple[str, ...] = ()
-    """Patterns of names of inputs and modules that stay in fp32."""
+    """Patterns for names of inputs and modules that stay in fp32."""
 
     def keeping(self, names: Sequence[str]) -> Precision:
         if isinstance(names, str):
@@ -52,11 +53,11 @@ class Precision:
 
     @property
     def half(self) -> torch.dtype | None:
-        """The half-precision type; None: the model's own types."""
+        """The half-precision type; None means the model's own types."""
         return TYPES[self.name]
 
     def choose_types(self, model: nn.Module) -> dict[int, torch.dtype]:
-        """The types of parameters and buffers, by their ids, where they are not the model's own."""
+        """Return the types of parameters and buffers, by id, that differ from the model's own."""
         if self.half is None:
             return {}
         full, half = set(), {}
@@ -79,7 +80,7 @@ class Precision:
         return half | dict.fromkeys(full, torch.float32)
 
     def select_kept(self, model: nn.Module) -> KeptModules:
-        """The modules that are to stay in fp32, of those within others the outer ones."""
+        """Return the outermost modules that are to stay in fp32."""
         if self.half is None or not self.keep:
             return KeptModules()
         found: list[str] = []
@@ -89,7 +90,7 @@ class Precision:
         return KeptModules(names=tuple(found), half=self.half)
 
     def check_names(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
-        """Refuse a pattern that nothing matches."""
+        """Refuse a pattern that matches nothing."""
         leaves = [name for name, _ in _list_leaves(inputs)]
         modules = [path for path, _ in model.named_modules() if path]
         for pattern in self.keep:
@@ -102,7 +103,7 @@ class Precision:
                 )
 
     def cast(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """A batch with its fractions in half precision, as the weights that they will meet."""
+        """Return the batch with its floating-point inputs in half precision, like the weights."""
         half = self.half
         if half is None:
             return dict(inputs)
@@ -115,7 +116,8 @@ class Precision:
         return dict(pytree.tree_map_with_path(cast_one, dict(inputs)))
 
     def warn_of_lost_numbers(self, inputs: Mapping[str, Any]) -> None:
-        """Warn of whole numbers, such as time steps, that are others in half precision."""
+        """Warn of whole numbers in floating inputs, such as time steps, that half precision
+        changes."""
         for name, leaf in _list_leaves(inputs):
             if self.half is None or not isinstance(leaf, Tensor) or leaf.dtype not in FLOATS:
                 continue
@@ -135,7 +137,7 @@ class Precision:
 
 
 def _matches(path: str, pattern: str) -> bool:
-    """True if the pattern names this, or what it lies in; `*` stands within one word."""
+    """Return True if the pattern matches this path or a prefix of it; `*` stays within one word."""
     words, wanted = path.split("."), pattern.split(".")
     return len(words) >= len(wanted) and all(map(fnmatchcase, words, wanted))
 
@@ -146,12 +148,12 @@ def _list_leaves(inputs: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _spell(path: Any) -> str:
-    """The path to an input: `when.steps.0`."""
+    """Spell the path to an input: `when.steps.0`."""
     return ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
 
 
 def choose_precision(fp16: bool, precision: str | None) -> Precision:
-    """The precision of Varuna's arguments, in the ancestor's spelling or ours."""
+    """Return the precision from Varuna's arguments, in the original Varuna's spelling or ours."""
     if precision is not None and precision not in TYPES:
         raise ValueError(f"precision {precision!r}: this version knows {', '.join(TYPES)}")
     if fp16 and precision not in (None, "fp16"):
@@ -161,22 +163,22 @@ def choose_precision(fp16: bool, precision: str | None) -> Precision:
 
 @dataclass(kw_only=True)
 class MicroBatchWeight:
-    """The weight of the micro-batch whose gradients come, as two factors.
+    """The weight of a micro-batch's gradients, as two factors.
 
-    A loss in half precision rounds what its backward starts from: a weight of 3/7 to 8 bits, and
-    of a large loss scale it makes infinity. So that starts from a power of two, and the rest of
-    the weight multiplies the gradients where they add up in fp32. It takes the loss scale away
-    again too.
+    A half-precision loss would round the start of its backward: a weight of 3/7 to 8 bits, and with
+    a large loss scale to infinity. So a backward starts from a power of two, and the rest of the
+    weight multiplies the gradients where they are summed in fp32. That factor also removes the loss
+    scale.
     """
 
     loss_type: torch.dtype | None = None
-    """Of the loss as the dry run had it."""
+    """Type of the loss in the dry run."""
 
     factor: float = 1.0
-    """Multiplies each gradient as it comes."""
+    """Factor for each gradient when it is summed."""
 
     def split(self, weight: float, loss_scale: float) -> float:
-        """The gradient that the loss's backward starts from."""
+        """Return the gradient with which the loss's backward starts."""
         exponent = math.floor(math.log2(weight * loss_scale))
         if self.loss_type is torch.float16:
             exponent = max(-14, min(15, exponent))
@@ -205,8 +207,8 @@ class Masters:
         offload: bool = False,
         slices: Mapping[str, Slice] = MappingProxyType({}),
     ) -> None:
-        """`values` are fp32, of the parameters in half precision; of `owned` names, if given,
-        are the masters that this rank holds, and of the `slices`."""
+        """`values` are fp32 values of the parameters in half precision. This rank holds the masters
+        named in `owned`, if given, and those of the `slices`."""
         held = {**parameters, **{name: rows.own for name, rows in slices.items()}}
         self.owned, self.offload, self.slices = owned, offload, slices
         self.by_name: dict[str, nn.Parameter] = {}
@@ -252,20 +254,20 @@ class Masters:
             self._master_of[id(parameter)] = master
 
     def answers_for(self, name: str) -> bool:
-        """True if this rank is the one of its replicas that owns this parameter."""
+        """Return True if this rank is the replica that owns this parameter."""
         return self.owned is None or name in self.owned or name in self.slices
 
     def place_of(self, parameter: nn.Parameter) -> nn.Parameter:
-        """The place where the gradient of one of the stage's parameters adds up."""
+        """Return the parameter in which a stage parameter's gradient is summed."""
         return self._place_of[id(parameter)]
 
     def list_places(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
-        """Pairs of a parameter of the stage, each once, and the place of its gradient."""
+        """Return pairs of a parameter of the stage, each once, and the place of its gradient."""
         return [(parameter, self.place_of(parameter)) for parameter in self._parameters]
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Make the weights of the masters that are here."""
+        """Compute the weights from the masters on this rank."""
         if not self._copies:
             return
         for parameter, master in self._copies:
@@ -285,14 +287,14 @@ class Masters:
         self._read = [torch.cuda.current_stream(device).record_event() for device in devices]
 
     def wait_read(self) -> None:
-        """Until the device has read what `refresh` copies: the masters may change."""
+        """Wait until the device has read what `refresh` copies, so that masters may change."""
         for event in self._read:
             event.synchronize()
         self._read = []
 
     def take_gradient(self, parameter: nn.Parameter, factor: float) -> nn.Parameter:
-        """Add the gradient that the parameter just got, times `factor`, to that in its place.
-        Called without autograd, as its hooks are, for each parameter of each micro-batch."""
+        """Add the parameter's new gradient, times `factor`, to that in its place. Called without
+        autograd, like its hooks, for each parameter of each micro-batch."""
         place = self.place_of(parameter)
         gradient = parameter.grad
         if place is not parameter and gradient is not None:
@@ -305,7 +307,7 @@ class Masters:
 
     @torch.no_grad()
     def land_gradients(self) -> None:
-        """Bring the gradients to the masters that lie on the host, where the host may read them."""
+        """Copy gradients to masters on the host, ready for the host to read."""
         devices = set()
         for place, master in self.pairs:
             if place is master:
@@ -320,8 +322,8 @@ class Masters:
 
 
 def add_wide(total: Tensor, gradient: Tensor, factor: float) -> None:
-    """Add a half gradient. A CPU widens what it adds first: a piece at a time, not a second one as
-    large as the total."""
+    """Add a half-precision gradient. A CPU first widens it, so this is done in pieces to save
+    memory."""
     if not total.is_cpu or total.numel() <= PIECE or total.dtype == gradient.dtype:
         total.add_(gradient, alpha=factor)
         return
@@ -331,14 +333,14 @@ def add_wide(total: Tensor, gradient: Tensor, factor: float) -> None:
 
 
 def make_place(like: Tensor) -> nn.Parameter:
-    """Holds a gradient as `like` would, and has a value of one element's memory."""
+    """Return a parameter that can hold a gradient like `like`'s, with a value of one element."""
     return nn.Parameter(torch.zeros((), dtype=like.dtype, device=like.device).expand(like.shape))
 
 
 def copy_to_host(tensor: Tensor, wait: bool = True) -> Tensor:
-    """A copy in host memory, from a GPU in such as it reads and writes by itself (pinned).
+    """Return a copy in host memory, pinned if it comes from a GPU.
 
-    Without `wait` it is there when the stream is done.
+    Without `wait`, it is complete when the stream is.
     """
     pinned = tensor.device.type == "cuda"
     made = torch.empty_like(tensor, device="cpu", requires_grad=False, pin_memory=pinned)

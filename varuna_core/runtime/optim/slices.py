@@ -1,6 +1,6 @@
-"""Rows of a parameter on one of several replicas (ZeRO 3).
+"""Hold a replica's rows of a parameter (ZeRO 3).
 
-`zero_weights` makes them, `precision.Masters` and checkpoints read them.
+`zero_weights` makes slices; `precision.Masters` and checkpoints read them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Slice:
     """This rank's rows of a parameter."""
 
     sharded: nn.Parameter
-    """torch's DTensor, which the module has."""
+    """The module's parameter, a DTensor."""
     own: nn.Parameter
     """The rows alone, in the same memory."""
     shape: tuple[int, ...]
@@ -28,12 +28,11 @@ class Slice:
 
     @property
     def is_first(self) -> bool:
-        """True for the slice that answers for state that is not in rows, such as a count of
-        steps."""
+        """True for the slice that answers for state other than rows, such as a count of steps."""
         return self.box.volume > 0 and self.box.offset[0] == 0
 
     def collect_gradient(self) -> None:
-        """Take the gradient of the step, summed over the replicas."""
+        """Take the step's gradient, summed over the replicas."""
         gradient: Any = self.sharded.grad
         self.sharded.grad = None
         if gradient is not None:
@@ -41,7 +40,7 @@ class Slice:
 
 
 def take_slice(sharded: Any, segment: int, place: int, size: int) -> Slice:
-    """Take the rows of a sharded parameter that replica `place` of `size` holds."""
+    """Return the rows of a sharded parameter that replica `place` of `size` holds."""
     rows = sharded.detach().to_local()
     step = -(-sharded.shape[0] // size)
     begin = min(place * step, sharded.shape[0])

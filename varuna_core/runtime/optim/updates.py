@@ -1,7 +1,7 @@
-"""The update after a step's gradients: overflow, clipping, loss scale, and the optimizer's `step`.
+"""Update weights after a step: overflow, clipping, loss scale, and the optimizer's `step`.
 
 In fp16 the loss is multiplied by a scale, so that small gradients are not rounded to zero. A step
-that overflows halves it (not below the least), 2000 good ones in a row double it.
+that overflows halves it (down to a minimum); 2000 good steps in a row double it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ FACTOR = 2.0
 
 @dataclass(kw_only=True)
 class LossScale:
-    """The scale of the loss in fp16. All ranks have equal ones, as they see the same norm."""
+    """The loss scale in fp16, equal on all ranks since they see the same norm."""
 
     scale: float
     dynamic: bool = True
     least: float = 1.0
     good_steps: int = 0
-    """Since the scale last changed."""
+    """Good steps since the scale last changed."""
 
     def update(self, overflow: bool) -> None:
-        """After a step; a static scale stays."""
+        """Update the scale after a step; a static scale stays."""
         if not self.dynamic:
             return
         if overflow:
@@ -50,7 +50,7 @@ class LossScale:
 def build_loss_scale(
     loss_scale: float | Literal["dynamic"] | str, init_loss_scale: float, min_loss_scale: float
 ) -> LossScale:
-    """The loss scale of `set_optimizer`'s arguments."""
+    """Build the loss scale from `set_optimizer`'s arguments."""
     if loss_scale == "dynamic":
         scale, least = (
             _read(init_loss_scale, "init_loss_scale"),
@@ -92,7 +92,7 @@ class Updates:
     def clip_and_scale(
         self, square: Tensor, gradients: Gradients, clip_grad_max_norm: float | None
     ) -> Tensor:
-        """The gradients' norm before clipping, from its square, which is the same on all ranks."""
+        """Clip and unscale the gradients; return their norm before clipping, from its `square`."""
         norm = square.sqrt()
         kept = norm.to(torch.get_default_dtype())
         if self.loss_scale is not None:
@@ -110,7 +110,7 @@ class Updates:
         return kept
 
     def attach(self, optimizers: Sequence[Any], loss_scale: LossScale) -> None:
-        """Take these optimizers; in fp16 let the `step` of each wait for the verdict."""
+        """Take these optimizers; in fp16, each `step` is skipped if the gradients overflowed."""
         self.optimizers = tuple(optimizers)
         if not self.needs_scale:
             return
@@ -138,14 +138,14 @@ class Updates:
 
 
 WHOLE_TENSOR = ("adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap")
-"""In names of optimizers whose update of an element depends on others of its tensor."""
+"""In names of optimizers whose update of an element depends on its whole tensor."""
 
 WHOLE_MODEL = ("lbfgs", "prodigy", "dadapt")
-"""In names of those whose update of an element depends on all parameters."""
+"""In names of optimizers whose update of an element depends on all parameters."""
 
 
 def check_optimizers(optimizers: Sequence[Any], own: set[int]) -> None:
-    """Refuse what cannot be stepped, or steps other parameters than these (by id)."""
+    """Refuse optimizers that cannot be stepped or that have other parameters than `own` (ids)."""
     held: set[int] = set()
     for optimizer in optimizers:
         kind = type(optimizer).__name__
@@ -163,9 +163,9 @@ def check_optimizers(optimizers: Sequence[Any], own: set[int]) -> None:
 
 
 def refuse_whole(optimizers: Sequence[Any], *, has_pieces: str, is_spread: str) -> None:
-    """Refuse optimizers that look at more than a rank has, as far as their names tell.
+    """Refuse optimizers that need more than a rank has, going by their names.
 
-    `has_pieces` and `is_spread` say what gives a rank pieces of tensors, and a part of the model.
+    `has_pieces` and `is_spread` name options that give a rank pieces of tensors, or of the model.
     """
     for optimizer in optimizers:
         kind = type(optimizer).__name__

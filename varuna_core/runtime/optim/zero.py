@@ -25,7 +25,7 @@ from varuna_core.runtime.comm.links import Links
 
 MESSAGE_BYTES = 25 * 2**20
 NUM_UNDER_WAY = 4
-"""Messages of the exchange at a time: each has a copy of its weights."""
+"""Messages of the exchange at a time; each has a copy of its weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +35,9 @@ class Owners:
     links: Links
     replica_of: Mapping[str, int]
     at_once: bool
-    """ZeRO 2: gradients are summed after each backward, not after a step's last."""
+    """True for ZeRO 2: gradients are summed after each backward, not only after the last."""
     alike: bool
-    """ZeRO 3: the replicas of a place must run the same list of actions."""
+    """True for ZeRO 3: the replicas of a place must run the same list of actions."""
 
     def rank_of(self, name: str) -> int:
         return self.links.stage_map.ranks[self.links.place][self.replica_of[name]]
@@ -46,13 +46,13 @@ class Owners:
         return {n for n, replica in self.replica_of.items() if replica == self.links.replica}
 
     def compute_most(self, number: int) -> int:
-        """The largest of the replicas' numbers."""
+        """Return the largest of the replicas' numbers."""
         most = torch.tensor(number)
         dist.all_reduce(most, dist.ReduceOp.MAX, group=self.links.replicas)
         return int(most.item())
 
     def expect_alike(self, num_microbatches: int) -> None:
-        """An error on all replicas if one has another number of micro-batches."""
+        """Raise an error on all replicas if their numbers of micro-batches differ."""
         if self.alike and self.compute_most(num_microbatches) != -self.compute_most(
             -num_microbatches
         ):
@@ -69,8 +69,8 @@ def make_owners(
     shared: Mapping[tuple[int, ...], Sequence[str]],
     model: nn.Module,
 ) -> Owners | None:
-    """Deal the parameters to owners; None without ZeRO, and where there is one replica. `model` is
-    the whole one."""
+    """Assign the parameters to owners; None without ZeRO or with one replica. `model` is the whole
+    model."""
     if not zero or links.replicas is None:
         return None
     everywhere = {name for held in shared.values() for name in held}
@@ -88,10 +88,10 @@ def deal_owners(
     shared: Mapping[str, int],
     num_replicas: int,
 ) -> dict[str, int]:
-    """The replica that owns each of a place's parameters; the largest first, to who has least.
+    """Return the replica that owns each parameter: largest first, to the replica with least.
 
-    `weights` are their sizes, `shared` those of all weights that several places hold, whether this
-    one does or not: copies are summed within a replica, so one replica must own them in all places.
+    `weights` are the parameters' sizes; `shared` those of all weights that several places hold,
+    even if not this one: copies are summed within a replica, which must own them in all places.
     """
     of_shared = _deal(shared, [0] * num_replicas)
     names: dict[int, list[str]] = {}
@@ -124,8 +124,8 @@ def _deal(sizes: Mapping[str, int], loads: list[int]) -> dict[str, int]:
 def pack(
     parameters: Sequence[nn.Parameter], owners: Mapping[int, int], limit: float
 ) -> Iterator[tuple[int | None, list[nn.Parameter]]]:
-    """Parameters of one owner (a rank, by the parameter's id) and one type that go in a message of
-    about `limit` bytes; messages in the order in which they are full."""
+    """Yield an owner and its parameters of one type for each message of about `limit` bytes, in the
+    order in which messages fill."""
     filling: dict[tuple[torch.dtype, int | None], list[nn.Parameter]] = {}
     sizes: dict[tuple[torch.dtype, int | None], int] = {}
     for parameter in parameters:
@@ -140,7 +140,7 @@ def pack(
 
 
 class WeightExchange:
-    """The weights of a place, from their owners to all of its replicas."""
+    """Sends the weights of a place from their owners to all of its replicas."""
 
     def __init__(self, owners: Owners, weights: Mapping[str, nn.Parameter]) -> None:
         self.owners, self.links = owners, owners.links
@@ -152,8 +152,7 @@ class WeightExchange:
 
     @torch.no_grad()
     def run(self, num_microbatches: int) -> None:
-        """Exchange the weights; called where a step or an evaluation of so many micro-batches
-        begins."""
+        """Exchange the weights, at the begin of a step or evaluation of `num_microbatches`."""
         self.owners.expect_alike(num_microbatches)
         for owner, weights in self.messages:
             if len(self._under_way) == NUM_UNDER_WAY:
@@ -173,12 +172,12 @@ class WeightExchange:
                 weight.copy_(piece.view(weight.shape))
 
     def forget(self) -> None:
-        """After a failure: what is under way would keep its group open."""
+        """Drop pending work after a failure, since it would keep its group open."""
         self._under_way.clear()
 
 
 def _take_flat(weights: Sequence[nn.Parameter]) -> Tensor:
-    """The values in a row; of a weight that is alone the weight itself."""
+    """Return the values as one flat tensor; of a single weight, a view."""
     if len(weights) == 1 and weights[0].is_contiguous():
         return weights[0].detach().view(-1)
     return torch.cat([weight.detach().reshape(-1) for weight in weights])
@@ -196,7 +195,7 @@ def share_values(
 ) -> None:
     """Copy the first replica's weights to the others, and the first stage's to copies of it.
 
-    `values` are this rank's weights in full precision, `shared` names of several places.
+    `values` are this rank's weights in full precision; `shared` has names by several places.
     """
     ranks = links.stage_map.ranks
     if links.replicas is not None:

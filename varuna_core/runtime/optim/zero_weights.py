@@ -37,9 +37,9 @@ def shard_modules(
     half: torch.dtype | None,
     weight: MicroBatchWeight,
 ) -> dict[str, Slice]:
-    """Shard what can be of the rank's stages, by name; the stages then own the rest.
+    """Shard the modules of the rank's stages that can be; return the slices by name.
 
-    `full` are the fp32 values of what is in half precision; those of slices are taken out of it.
+    `full` has the fp32 values of half-precision parameters; those of slices are removed from it.
     """
     from torch.distributed.fsdp import (  # half a second, which others need not wait
         FSDPModule,
@@ -88,8 +88,8 @@ def shard_modules(
 
 
 class _Messages:
-    """torch's modules keep the group of their mesh for ever, so that no wait in it can be ended by
-    closing it. The messages of a step therefore go through the links' own, which is let go."""
+    """Carries the messages of sharded modules through the links' own group. torch's modules keep
+    their mesh's group for ever, so closing it could not end a wait."""
 
     def __init__(self, links: Links) -> None:
         self.links = links
@@ -126,7 +126,7 @@ class _Scatter(_Messages):
 
 
 def find_units(split: Split, stage: Stage, is_half: bool) -> Iterator[str]:
-    """The largest modules of a stage that can be sharded, by name."""
+    """Yield the names of the largest modules of a stage that can be sharded."""
     calls: dict[str, set[int]] = {}
     for number, call in enumerate(split.record.calls):
         calls.setdefault(call.module, set()).add(number)
@@ -148,10 +148,10 @@ def _runs_in_one_piece(split: Split, stage: Stage, calls: set[int]) -> bool:
 
 
 def _is_alone(split: Split, module: nn.Module, name: str, calls: set[int], is_half: bool) -> bool:
-    """True if its parameters can be sharded: trained, used, and by nothing else than its calls.
+    """Return True if a module's parameters can be sharded: trained, and used by its calls only.
 
-    torch gives each of a unit a gradient, zeros where it has none, by which optimizers decay it;
-    it sums them as real numbers, so complex ones stay whole.
+    torch gives each parameter of a unit a gradient, zeros if there is none, by which optimizers
+    decay it, and sums gradients as real numbers, so modules with complex ones stay whole.
     """
     held = dict(module.named_parameters(prefix=name, remove_duplicate=False))
     for key, parameter in held.items():
@@ -169,7 +169,7 @@ def _is_alone(split: Split, module: nn.Module, name: str, calls: set[int], is_ha
 
 
 def refuse_uneven(samples: Sequence[range], chunk_size: int) -> None:
-    """`samples` of a full batch, of each replica."""
+    """Refuse a full batch that gives replicas unequal numbers of micro-batches."""
     counts = [-(-len(held) // chunk_size) for held in samples]
     if len(set(counts)) > 1:
         raise ValueError(

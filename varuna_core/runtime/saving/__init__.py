@@ -1,5 +1,5 @@
-"""Checkpoints of a Varuna, and the signals that ask for one.
+"""Save and load checkpoints of a Varuna, also on signals.
 
-`saving.Saving` saves and loads, `consensus.Consensus` makes an error of one rank that of all,
-`preemption.SignalCalls` notes signals. Imports checkpoint, records and the rooms before it.
+`saving.Saving` saves and loads, `consensus.Consensus` raises an error of one rank on all,
+`preemption.SignalCalls` records signals. Imports checkpoint, records and the rooms before it.
 """

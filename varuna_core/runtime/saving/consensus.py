@@ -1,7 +1,7 @@
-"""Decisions of all ranks outside of steps, rare ones: by way of the store that they met in.
+"""Make rare decisions of all ranks outside of steps, through the store of their process group.
 
-No group is needed for it, whatever hardware the ranks have. Rank 0 hears all and decides; an error,
-of whichever rank, is the same on all.
+No group is needed, whatever hardware the ranks have. Rank 0 collects and decides; an error of any
+rank is raised on all.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from varuna_core.checkpoint.format.errors import CheckpointError, build_error
 from varuna_core.runtime.comm.failure import FailureBoard, RankFailed
 
 GLANCE = timedelta(seconds=2)
-"""Between looks whether a rank has failed."""
+"""Time between checks for a failed rank."""
 
 PARTING = timedelta(minutes=10)
 
 
 class Consensus:
-    """One rank's side of the decisions. Every rank makes the same calls, in the same order."""
+    """One rank's side of the decisions. Every rank must make the same calls in the same order."""
 
     def __init__(self, board: FailureBoard, name: str, find_lost_peer: Callable[[], str]) -> None:
-        """`find_lost_peer` says which rank is gone, if one is."""
+        """`find_lost_peer` returns which rank is gone, if any."""
         self._board, self._name, self._find_lost_peer = board, name, find_lost_peer
         self._store: Any = board.store
         alone = self._store is None
@@ -36,19 +36,19 @@ class Consensus:
         self._count = 0
 
     def decide(self, make: Callable[[], str]) -> str:
-        """The text that rank 0 makes, on every rank."""
+        """Return on every rank the text that rank 0 makes."""
         return self._exchange("", lambda words: make(), listen=False)
 
     def settle(self, word: str, decide: Callable[[list[str]], str]) -> str:
-        """The text that rank 0 makes of each rank's word, in their order, on every rank."""
+        """Return on every rank the text that rank 0 makes from all ranks' words, in rank order."""
         return self._exchange(word, decide)
 
     def any_rank(self, wanted: bool) -> bool:
-        """True if any rank wants it."""
+        """Return True on all ranks if it is wanted on any."""
         return self._exchange("yes" if wanted else "", lambda words: max(words)) == "yes"
 
     def run_on_all(self, work: Callable[[], Any], last: Callable[[], Any] = lambda: None) -> None:
-        """Do this on every rank, then `last` on rank 0; the first rank's error is raised on all."""
+        """Run `work` on every rank, then `last` on rank 0; raise the first rank's error on all."""
         mine = None
         try:
             work()
@@ -68,7 +68,7 @@ class Consensus:
             raise error from mine
 
     def leave(self) -> None:
-        """The last call: rank 0, whose process may hold the store, leaves it last."""
+        """Make the last call; rank 0, whose process may hold the store, leaves last."""
         self._count += 1
         if self.rank:
             self._store.set(self._key(str(self.rank)), "")

@@ -35,17 +35,17 @@ from varuna_core.runtime.saving.consensus import Consensus
 
 @dataclass(frozen=True, kw_only=True)
 class HeldPiece:
-    """A piece of a tensor, and the rank that has it."""
+    """A piece of a tensor, and the rank that holds it."""
 
     rank: int
     dtype: str
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     box: Box
 
 
 Plan = Mapping[str, Sequence[HeldPiece]]
-"""The pieces of each tensor, by its first name, in the order in which they travel."""
+"""The pieces of each tensor by its first name, in the order of sending."""
 
 
 class Gather:
@@ -58,7 +58,7 @@ class Gather:
         consensus: Consensus,
         only_trained: bool = False,
     ) -> None:
-        """`model` is the plain one, for names, order and types; its values are not looked at."""
+        """`model` is the plain model, used for names, order and types but not for values."""
         self.consensus = consensus
         self._plain = model.state_dict()
         if only_trained:
@@ -72,9 +72,9 @@ class Gather:
                 self._names_of.setdefault(self._leads.get(name, name), []).append(name)
 
     def run(self, take: Callable[[], Sequence[Entry]], target: Path | None) -> Any:
-        """The state dict on rank 0, or the target written there; None elsewhere.
+        """Return the state dict on rank 0, or write it to the target; None on other ranks.
 
-        `take` gives this rank's pieces: those of all ranks are the model, each element once.
+        `take` returns this rank's pieces; those of all ranks must be the model, each element once.
         """
         mine: list[Entry] = []
 
@@ -128,7 +128,8 @@ class Gather:
             close_group(group)
 
     def _agree(self, mine: Sequence[Entry]) -> Plan:
-        """The plan of all ranks' pieces; the same error on all if they are not the model."""
+        """Return the plan for all ranks' pieces; raise an error on all if they are not the
+        model."""
         word = json.dumps([[e.name, e.dtype, e.shape, e.box.offset, e.box.extent] for e in mine])
         return _parse_plan(self.consensus.settle(word, self._decide))
 
@@ -150,7 +151,7 @@ class Gather:
         return json.dumps({name: [_render_piece(p) for p in found[name]] for name in order})
 
     def _type_of(self, name: str, piece: HeldPiece) -> str:
-        """Masters as they are, in fp32; what is in half precision here in the plain model's own."""
+        """Return the type to gather: fp32 for masters, the model's own type for half precision."""
         if DTYPES[piece.dtype] in (torch.float16, torch.bfloat16):
             return name_dtype(self._plain[name].dtype, name)
         return piece.dtype
@@ -189,7 +190,7 @@ class Gather:
 
 
 class _Arrivals:
-    """The tensors as they come, each for as long as the next is not asked for."""
+    """Sequence of the tensors as they arrive; each is freed when the next is requested."""
 
     def __init__(self, arriving: Iterator[tuple[str, Tensor]]) -> None:
         self._arriving = arriving
@@ -228,7 +229,7 @@ def _load(entry: Entry) -> Tensor:
 def _join(
     name: str, held: Sequence[HeldPiece], own: Mapping[tuple[str, Box], Entry], receiver: _Receiver
 ) -> Tensor:
-    """The whole tensor, of pieces here and of those that come; no memory of a rank's."""
+    """Join a whole tensor from local and received pieces, in memory of its own."""
     made: Tensor | None = None
     for piece in held:
         part = receiver.take(piece) if piece.rank else _load(own[name, piece.box])
@@ -247,11 +248,11 @@ GO, NO = 1, 0
 
 
 class _Refused(Exception):
-    """The other side has failed, and says so after the stream."""
+    """Raised if the other side failed and reported that after its data."""
 
 
 class _Receiver:
-    """Rank 0's side."""
+    """Rank 0's side of the transfer."""
 
     def __init__(self, plan: Plan, group: Any) -> None:
         self._group = group
@@ -271,14 +272,14 @@ class _Receiver:
         return made
 
     def stop(self) -> None:
-        """Tell those that have not given all."""
+        """Tell the ranks that still have pieces to stop."""
         for rank in [rank for rank, count in self._left.items() if count]:
             with contextlib.suppress(RuntimeError):  # it is gone
                 dist.send(torch.tensor([NO], dtype=torch.uint8), rank, group=self._group)
 
 
 class _Sender:
-    """Another rank's side: its pieces, each when rank 0 asks for it."""
+    """Another rank's side: sends each piece when rank 0 asks for it."""
 
     def __init__(self, plan: Plan, mine: Sequence[Entry], group: Any, rank: int) -> None:
         self._group, self._own = group, _index(mine)
@@ -305,7 +306,7 @@ def _travels(piece: HeldPiece) -> bool:
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
-    """The same memory: gloo does not know all types."""
+    """Return the tensor's memory as bytes, since gloo does not know all types."""
     return tensor.reshape(-1).view(torch.uint8)
 
 

@@ -34,23 +34,23 @@ from typing import Any, NoReturn
 from varuna_core.runtime.saving.preemption import NCCL_DUMPS
 
 CALLS = (signal.SIGUSR1, signal.SIGUSR2)
-"""Not SIGTERM: it comes when another rank has failed, too, and then nobody answers."""
+"""Signals handled here; not SIGTERM, which also comes when ranks cannot answer after a failure."""
 
 NO_TIMEOUT = timedelta(days=365)
-"""Of the group in which ranks ask: one of them may save for longer than torch's half hour."""
+"""Timeout of the ranks' own group: a rank may save for longer than torch's half hour."""
 
 Agree = Callable[[bool], bool]
-"""Gets this rank's answer, and returns True on all ranks if it was True on any."""
+"""Function from this rank's answer to True on all ranks if it was True on any."""
 
 _heard = 0
 _pid = 0
 _group: Any = None
 _code: int | None = None
-"""Of a rank that leaves."""
+"""Exit code of a rank that leaves."""
 
 
 def listen() -> None:
-    """Note the signals from now on; from the main thread. A second call changes nothing."""
+    """Record signals from now on; call this in the main thread. A second call has no effect."""
     global _pid
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("leaving.listen() sets signal handlers: call it in the main thread")
@@ -62,7 +62,7 @@ def listen() -> None:
 
 
 def is_asked() -> bool:
-    """True once this rank's process was asked to save and leave: others may not have been yet."""
+    """Return True once this rank's process was asked to save and leave, perhaps before others."""
     return bool(_heard)
 
 
@@ -88,11 +88,11 @@ def is_time(agree: Agree | None = None) -> bool:
 
 
 def leave(code: int = 0) -> NoReturn:
-    """End this rank with its state saved, when all ranks that meet through torch.distributed have
-    come so far; what is called again meanwhile does not end it otherwise.
+    """End this rank after its state was saved, once all torch.distributed ranks are here; further
+    signals are ignored meanwhile.
 
-    What was registered for the end of the process since `listen` is done. Then it ends without
-    taking torch apart: threads of gloo's whose peers are gone may abort it there.
+    Exit handlers registered since `listen` run. Then the process ends without tearing torch down,
+    since gloo's threads may abort it if their peers are gone.
     """
     global _code
     for number in _list_ours():
@@ -105,7 +105,7 @@ def leave(code: int = 0) -> NoReturn:
 
 
 def _end() -> None:
-    """The last thing that a rank does that left."""
+    """End the process of a rank that leaves, as its last exit handler."""
     if _code is None or os.getpid() != _pid:
         return
     for stream in (sys.stdout, sys.stderr):
@@ -121,13 +121,13 @@ def _note(number: int, frame: Any) -> None:
 
 
 def _list_ours() -> list[signal.Signals]:
-    """Those that the user has not given to NCCL."""
+    """Return the signals that the user has not given to NCCL."""
     taken = {os.environ.get(name) for name in NCCL_DUMPS}
     return [number for number in CALLS if str(int(number)) not in taken]
 
 
 def _find_distributed() -> Any:
-    """torch.distributed where its process group runs; whoever has one has imported it."""
+    """Return torch.distributed if its process group runs, without importing it."""
     found = sys.modules.get("torch.distributed")
     return found if found is not None and found.is_available() and found.is_initialized() else None
 

@@ -1,13 +1,12 @@
-"""Signals that ask a training to save: noted when they come, acted on by all ranks at one place.
+"""Record signals that ask a training to save, and act on them on all ranks at the same point.
 
     signal ─► noted ─► all ranks agree (agreement.py) ─► next step begins: handler, or save, leave
 
-A handler that saves at once would do so on each rank at another instant, in the middle of a step.
-So a user's own handler is called where the next step begins, with all of the last one done, on
-every rank, whichever rank the signal reached.
+A handler that saves at once would do so on each rank at another moment, within a step. So a user's
+own handler is called at the begin of the next step, on every rank, whichever rank got the signal.
 
-A child that was forked from us (a data loader) has our handlers too: SIGTERM ends it as it would
-have without, the others pass it by.
+A forked child (a data loader) inherits these handlers: SIGTERM ends it as usual, and it ignores the
+others.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 CALLS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
-"""Where ranks heard different ones, the last of these counts."""
+"""Handled signals; if ranks got different ones, the last in this list counts."""
 
 NCCL_DUMPS = ("NCCL_PROXY_DUMP_SIGNAL", "NCCL_RMA_PROXY_DUMP_SIGNAL")
-"""Where a user has told NCCL to print its state on a signal, that signal is left to it."""
+"""Variables by which a user lets NCCL print its state on a signal, which is then left to NCCL."""
 
 Handler = Callable[[int, Any], Any]
 
 
 def ignore_calls(environ: Mapping[str, str] = os.environ) -> None:
-    """For a process on its way out, with all saved: the signal may reach the node of one rank
-    seconds after that of another, and what all have answered is not to end this one."""
+    """Ignore the signals in a process that has saved and is about to exit: a signal may reach one
+    node seconds after another, and must not end a rank that has answered already."""
     if threading.current_thread() is threading.main_thread():
         for number in _list_ours(environ):
             signal.signal(number, signal.SIG_IGN)
@@ -44,7 +43,7 @@ def _list_ours(environ: Mapping[str, str]) -> list[signal.Signals]:
 
 
 class SignalCalls:
-    """This process' handlers, put in place where somebody wants to hear."""
+    """This process's signal handlers, installed when someone listens."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self.heard = 0
@@ -58,14 +57,13 @@ class SignalCalls:
         self._ours = _list_ours(environ)
 
     def listen(self) -> None:
-        """Hear all of CALLS from now on."""
+        """Handle all of CALLS from now on."""
         for number in self._ours:
             self._put(number)
 
     def claim_handlers(self) -> None:
-        """Put ours in place of handlers that the user has set since, and back where a library
-        below Python has put its own over ours, as NCCL did with SIGUSR1 until it had a variable
-        for that."""
+        """Install our handlers again if the user has set others since, or if a native library has
+        replaced them, as NCCL did with SIGUSR1 before it had a variable for that."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in CALLS:
@@ -100,13 +98,13 @@ class SignalCalls:
         self.heard = self.heard or number
 
     def answer(self, number: int) -> Handler | None:
-        """The user's handler of a signal that all ranks agreed on; it counts as answered."""
+        """Return the user's handler for a signal that all ranks agreed on, and mark it answered."""
         if self.heard == number:
             self.heard = 0
         return self.own.get(number)
 
     def close(self) -> None:
-        """Put back what was there."""
+        """Restore the previous handlers."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number, before in self._kept.items():

@@ -1,7 +1,7 @@
-"""Progress of a training, and of its checkpoints: which are being written, which are complete.
+"""Track the progress of a training and of its checkpoints: being written, or complete.
 
-No rank waits for another, so a checkpoint may be complete long after rank 0 wrote its part. It is
-looked for where a step begins, and reported once it is there; one that never is, never.
+No rank waits for another, so a checkpoint may be complete long after rank 0 wrote its part. Its
+completion is checked when a step begins, and reported once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from varuna_core.checkpoint.store.writer import CheckpointWriter
 
 @dataclass(kw_only=True)
 class TrainingProgress:
-    """Progress of a training: the same on every rank."""
+    """Progress of a training, equal on every rank."""
 
     iteration: int = 0
     """Steps taken."""
@@ -28,21 +28,21 @@ class TrainingProgress:
 
 @dataclass(kw_only=True)
 class PendingRestore:
-    """State of a loaded checkpoint for an optimizer and a schedule that are set after the load."""
+    """State of a loaded checkpoint for an optimizer and a scheduler that are set later."""
 
     folder: Path
     loss_scale: Any
     lr_schedule: Any
     options: dict[int, Any] | None = None
-    """What each parameter had in the optimizer, once that is loaded."""
+    """Options of each parameter's group, once the optimizer is loaded."""
 
 
 Teller = Callable[[int, Path], None]
-"""Gets the checkpoint's number and the folder of all checkpoints."""
+"""Function called with a checkpoint's number and the folder of all checkpoints."""
 
 
 class PendingSave:
-    """This rank's part of a checkpoint, being written."""
+    """This rank's part of a checkpoint that is being written."""
 
     def __init__(self, writer: CheckpointWriter) -> None:
         self._writer, self._number = writer, writer.num_saves
@@ -51,7 +51,7 @@ class PendingSave:
         return self._writer.num_saves != self._number or not self._writer.is_writing
 
     def result(self) -> None:
-        """Wait until it is written; raises its error, unless the save after it has."""
+        """Wait until the part is written; raise its error, unless a later save has raised it."""
         if self._writer.num_saves == self._number:
             self._writer.wait()
 
@@ -59,7 +59,7 @@ class PendingSave:
 
 
 class SaveNews:
-    """Tells a program when a checkpoint begins, and when it is complete; if it asked."""
+    """Notifies a program of the begin and the completion of a checkpoint, if subscribed."""
 
     def __init__(self) -> None:
         self._begun: Teller | None = None
@@ -67,7 +67,7 @@ class SaveNews:
         self._waiting: list[tuple[int, SaveFolder]] = []
 
     def subscribe(self, begun: Teller, complete: Teller) -> None:
-        """Call these from now on."""
+        """Call these functions from now on."""
         self._begun, self._complete = begun, complete
 
     def report_begun(self, number: int, store: Path) -> None:
@@ -75,12 +75,12 @@ class SaveNews:
             self._begun(number, store)
 
     def expect(self, number: int, folder: SaveFolder) -> None:
-        """This save is on its way."""
+        """Expect the completion of this save."""
         if self._complete is not None:
             self._waiting.append((number, folder))
 
     def poll(self) -> None:
-        """Tell of those that have become complete."""
+        """Report checkpoints that have become complete."""
         while (at := self._find_complete()) is not None:
             # Those before it failed, or have made room for it.
             number, folder = self._waiting[at]
@@ -89,7 +89,7 @@ class SaveNews:
             self._complete(number, folder.store)
 
     def _find_complete(self) -> int | None:
-        """The first in the list."""
+        """Return the index of the first complete checkpoint in the list; None if there is none."""
         for at, (_, folder) in enumerate(self._waiting):
             if folder.is_published():
                 return at

@@ -1,9 +1,9 @@
-"""Checkpoints of a Varuna: what this rank gives to one, and what it takes from one of any shape.
+"""Save this rank's part of a checkpoint, and load it from a checkpoint of any layout.
 
     save:  masters, buffers, optimizer state by name ─► CheckpointPart ─► CheckpointWriter
     load:  rank 0 chooses the checkpoint ─► each rank reads its part ─► the first error is all's
 
-docs/checkpoints.md has the files. What is small and the same everywhere is rank 0's to give.
+docs/checkpoints.md describes the files. Small state that is equal everywhere is saved by rank 0.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SEEN_S = 90.0
-"""Until another node's files show in a folder's listing: NFS keeps one for up to a minute."""
+"""Seconds until another node's files show in a folder listing: NFS caches it for up to a minute."""
 SEEN_POLL_S = 0.5
 WAIT_S = 600.0
-"""For room, of the last save of a training; whoever asked for that save may end it sooner."""
+"""Seconds that a training's last save waits for room; who asked for it may end it sooner."""
 RETRY_S = 5.0
 LEFT = "left.json"
-"""In the folder of checkpoints: the training has saved because of a signal, and left."""
+"""File in the folder of checkpoints: the training has saved because of a signal, and left."""
 
 
 class Saving:
@@ -117,11 +117,11 @@ class Saving:
         shard: bool = False,
         keep: int | None = None,
     ) -> PendingSave | None:
-        """This rank's part; with `tempdir` written beside training, and what to ask after it.
+        """Write this rank's part. With `tempdir`, do so beside training and return a handle.
 
-        Where waits have a limit all ranks return together, and the same error is raised on all:
-        the next step's waits are to be for steps, and not for a slow disk. A save that the folder
-        cannot take is skipped (skipping.py).
+        If waits have a limit, all ranks return together and raise the same error, so that waits in
+        the next step are not for a slow disk. A save for which the folder has no room is skipped
+        (skipping.py).
         """
         options: dict[str, Any] = {"shard": shard, "tempdir": tempdir, "keep": keep}
         made: list[PendingSave | None] = [None]
@@ -165,12 +165,12 @@ class Saving:
         return PendingSave(writer) if tempdir is not None else None
 
     def await_copies(self) -> None:
-        """Before the optimizer changes what a save beside training still has to copy."""
+        """Wait for copies that a save needs before the optimizer changes weights."""
         for writer in self._writers.values():
             writer.wait_copied()
 
     def _await_last(self, writer: CheckpointWriter) -> None:
-        """The last save, beside training, is written now, or was skipped."""
+        """Wait until the last save beside training is written or skipped."""
         try:
             if writer.wait():
                 self.skipped.note_saved()
@@ -185,10 +185,10 @@ class Saving:
         note: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        """Return when the checkpoint is complete; any rank's error is raised on all.
+        """Save, and return when the checkpoint is complete; raise any rank's error on all.
 
-        Where the folder cannot take it, try again for WAIT_S: nothing saves after it. With a
-        `note`, say in LEFT that the training has left after it.
+        If the folder has no room, retry for WAIT_S, since no later save follows. With a `note`,
+        record in LEFT that the training has left afterwards.
         """
 
         def write() -> None:
@@ -228,7 +228,7 @@ class Saving:
         self.news.poll()
 
     def _wait_for_room(self, error: NotSaved, store: Path, number: int, deadline: float) -> None:
-        """A moment, on all ranks; raises the error where the time is up, or a rank is to end."""
+        """Wait a moment on all ranks; raise the error if the time is up or a rank must end."""
 
         def wait() -> str:
             left_s = deadline - time.monotonic()
@@ -248,7 +248,7 @@ class Saving:
             raise error
 
     def close(self) -> None:
-        """Wait for saves that are on their way."""
+        """Wait for pending saves."""
         while self._writers:
             self._writers.popitem()[1].close()
         self.news.poll()
@@ -271,7 +271,7 @@ class Saving:
         return self._writers[store]
 
     def take_part(self, progress: TrainingProgress, number: int, shard: bool) -> CheckpointPart:
-        """This rank's part of a checkpoint."""
+        """Return this rank's part of a checkpoint."""
         segments, optimizer, shared = self._take_segments(self.updates.optimizers, shard=shard)
         return CheckpointPart(
             iteration=number,
@@ -292,8 +292,8 @@ class Saving:
     def _take_segments(
         self, with_state_of: Sequence[Any], *, shard: bool
     ) -> tuple[dict[int, list[Entry]], dict[str, Any], bool]:
-        """The tensors that this rank saves of each segment, with the state of these optimizers; the
-        rest of that state; and True if other replicas give parts of the same segments."""
+        """Return, for each segment, the tensors that this rank saves, with the state of these
+        optimizers; the other state; and True if other replicas save parts of the same segments."""
         replicas = self.links.stage_map.num_replicas
         owned = self.masters.owned is not None
         shared = (shard or owned) and replicas > 1
@@ -312,12 +312,12 @@ class Saving:
         return segments, optimizer, shared
 
     def _take_model(self) -> list[Entry]:
-        """Masters and persistent buffers that this rank gives: of all ranks, the whole model."""
+        """Return this rank's masters and persistent buffers; all ranks' make up the whole model."""
         segments, _, _ = self._take_segments((), shard=False)
         return [entry for held in segments.values() for entry in held]
 
     def gather(self, target: Path | None, only_trained: bool) -> Any:
-        """The plain model's state dict on rank 0, or in the target file."""
+        """Return the plain model's state dict on rank 0, or write it to the target file."""
         made = Gather(self.split.model, self._ties, self.consensus, only_trained)
         return made.run(self._take_model, target)
 
@@ -338,10 +338,10 @@ class Saving:
     def load(
         self, store: Path, iteration: int | None, check_complete: bool
     ) -> tuple[int, TrainingProgress]:
-        """The number of the checkpoint that rank 0 finds, and how far it was.
+        """Load a checkpoint that rank 0 chooses; return its number and progress.
 
-        Where none is named and the newest turns out to be damaged, whichever rank finds that, all
-        take the one before it.
+        If none is named and the newest is damaged, on whichever rank, all ranks use the one before
+        it.
         """
         choice = Choice(store, iteration, check_complete)
 
@@ -364,11 +364,11 @@ class Saving:
 
     @property
     def line(self) -> str:
-        """Identity of the training, if it has one: begun by what was loaded, or was saved first."""
+        """Identity of the training, from a loaded checkpoint or its first save; empty before."""
         return next((writer.line for writer in self._writers.values()), self._line) or ""
 
     def list_names(self) -> list[str]:
-        """Stored tensors of which this rank holds a part."""
+        """Return the names of stored tensors of which this rank holds a part."""
         held = (*self.masters.by_name, *self.part.buffers())
         return [name for name in held if name in self._shapes]
 
@@ -419,8 +419,8 @@ class Saving:
             raise CheckpointError(f"{folder} is of another model: {'; '.join(faults[:5])}{more}")
 
     def _choose_own(self, reader: CheckpointReader) -> Any:
-        """The saved state of the same replica, at the same place if there was one: its ranks read
-        the same data, so they draw alike. A replica that there was not goes on as it is."""
+        """Return the saved state of the same replica and, if possible, place: its ranks read the
+        same data, so they draw alike. For a new replica, keep the present state."""
         own = reader.manifest.own
         words = ("place", "replica", "tensor_rank")
         ranks = {tuple(held.get(word, 0) for word in words): rank for rank, held in own.items()}
@@ -465,7 +465,7 @@ class Saving:
 
     @property
     def sees_updates(self) -> bool:
-        """True if the optimizers call before they step: until then a copy can wait."""
+        """True if the optimizers call a hook before they step: until then a copy can wait."""
         return bool(self._hooks)
 
     def optimizers_set(self) -> None:
@@ -491,6 +491,6 @@ class Saving:
             self._put_schedule(self._loaded)
 
     def step_begins(self) -> None:
-        """Forget what was loaded: a step begins."""
+        """Drop the loaded state, since a step begins."""
         self._loaded = None
         self.news.poll()

@@ -1,9 +1,10 @@
-"""Saves that the folder of checkpoints could not take: training goes on, the next one tries again.
+"""Skip saves that the folder of checkpoints cannot take: training goes on, and the next save tries
+again.
 
-A full disk says nothing about the training, so a save that finds no room is skipped, however many
-there were. A disk or file server that fails may be well again at the next save, or may be this
-node's alone: after MOST_FAILED saves in a row the error counts, so that another node can take over.
-The last save of a training has none after it: it waits for room (`saving.save_whole`).
+A full disk is no fault of the training, so a save that finds no room is always skipped. A disk or
+file server that fails may recover until the next save, or may fail on this node only: after
+MOST_FAILED failed saves in a row the error is raised, so that another node can take over. A
+training's last save waits for room instead (`saving.save_whole`).
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from varuna_core.records.runfolder import RunFolder
 log = logging.getLogger(__name__)
 
 MOST_FAILED = 5
-"""Saves of a rank in a row that ended with an error of the disk or the file server."""
+"""Saves of a rank in a row that may end with an error of the disk or file server."""
 
 
 class SkippedSaves:
-    """One rank's."""
+    """Skipped and failed saves of one rank."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         run, attempt = environ.get("VJOB_RUN"), environ.get("VJOB_ATTEMPT", "0")
@@ -34,8 +35,8 @@ class SkippedSaves:
         self._failed: list[StoreFailed] = []
 
     def skip(self, error: NotSaved, store: Path, iteration: int, *, tells: bool = True) -> None:
-        """Say and record that this save was skipped; `tells` is False on ranks beside one that says
-        the same."""
+        """Log and record that this save was skipped; `tells` is False on ranks that need not log
+        it."""
         if isinstance(error, StoreFailed):
             self._failed.append(error)
         if type(error) is NotSaved or not tells:  # the rank that could not save says why
@@ -48,7 +49,7 @@ class SkippedSaves:
         self.note(error, store, iteration)
 
     def note(self, error: NotSaved, store: Path, iteration: int, *, waits: bool = False) -> None:
-        """Record it for `vjob status`; with `waits` the save is not skipped but tried again."""
+        """Record it for `vjob status`; with `waits`, the save is retried and not skipped."""
         if self._path is not None:
             now = round(time.time(), 3)
             no_room = isinstance(error, NoRoom)
@@ -56,10 +57,10 @@ class SkippedSaves:
             note_skipped(self._path, store, one)
 
     def note_saved(self) -> None:
-        """This rank's part of a save is written."""
+        """Record that this rank's part of a save is written."""
         self._failed.clear()
 
     def expect_few(self) -> None:
-        """Raise the last error where the disk or the file server failed too often."""
+        """Raise the last error if the disk or the file server failed too often."""
         if len(self._failed) >= MOST_FAILED:
             raise self._failed[-1]

@@ -1,7 +1,7 @@
-"""Weights, buffers and optimizer state of a rank under plain names, to and from a checkpoint.
+"""Convert a rank's weights, buffers and optimizer state to checkpoint entries by name, and back.
 
-What an optimizer's group says (rates, decays) is kept for each parameter of it, so that groups may
-be made of other parameters where a model is cut elsewhere.
+The options of an optimizer's group (rates, decays) are stored for each of its parameters, so that
+groups may have other parameters if the model is cut elsewhere.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ log = logging.getLogger(__name__)
 
 NOT_OPTIONS = {"params", "param_names"}
 WAYS = {"foreach", "fused", "capturable", "differentiable"}
-"""How an optimizer computes: the new one's own choice."""
+"""Options on how an optimizer computes, which a loaded checkpoint does not change."""
 
 
 def find_holders(optimizers: Sequence[Any]) -> dict[int, Any]:
-    """The optimizer of each parameter, by the parameter's id."""
+    """Return the optimizer of each parameter, by the parameter's id."""
     return {
         id(parameter): optimizer
         for optimizer in optimizers
@@ -43,7 +43,7 @@ def find_holders(optimizers: Sequence[Any]) -> dict[int, Any]:
 
 
 def list_options(optimizer: Any) -> dict[int, Any]:
-    """The options of each parameter's group, by the parameter's id, as JSON takes them."""
+    """Return the options of each parameter's group, by the parameter's id, as JSON values."""
     found: dict[int, Any] = {}
     for group in optimizer.param_groups:
         said = {key: value for key, value in group.items() if key not in NOT_OPTIONS}
@@ -60,9 +60,9 @@ def take_optimizer(
     box: Box | None = None,
     shape: Sequence[int] | None = None,
 ) -> tuple[list[Entry], Any]:
-    """Entries of the state's tensors, and the rest; None if the optimizer has not this one.
+    """Return entries for a parameter's state, and the rest; None if the optimizer lacks it.
 
-    With `box` and `shape` the parameter is a piece of one.
+    With `box` and `shape`, the parameter is a piece of a larger one.
     """
     if id(parameter) not in options:
         return [], None
@@ -73,9 +73,9 @@ def take_optimizer(
 
 
 def put_optimizer(optimizer: Any, found: Mapping[int, Any], with_state: bool = True) -> None:
-    """Put back what was taken, by the id of the parameter; one that is not in it begins anew.
+    """Restore optimizer state by parameter id; a parameter that is not in `found` starts afresh.
 
-    Without `with_state` the groups' options alone.
+    Without `with_state`, restore only the groups' options.
     """
     kinds = {tree["optimizer"] for tree in found.values()}
     mine = type(optimizer).__name__
@@ -109,7 +109,7 @@ def put_optimizer(optimizer: Any, found: Mapping[int, Any], with_state: bool = T
 
 
 def drop_state(optimizer: Any) -> None:
-    """Forget the state of all parameters."""
+    """Drop the state of all parameters."""
     state: Any = getattr(optimizer, "state", None)
     if isinstance(state, MutableMapping):
         for group in optimizer.param_groups:
@@ -129,7 +129,7 @@ def _put_state(held: Any, parameters: Sequence[Tensor], found: Mapping[int, Any]
 
 
 def _find_options(group: Mapping[str, Any], found: Mapping[int, Any]) -> dict[str, Any]:
-    """Options that all parameters of a group have in common; the rest stays as the user made it."""
+    """Return the saved options shared by a group's parameters; others stay as they are."""
     said = [found[id(p)]["options"] for p in group["params"] if id(p) in found]
     options: dict[str, Any] = {}
     for key in said[0] if said else ():
@@ -144,8 +144,8 @@ def _find_options(group: Mapping[str, Any], found: Mapping[int, Any]) -> dict[st
 
 
 def fit_rates(schedule: Any, optimizer: Any) -> Any:
-    """A scheduler's state with the rates of this optimizer's groups: rank 0, whose state it is, may
-    have had other groups."""
+    """Return a scheduler's state with the rates of this optimizer's groups, since rank 0, which
+    saved it, may have had other groups."""
     if isinstance(schedule, list):
         return [fit_rates(one, optimizer) for one in schedule]
     if not isinstance(schedule, dict):
@@ -164,7 +164,7 @@ def fit_rates(schedule: Any, optimizer: Any) -> Any:
 
 
 def list_tensors(split: Split) -> tuple[dict[str, tuple[int, ...]], list[list[str]]]:
-    """The shapes of parameters and persistent buffers under all their names, and which are one."""
+    """Return the shapes of parameters and persistent buffers by all names, and the tied names."""
     model = split.model
     persistent = model.state_dict().keys()
     parameters: dict[str, nn.Parameter] = dict(model.named_parameters(remove_duplicate=False))
@@ -183,8 +183,8 @@ def list_tensors(split: Split) -> tuple[dict[str, tuple[int, ...]], list[list[st
 def take_tensors(
     split: Split, part: RankStages, masters: Masters, optimizers: Sequence[Any]
 ) -> tuple[dict[int, list[Entry]], dict[str, Any]]:
-    """Weights and optimizer state that this rank answers for, by segment, and the rest of that
-    state, by name. A weight of several stages is the first one's."""
+    """Return, by segment, the weights and optimizer state that this rank saves, and by name the
+    rest of that state. A weight of several stages is saved by the first."""
     segments: dict[int, list[Entry]] = {}
     trees: dict[str, Any] = {}
     holders = find_holders(optimizers)
@@ -215,7 +215,7 @@ def take_tensors(
 
 
 def take_buffers(split: Split, part: RankStages, kept: Collection[str]) -> dict[int, list[Entry]]:
-    """Entries of those buffers in `kept` that this rank's stages answer for, by segment."""
+    """Return, by segment, entries of buffers in `kept` that this rank's stages save."""
     segments: dict[int, list[Entry]] = {}
     for name, buffer in part.buffers().items():
         if name in kept:
@@ -225,13 +225,13 @@ def take_buffers(split: Split, part: RankStages, kept: Collection[str]) -> dict[
 
 
 def find_part(name: str, masters: Masters, shares: Shares) -> Box | TensorShare | None:
-    """The part of a tensor that this rank holds; None is all of it."""
+    """Return the part of a tensor that this rank holds; None means all of it."""
     rows = masters.slices.get(name)
     return shares.find(name) if rows is None else rows.box
 
 
 def list_wanted(name: str, out: Tensor, masters: Masters, shares: Shares) -> list[WantedTensor]:
-    """The pieces to read of a tensor into what this rank holds of it."""
+    """Return the pieces of a tensor to read into `out`, this rank's part of it."""
     rows = masters.slices.get(name)
     return (
         shares.list_wanted(name, out)

@@ -1,5 +1,5 @@
-"""From a model with CutPoints to the module of each stage.
+"""Split a model with CutPoints into the modules of its stages.
 
-`cut.CutPoint` marks a model, `split.split_model` runs it dry and shares it out, `Split.make_stage`
-makes a stage. Imports comm.values, and how partitions are written (records).
+`cut.CutPoint` marks a model, `split.split_model` runs it dry and divides it, `Split.make_stage`
+makes a stage. Imports comm.values, and the spelling of partitions (records).
 """

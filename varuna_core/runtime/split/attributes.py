@@ -1,11 +1,11 @@
-"""Plain attributes of modules: what a forward keeps in them, and how it is put back.
+"""Save and restore plain attributes of modules that a forward changes.
 
 A module may keep more than parameters and buffers: `self.average = 0.9 * self.average + ...`, a
-counter, a list, a generator of random numbers. Runs that are not training (the dry run, the checks
-of a stage, a recompute) must leave them as they were, as they do buffers.
+counter, a list, a random generator. Runs that are not training (the dry run, the checks of a stage,
+a recompute) must leave them unchanged, like buffers.
 
-Objects of other classes, and containers of more than `LONGEST` items, are kept by reference: what
-changes within them stays changed.
+Objects of other classes, and containers of more than `LONGEST` items, are kept by reference:
+changes within them stay.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ import torch
 from torch import Tensor, nn
 
 Place = tuple[str, str]
-"""The name of a module in its model, and of its attribute."""
+"""Name of a module in its model, and of its attribute."""
 
 HOOKS = {name for name in vars(nn.Module()) if "hook" in name}
-"""Dicts of a module's hooks. They are kept too: a model that puts in hooks of its own notes in an
-attribute that it has done so."""
+"""Names of a module's dicts of hooks. They are saved too, since a model that installs hooks may
+note that in an attribute."""
 
 TORCHS = {*vars(nn.Module()), "forward"} - HOOKS
 """Attributes that torch keeps in each module, and the forward, which stages replace."""
 
 DEPTH = 4
-"""Levels of containers within containers that are looked into."""
+"""Levels of nested containers that are inspected."""
 
 LONGEST = 1000
-"""Items of a container that is looked into; a longer one is kept by reference."""
+"""Containers with more items than this are kept by reference."""
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 class ValueCopy:
-    """A value as it was at one time: it tells whether it has changed, and puts itself back."""
+    """A saved value, which can tell if it has changed and can be restored."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
     def has_changed(self, now: Any) -> bool:
-        """True if `now`, the attribute's value of today, is not what it was."""
+        """Return True if `now`, the attribute's present value, differs from the saved one."""
         if now is self.value:
             return False
         return not (type(now) is type(self.value) and isinstance(now, PLAIN) and now == self.value)
@@ -75,7 +75,7 @@ class _KeptTensor(ValueCopy):
 
 
 class _KeptStream(ValueCopy):
-    """A generator of random numbers, by its state."""
+    """A random generator, saved by its state."""
 
     def __init__(
         self, value: Any, get: Callable[[Any], Any], put: Callable[[Any, Any], None]
@@ -92,7 +92,7 @@ class _KeptStream(ValueCopy):
 
 
 class _KeptContainer(ValueCopy):
-    """The contents of a list, tuple, dict, set or deque at one time, item by item."""
+    """The saved content of a list, tuple, dict, set or deque, item by item."""
 
     def __init__(self, value: Any, depth: int) -> None:
         super().__init__(value)
@@ -122,7 +122,7 @@ def _list_items(value: Any) -> list[tuple[Any, Any]]:
 
 
 def keep(value: Any, depth: int = 0) -> ValueCopy:
-    """Keep a value as it is now."""
+    """Save a value as it is now."""
     if isinstance(value, PLAIN):
         return ValueCopy(value)
     if isinstance(value, Tensor):
@@ -137,7 +137,7 @@ def keep(value: Any, depth: int = 0) -> ValueCopy:
 
 
 def find_stream(value: Any) -> tuple[Callable[[Any], Any], Callable[[Any, Any], None]] | None:
-    """Functions that read and set a generator's state; None for what is no generator."""
+    """Return functions that read and set a generator's state; None if it is no generator."""
     if isinstance(value, torch.Generator):
         return (
             lambda stream: stream.get_state().tolist(),
@@ -159,10 +159,10 @@ def find_stream(value: Any) -> tuple[Callable[[Any], Any], Callable[[Any, Any], 
 
 
 class KeptAttributes:
-    """The attributes of a model's modules at one time."""
+    """The saved attributes of a model's modules."""
 
     def __init__(self, model: nn.Module, places: Collection[Place] | None = None) -> None:
-        """Keep all of them, or those of `places` alone."""
+        """Save all attributes, or only those in `places`."""
         self._places = places
         modules = model.named_modules() if places is None else ()
         self._modules = dict(modules) or {p: model.get_submodule(p) for p, _ in places or ()}
@@ -181,7 +181,7 @@ class KeptAttributes:
         }
 
     def list_changed(self) -> list[Place]:
-        """The places whose values have changed since, are new, or are gone."""
+        """Return the places whose values have changed since, are new, or are gone."""
         found = []
         for path, kept in self._kept.items():
             now = self._list_own(path)
@@ -193,7 +193,7 @@ class KeptAttributes:
         return found
 
     def restore(self) -> None:
-        """Put all values back; what is new goes."""
+        """Restore all values, and remove new attributes."""
         for path, kept in self._kept.items():
             own = self._modules[path].__dict__
             for name in self._list_own(path):
@@ -207,7 +207,7 @@ class KeptAttributes:
 
 @contextmanager
 def kept_attributes(model: nn.Module) -> Iterator[None]:
-    """Attributes are afterwards what they were."""
+    """Restore the model's attributes at the end of the context."""
     kept = KeptAttributes(model)
     try:
         yield

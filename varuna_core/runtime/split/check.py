@@ -1,8 +1,8 @@
-"""The poison check: before training, refuses a stage that a value reaches around its cut.
+"""Poison check: before training, refuse a stage that a value reaches around its cut.
 
-The stage runs with what its stubs return filled with zeros, with NaN, with noise. An output that
-differs depends on a stub: a value went around the cut. Who made it is found by halving the poison;
-who used it, by watching for the first NaN after the cut.
+The stage runs with its stubs' results filled with zeros, with NaN, and with noise. If an output
+differs, it depends on a stub: a value went around the cut. Its source is found by bisecting the
+poison, its use by watching for the first NaN after the cut.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ def fill_nan(tensor: Tensor) -> Tensor:
 
 
 def fill_noise(tensor: Tensor) -> Tensor:
-    """Fill with noise: what a largest of NaNs hides differs here. Whole numbers stay a valid
-    index."""
+    """Fill with noise, which shows what the maximum of NaNs hides; integers stay valid indices."""
     if not is_inexact(tensor.dtype):
         return tensor.zero_()
     draw = torch.Generator().manual_seed(SEED)
@@ -60,7 +59,7 @@ class PoisonCheck:
         """The device adds in another order each time, so that two clean runs differ."""
 
     def run(self) -> None:
-        """Raise LeakError when a value goes around the stage's first cut."""
+        """Raise LeakError if a value goes around the stage's first cut."""
         stage = self.stage
         if stage.segments.start == 0 or not stage.segments:
             return
@@ -133,7 +132,7 @@ class PoisonCheck:
         return tensors
 
     def _enter(self, spec: TensorSpec) -> Tensor:
-        """Made-up values through the cut, the same each time; above 0, for roots and logarithms."""
+        """Return repeatable values for a cut, all above 0 for roots and logarithms."""
         made = torch.zeros(spec.shape, dtype=spec.dtype)
         if spec.dtype == torch.bool:
             made.fill_(True)
@@ -203,7 +202,7 @@ class _NanWatch(TorchFunctionMode):
 
 
 def differ(clean: Sequence[Tensor], poisoned: Sequence[Tensor], wavers: bool = False) -> bool:
-    """True if they differ by more than rounding."""
+    """Return True if the outputs differ by more than rounding."""
     if len(clean) != len(poisoned):
         return True
     for a, b in zip(clean, poisoned, strict=True):
@@ -225,7 +224,7 @@ def _append(names: list[str], name: str, module: nn.Module, args: Any) -> None:
 
 @contextmanager
 def open_modules(model: nn.Module, names: list[str]) -> Iterator[None]:
-    """Keep `names` the stack of running modules."""
+    """Maintain `names` as the stack of running modules."""
     hooks: list[Any] = []
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
@@ -243,7 +242,7 @@ def open_modules(model: nn.Module, names: list[str]) -> Iterator[None]:
 
 @contextmanager
 def kept_buffers(model: nn.Module) -> Iterator[None]:
-    """Buffers are afterwards what they were: the same tensors with the same values."""
+    """Restore the buffers at the end: the same tensors with the same values."""
     kept = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()
@@ -260,5 +259,5 @@ def kept_buffers(model: nn.Module) -> Iterator[None]:
 
 
 def as_strided(tensor: Tensor) -> Tensor:
-    """The tensor, or the dense one of a sparse tensor, which `torch.equal` does not take."""
+    """Return a dense form of a sparse tensor, since `torch.equal` takes no sparse ones."""
     return tensor if tensor.layout == torch.strided else tensor.to_dense()

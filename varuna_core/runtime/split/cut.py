@@ -22,19 +22,19 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 
 class SplitError(ValueError):
-    """The model cannot be split this way; the message says why and what to do."""
+    """Raised if the model cannot be split this way; the message says why and what to do."""
 
 
 class LeakError(SplitError):
-    """A value reaches a stage around its cut."""
+    """Raised if a value reaches a stage around its cut."""
 
 
 class StageEnd(BaseException):
-    """Leaves the user's forward at a stage's last cut; no `except Exception` swallows it."""
+    """Raised to leave a forward at a stage's last cut; `except Exception` does not catch it."""
 
 
 class Watcher(Protocol):
-    """Sees every CutPoint that a forward passes."""
+    """Called at every CutPoint that a forward passes."""
 
     def pass_cut(self, point: CutPoint, values: tuple[Any, ...]) -> Any:
         """Return what the CutPoint returns."""
@@ -45,14 +45,14 @@ _running = threading.local()
 
 
 def watch(watcher: Watcher | None) -> Watcher | None:
-    """Let `watcher` see the CutPoints that this thread passes; returns who saw them before."""
+    """Install `watcher` for the CutPoints that this thread passes; return the previous one."""
     before: Watcher | None = getattr(_running, "watcher", None)
     _running.watcher = watcher
     return before
 
 
 def unpack(values: tuple[Any, ...]) -> Any:
-    """The value that a CutPoint called with these values returns."""
+    """Return what a CutPoint called with these values returns."""
     return values[0] if len(values) == 1 else values
 
 
@@ -64,7 +64,7 @@ class CutPoint(nn.Module):
     """
 
     is_repeated = False
-    """It may be passed several times in a forward: then each of them is a cut."""
+    """True if the CutPoint may be passed several times in a forward; each time is then a cut."""
 
     def forward(self, *values: Any) -> Any:
         watcher: Watcher | None = getattr(_running, "watcher", None)
@@ -137,8 +137,8 @@ def _list_modules(places: Iterable[Any]) -> Iterator[nn.Module]:
 
 
 def find_modules(model: nn.Module, pattern: str) -> list[nn.Module]:
-    """The modules of a model whose dotted names match a pattern; none is an error that lists
-    near ones."""
+    """Return the modules whose dotted names match a pattern; if none does, the error suggests
+    some."""
     if not isinstance(model, nn.Module) or not isinstance(pattern, str):
         raise TypeError(
             "cut_before takes modules, or a model and then patterns of names: "
@@ -162,7 +162,7 @@ def _matches(parts: Sequence[str], words: Sequence[str]) -> bool:
 
 
 def _suggest(named: Mapping[str, nn.Module], words: Sequence[str]) -> str:
-    """The containers of the model as patterns, near ones if there are, or its children."""
+    """Suggest containers of the model as patterns, similar ones if any, or its children."""
     lists = {
         f"{name}.*": f"{len(module)} of {type(next(module.children())).__name__}"
         for name, module in named.items()
@@ -191,17 +191,17 @@ class CutBefore(CutPoint):
 
 
 CROSSED: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
-"""By a tensor that was handed to a module after a cut: what the stage received in its place. A loop
-hands the same one to all later modules."""
+"""By a tensor that modules after a cut are called with, what the stage received instead. A loop
+passes the same tensor to all later modules."""
 _CUT = "cut_before_this"
 WRAPPED = (["_orig_mod"], ["module"])
-"""The children of torch's wrappers of compiled and data-parallel models, which Varuna takes off."""
+"""Child names in torch's wrappers of compiled and data-parallel models, which Varuna removes."""
 
 
 def enter_cut(
     module: nn.Module, args: tuple[Any, ...], by_name: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The hook: the first argument, by place or by name, passes the module's cut."""
+    """Forward pre-hook that passes the first argument, by position or name, through the cut."""
     cut: CutBefore = getattr(module, _CUT)
     if cut.carry:
         bound = signature(module.forward).bind(*args, **by_name)
@@ -224,7 +224,7 @@ def enter_cut(
 
 
 def find_crossed(value: Any) -> Any:
-    """The value that the running stage received in place of a tensor, or the value itself."""
+    """Return the value that the running stage received instead of a tensor, or the value itself."""
     return CROSSED.get(value, value) if isinstance(value, Tensor) else value
 
 
@@ -240,7 +240,7 @@ class _Announcer:
 
 @contextmanager
 def announce_segments(on_segment: Callable[[int], None]) -> Iterator[None]:
-    """Call `on_segment(k)` as one forward of a whole model enters segment k: to seed or time it."""
+    """Call `on_segment(k)` when a forward of a whole model enters segment k, to seed or time it."""
     before = watch(_Announcer(on_segment))
     try:
         on_segment(0)

@@ -1,9 +1,9 @@
-"""Inputs, and tensors that cross cuts, that a model changes in place.
+"""Handle inputs, and tensors that cross cuts, that a model changes in place.
 
-A micro-batch's forward may run more than once on the same inputs: in each stage its code before the
-stage, in a recompute all of it. So what the dry run saw written enters each forward as a copy, and
-the batch stays as it was. Refused: an input that a stage reads and whose change it does not make,
-and two tensors of one memory through a cut, of which one is changed.
+A micro-batch's forward may run more than once on the same inputs: each stage runs code before the
+stage, and a recompute runs all of it. So inputs that the dry run saw written enter each forward as
+copies, and the batch is not changed. Refused: an input that a stage reads after a change that the
+stage does not make, and two tensors that share memory and cross a cut, one of which is changed.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class Touch:
 
     is_write: bool
     through: frozenset[int]
-    """The cuts that the tensor had crossed by then, for those a stage receives a copy."""
+    """The cuts that the tensor had crossed by then; a stage receives a copy after a cut."""
 
 
 def storage_of(tensor: Tensor) -> int:
-    """Views and `.data` of a tensor have its storage, and no version in common."""
+    """Return an id of a tensor's storage, which views and `.data` share, unlike their version."""
     return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else -id(tensor)
 
 
 def name_leaves(inputs: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Everything among the inputs, by its name or the path to it: `x`, `more['shift']`."""
+    """Return all inputs with their name or path: `x`, `more['shift']`."""
     leaves, _ = pytree.tree_flatten_with_path(dict(inputs))
     return [(name_path(path), leaf) for path, leaf in leaves]
 
@@ -49,19 +49,19 @@ def name_path(path: Sequence[Any]) -> str:
 
 @dataclass(kw_only=True)
 class InputTrace:
-    """Changes of one dry run to its inputs and to what crosses its cuts."""
+    """A dry run's changes to its inputs and to tensors that cross its cuts."""
 
     touches: dict[str, list[Touch]] = field(default_factory=dict)
-    """By input, in order, from the first write of any on."""
+    """Reads and writes by input, in order, from the first write of any on."""
 
     received: dict[tuple[int, int], set[int]] = field(default_factory=dict)
-    """By cut and place among its tensors, the later segments that write into the tensor."""
+    """By cut and index of a tensor, the later segments that write into it."""
 
     twins: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
-    """By cut, the pairs of places whose tensors share memory."""
+    """By cut, the pairs of indices whose tensors share memory."""
 
     changes_containers: bool = False
-    """A dict or a list among the inputs is changed itself."""
+    """True if a dict or a list among the inputs is itself changed."""
 
     _of_input: dict[int, tuple[list[str], frozenset[int]]] = field(default_factory=dict)
     _crossed: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class InputTrace:
                 self.touches.setdefault(name, []).append(touch)
 
     def cross(self, values: tuple[Any, ...], cut: int, segment: int) -> tuple[Any, ...]:
-        """Pass values over the cut: an input received beside the stage's own is another one."""
+        """Pass values over the cut; an input received there is distinct from the stage's own."""
         tensors = tensors_of(values)
         self.read(tensors, segment, None)
         for b, second in enumerate(tensors):
@@ -125,7 +125,7 @@ class InputTrace:
         return left
 
     def list_written(self, cut: int, segments: range) -> set[int]:
-        """The places of the tensors through a cut that the segments after it write into."""
+        """Return the indices of tensors through a cut that the segments after it write into."""
         return {
             place
             for (number, place), written in self.received.items()
@@ -133,9 +133,8 @@ class InputTrace:
         }
 
     def find_unseen(self, held: range, skipped: Iterable[int | None]) -> tuple[str, Touch] | None:
-        """The first input whose change a stage of these segments does not make and yet reads,
-        with the change; `skipped` are the calls that the stage has stubs for, or that lie in one.
-        """
+        """Return the first input, and its change, that a stage of these segments reads but does not
+        change itself. `skipped` are the calls replaced by the stage's stubs, or within them."""
         skipped, entry = set(skipped), held.start - 1
         for name, touches in self.touches.items():
             not_here: Touch | None = None
@@ -158,7 +157,7 @@ class InputTrace:
 
 
 def share_memory(a: Tensor, b: Tensor) -> bool:
-    """An element of one is an element of the other."""
+    """Return True if the tensors have an element in common."""
     if storage_of(a) != storage_of(b) or not a.numel() or not b.numel():
         return False
     if a.layout != torch.strided or a.dtype != b.dtype:
@@ -169,7 +168,7 @@ def share_memory(a: Tensor, b: Tensor) -> bool:
 
 
 def _compute_end(tensor: Tensor) -> int:
-    """The place in its storage after its last element."""
+    """Return the position in the storage after the last element."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     return int(tensor.storage_offset()) + 1 + sum((n - 1) * step for n, step in steps)
 
@@ -178,7 +177,7 @@ def _compute_end(tensor: Tensor) -> int:
 
 
 class FreshInputs:
-    """Makes the inputs of one forward: those that it changes are copies."""
+    """Makes the inputs of one forward, copying those that it changes."""
 
     def __init__(self, traces: Sequence[InputTrace]) -> None:
         self.names = {name for trace in traces for name in trace.touches}
@@ -209,7 +208,7 @@ class FreshInputs:
 
 
 def note_versions(inputs: Mapping[str, Any]) -> list[tuple[str, Tensor, int]]:
-    """Each tensor among them with torch's count of the changes to its memory."""
+    """Return each tensor among the inputs with torch's counter of its changes."""
     return [
         (name, leaf, leaf._version)
         for name, leaf in name_leaves(inputs)
@@ -218,7 +217,7 @@ def note_versions(inputs: Mapping[str, Any]) -> list[tuple[str, Tensor, int]]:
 
 
 def refuse_unforeseen(noted: Iterable[tuple[str, Tensor, int]]) -> None:
-    """An input that has changed since: what was computed from it is not to be trusted."""
+    """Raise an error if an input has changed since: results computed from it are invalid."""
     for name, tensor, version in noted:
         if tensor._version != version:
             raise RuntimeError(

@@ -1,8 +1,8 @@
-"""Modules that stay in fp32 in a model of half precision.
+"""Keep modules in fp32 in a model of half precision.
 
     half ─► widened ─► the module, its parameters and buffers in fp32 ─► half
 
-It is as with batch norm, which torch's kernels treat so.
+torch's kernels treat batch norm in the same way.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ HALVES = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, kw_only=True)
 class KeptModules:
-    """The modules of a model that are kept, by name, and the type of the rest."""
+    """Names of a model's modules that stay in fp32, and the type of the rest."""
 
     names: tuple[str, ...] = ()
-    """The outermost ones alone: within them nothing is converted."""
+    """Only the outermost modules, within which nothing is converted."""
 
     half: torch.dtype | None = None
 
     def install(self, model: nn.Module) -> None:
-        """Convert what enters and leaves them, of a copy of the model: after the user's hooks on
-        the one side, before them on the other."""
+        """Convert inputs and outputs of these modules, in a copy of the model: inputs after the
+        user's hooks, outputs before them."""
         for name in self.names:
             module = model.get_submodule(name)
             module.register_forward_pre_hook(widen, with_kwargs=True)

@@ -1,8 +1,8 @@
-"""The loss in what a model returns: where it stands, and how it is averaged.
+"""Find the loss in a model's output, and determine how it is averaged.
 
-A loss that is one number is the mean over the samples. A mean over anything else (tokens that are
-not padded) is a `TokenMean`: its sum and its count for one micro-batch, from which the mean over
-the whole batch follows, however that is divided.
+A loss that is one number is the mean over the samples. A mean over anything else (such as tokens
+that are not padding) is a `TokenMean`: its sum and count for one micro-batch, from which the mean
+over the whole batch follows, however that is divided.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from varuna_core.runtime.comm.values import describe
 from varuna_core.runtime.split.cut import SplitError
 
 Path = tuple[str | int, ...]
-"""Keys, attributes and indices that lead to a part of what a model returns."""
+"""Keys, attributes and indices that lead to a part of a model's output."""
 
 COUNTS = "loss_counts"
-"""The method by which a model tells the counts of its loss from the inputs."""
+"""The method by which a model returns the counts of its loss from the inputs."""
 
 
 class TokenMean:
@@ -43,7 +43,7 @@ class TokenMean:
         return made
 
     def mean(self) -> Tensor:
-        """The loss of this batch by itself, as a plain training wants it."""
+        """Return the loss of this batch alone, as in plain training."""
         first, *others = (total / count for total, count in self.terms)
         for other in others:
             first = first + other
@@ -65,11 +65,11 @@ class TokenMean:
         return any(total.requires_grad for total, _ in self.terms)
 
     def detach(self) -> TokenMean:
-        """The same without its graph."""
+        """Return the same means without their graphs."""
         return TokenMean.of([(total.detach(), count) for total, count in self.terms])
 
     def totals(self) -> Tensor:
-        """A row for each term: sum and count, in double precision."""
+        """Return a row for each term: sum and count, in double precision."""
         rows = [
             torch.stack([_one_number(total), _one_number(count).to(total.device)])
             for total, count in self.terms
@@ -78,7 +78,7 @@ class TokenMean:
 
 
 def add_means(means: Sequence[TokenMean]) -> TokenMean:
-    """The sums and counts of several micro-batches together."""
+    """Add the sums and counts of several micro-batches."""
     rows = torch.stack([mean.totals() for mean in means]).sum(0)
     return TokenMean.of([(total, count) for total, count in rows.unbind()])
 
@@ -105,35 +105,34 @@ pytree.register_pytree_node(
 
 @dataclass(frozen=True, kw_only=True)
 class LossForm:
-    """How a model returns its loss, as the dry run has seen it."""
+    """How a model returns its loss, as seen in the dry run."""
 
     path: Path | None = None
-    """Where the loss stands; None: the dry run returned none."""
+    """Path to the loss; None if the dry run returned none."""
 
     dtype: torch.dtype | None = None
-    """Of a mean over the samples."""
+    """Type of the loss, if it is a mean over the samples."""
 
     num_terms: int = 0
-    """Of a TokenMean; 0 for a mean over the samples."""
+    """Number of terms of a TokenMean; 0 for a mean over the samples."""
 
     is_counted: bool = False
-    """The model has `loss_counts`, which tells their counts from the inputs."""
+    """True if the model has `loss_counts`, which returns the counts from the inputs."""
 
     problem: SplitError | None = None
-    """Why the model cannot be trained; it may be run for its outputs."""
+    """Why the model cannot be trained, though it may be run for its outputs."""
 
     is_sum: bool = False
-    """Its last operation is a sum, as of `reduction="sum"`, and it is no TokenMean."""
+    """True if its last operation is a sum, as in `reduction="sum"`, and it is no TokenMean."""
 
     @property
     def is_weighed_after(self) -> bool:
-        """The counts are known only when all forwards have run."""
+        """True if the counts are known only when all forwards have run."""
         return self.num_terms > 0 and not self.is_counted
 
 
 def read_form(output: Any, is_counted: bool) -> LossForm:
-    """The form of the loss in what a dry run returned; `is_counted` if the model has a method that
-    counts."""
+    """Determine the loss in a dry run's output; `is_counted` if the model has `loss_counts`."""
     try:
         path = locate_loss(output)
     except AmbiguousLoss as error:
@@ -168,13 +167,13 @@ def _is_sum(loss: Tensor) -> bool:
 
 
 class AmbiguousLoss(SplitError):
-    """Several numbers may be the loss."""
+    """Raised if several numbers may be the loss."""
 
 
 def pick_loss(output: Any, path: Path | None = None) -> Tensor | TokenMean:
-    """The loss in what the model returns; `path` is where the dry run found it.
+    """Return the loss in a model's output; `path` is where the dry run found it.
 
-    A mean over the samples is one number; half-precision sums of a TokenMean are made fp32.
+    A mean over the samples must be one number; half-precision sums of a TokenMean become fp32.
     """
     loss = None if path is None else follow(output, path)
     if isinstance(loss, Tensor) and loss.numel() == 1:
@@ -194,10 +193,10 @@ def _widen(total: Tensor) -> Tensor:
 
 
 def locate_loss(output: Any) -> Path:
-    """The place of the loss: under "loss" or `.loss`, or the only number that may be it.
+    """Return the path of the loss: "loss", `.loss`, or the only number that may be it.
 
-    Of several numbers it is the one that has a gradient; where none has (no gradients are made),
-    the first of a tuple.
+    Of several numbers, the one with a gradient; if none has one (no gradients are recorded), the
+    first of a tuple.
     """
     if _is_number(output) or isinstance(output, TokenMean):
         return ()
@@ -224,7 +223,7 @@ def locate_loss(output: Any) -> Path:
 
 
 def _find_named(output: Any) -> Any:
-    """The value under "loss", None if there is none."""
+    """Return the value under "loss"; None if there is none."""
     if isinstance(output, Mapping) and output.get("loss") is not None:
         return output["loss"]
     if isinstance(output, Tensor):
@@ -238,7 +237,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _read_mean(value: Any) -> TokenMean | None:
-    """A TokenMean, or under a name a pair of its sum and its count."""
+    """Return a TokenMean, also from a named pair of sum and count; None for other values."""
     if isinstance(value, TokenMean):
         return value
     if not isinstance(value, (tuple, list)) or len(value) != 2 or not _is_number(value[0]):
@@ -252,7 +251,7 @@ def _read_mean(value: Any) -> TokenMean | None:
 
 
 def list_numbers(output: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """The fractions that are one number, and the TokenMeans, with where they stand."""
+    """Yield floating-point scalars and TokenMeans with their paths."""
     if isinstance(output, TokenMean) or (_is_number(output) and output.is_floating_point()):
         yield path, output
     elif isinstance(output, Mapping):
@@ -267,7 +266,7 @@ def list_numbers(output: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def follow(output: Any, path: Path) -> Any:
-    """The part of an output to which a path leads; None where it leads nowhere."""
+    """Return the part of an output at a path; None if there is none."""
     try:
         for key in path:
             if isinstance(key, int) or (isinstance(output, (dict, Mapping)) and key in output):
@@ -280,7 +279,7 @@ def follow(output: Any, path: Path) -> Any:
 
 
 def spell(path: Path) -> str:
-    """Spell the place as Python would reach it."""
+    """Spell a path as a Python expression."""
     return "output" + "".join(f"[{key!r}]" for key in path)
 
 

@@ -1,12 +1,14 @@
-"""Random numbers that no layout changes: torch is seeded as a micro-batch enters a segment.
+"""Seed random numbers independently of the layout: torch is seeded when a micro-batch enters a
+segment.
 
-The seed is derived from (seed, step, place of the micro-batch's first sample in the global batch,
+The seed is derived from (seed, step, index of the micro-batch's first sample in the global batch,
 segment), so whichever rank runs that segment draws the same, and a recompute draws it again. A
-forward starts with the stream of segment 0 in every stage: code before the stage runs there too.
+forward starts with the stream of segment 0 in every stage, since code before the stage runs there
+too.
 
-Python's `random` and numpy's global stream are seeded alike where the dry run drew from them, or
-where a recompute might draw again. Generators that a module keeps as attributes are the module's
-own (attributes.py).
+Python's `random` and numpy's global stream are seeded in the same way if the dry run drew from
+them, or if a recompute might draw again. Generators that a module keeps as attributes are its own
+(attributes.py).
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ STRIDE, MASK = 0x9E3779B97F4A7C15, 2**63 - 1
 
 
 def derive_seed(seed: int, name: str) -> int:
-    """Derive a seed of 63 bits for what has this name."""
+    """Derive a seed of 63 bits for this name."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
@@ -38,26 +40,26 @@ def seed_segment(
 
 
 def read_foreign_streams() -> tuple[Any, ...]:
-    """The state of Python's `random` and, where it is imported, of numpy's global stream."""
+    """Return the state of Python's `random` and, if numpy is imported, of its global stream."""
     numpy = sys.modules.get("numpy.random")
     return random.getstate(), None if numpy is None else numpy.get_state()
 
 
 def set_foreign_streams(state: tuple[Any, ...]) -> None:
-    """Set them to what `read_foreign_streams` gave."""
+    """Restore a state returned by `read_foreign_streams`."""
     random.setstate(state[0])
     if state[1] is not None:
         sys.modules["numpy.random"].set_state(state[1])
 
 
 def seed_all(seed: int) -> None:
-    """Seed torch's stream and the foreign ones."""
+    """Seed torch's stream, Python's `random` and numpy's global stream."""
     torch.manual_seed(seed)
     seed_foreign_streams(seed)
 
 
 def seed_foreign_streams(derived: int) -> None:
-    """Seed them by a number of 63 bits."""
+    """Seed Python's `random` and numpy's global stream with a number of 63 bits."""
     random.seed(derived)
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
@@ -97,8 +99,7 @@ def build_seeder(
 
 @contextmanager
 def kept_random_state(device: torch.device) -> Iterator[None]:
-    """Restore the random state at the end: what the caller draws afterwards does not depend on what
-    was drawn within."""
+    """Restore the random state at the end, so later draws do not depend on those within."""
     foreign = read_foreign_streams()
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

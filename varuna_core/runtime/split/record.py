@@ -25,32 +25,32 @@ from varuna_core.runtime.split.loss import LossForm
 
 @dataclass(kw_only=True)
 class Call:
-    """One call of one module."""
+    """A call of a module."""
 
     module: str
     parent: int | None
     """The call that made this one."""
 
     begin: int
-    """The segment it starts in."""
+    """The segment in which the call starts."""
 
     end: int = -1
-    """The segment it returns in; -1 when it did not return."""
+    """The segment in which the call returns; -1 if it did not return."""
 
     output: Any = None
-    """What it returns, a TensorSpec for each tensor."""
+    """The call's result, with a TensorSpec for each tensor."""
 
     opaque: bool = True
-    """It returns something that a stub cannot stand in for."""
+    """True if a stub cannot stand in for the result."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """A CutPoint as the forward passed it."""
+    """A CutPoint as passed by the forward."""
 
     name: str
     specs: tuple[TensorSpec, ...]
-    """The tensors that cross it."""
+    """The tensors that cross the cut."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +61,14 @@ class Draw:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     is_checkpointed: bool = False
-    """A backward will run it again."""
+    """True if a backward will run the operation again."""
 
     call: int | None = None
-    """The innermost call that draws."""
+    """The innermost call around the operation."""
 
 
 def is_draw(func: Any, args: Any, kwargs: Any) -> bool:
-    """True if an operation draws random numbers; attention without dropout does not."""
+    """Return True if an operation draws random numbers; attention without dropout does not."""
     if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
         return False
     named = zip((argument.name for argument in func._schema.arguments), args, strict=False)
@@ -78,7 +78,7 @@ def is_draw(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def find_drawn(func: Any, args: Any, out: Any) -> Tensor | None:
-    """The tensor that is drawn for: the one that is filled, or is masked, or is made."""
+    """Return the tensor for which numbers are drawn: the one filled, masked or created."""
     first = func._schema.arguments[0] if func._schema.arguments else None
     fills = first is not None and first.alias_info is not None and first.alias_info.is_write
     if fills or func.overloadpacket is torch.ops.aten.native_dropout:
@@ -91,11 +91,11 @@ class AttributeChange:
     """A change that a forward makes to a plain attribute of a module."""
 
     segments: set[int] = field(default_factory=set)
-    """The segments that change it each time; none where the first forward alone does so."""
+    """Segments that change it in each forward; none if only the first forward does."""
 
     is_carried: bool = False
-    """The next forward depends on what this one leaves there: a number, a stream of random
-    numbers, or a tensor that is read before it is replaced."""
+    """True if the next forward depends on the value left there: a number, a random stream, or a
+    tensor that is read before it is replaced."""
 
 
 @dataclass(kw_only=True)
@@ -109,24 +109,24 @@ class Record:
     """Parameter or buffer name to (segment, innermost call) of each use."""
 
     learning: set[str] = field(default_factory=set)
-    """Parameters that are used where gradients are recorded: others, a teacher's under no_grad,
+    """Parameters that are used with gradients enabled; others, such as a teacher's under no_grad,
     get none."""
 
     edited_views: set[str] = field(default_factory=set)
-    """Modules that return a view which is changed in place after their call: it loses the hooks
-    that it had."""
+    """Modules that return a view which is changed in place after their call, which loses its
+    hooks."""
 
     changes: dict[str, set[int]] = field(default_factory=dict)
     """Buffer name to the segments that change it."""
 
     draws: dict[int, list[Draw]] = field(default_factory=dict)
-    """By segment, in order."""
+    """Draws by segment, in order."""
 
     attributes: dict[Place, AttributeChange] = field(default_factory=dict)
     """Plain attributes that the forward changes."""
 
     draws_foreign: bool = False
-    """The forward draws from Python's `random` or from numpy's global stream."""
+    """True if the forward draws from Python's `random` or numpy's global stream."""
 
     unhooked: set[int] = field(default_factory=set)
     """Segments in which torch allows no hooks of saved tensors: within torch.func.grad and vjp."""
@@ -135,20 +135,20 @@ class Record:
     """Segments with operators that take functions, such as flex attention."""
 
     cutting_hooks: set[tuple[str, int]] = field(default_factory=set)
-    """Modules, and which of their forward pre-hooks pass a cut."""
+    """Modules with the index of their forward pre-hook that passes a cut."""
 
     inputs: InputTrace = field(default_factory=InputTrace)
     in_training: Record | None = None
-    """Of a model given in eval mode."""
+    """Record in training mode, for a model given in eval mode."""
 
     output: Any = None
-    """What the model returns, with None for each value."""
+    """The model's output, with None for each value."""
 
     loss: LossForm = field(default_factory=LossForm)
     """How the model returns its loss."""
 
     real: bool = False
-    """It ran on real tensors, since the model looks at values."""
+    """True if it ran on real tensors, since the model looks at values."""
 
     problem: SplitError | None = None
     num_operations: int = 0
@@ -167,7 +167,7 @@ class Record:
 
 
 def tensor_names(model: nn.Module) -> dict[int, list[str]]:
-    """Names of each parameter and buffer by identity; a tied one has several."""
+    """Return the names of each parameter and buffer by id; a tied one has several."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -177,8 +177,8 @@ def tensor_names(model: nn.Module) -> dict[int, list[str]]:
 
 
 def list_results(model: nn.Module) -> dict[int, Any]:
-    """Values in place of the results of graphs that modules keep as plain attributes, by id: torch
-    copies none. torch.nn.utils.prune and the old weight_norm compute theirs at each call."""
+    """Return replacements, by id, for results of graphs kept as plain attributes, which torch
+    cannot copy. torch.nn.utils.prune and the old weight_norm recompute theirs at each call."""
     held = (value for module in model.modules() for value in vars(module).values())
     results = (value for value in held if isinstance(value, Tensor) and not value.is_leaf)
     return {id(value): value.detach().clone() for value in results}
@@ -202,16 +202,16 @@ def count_flops(func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> float
 
 
 def is_view(func: Any) -> bool:
-    """An operation that returns another look at its input moves nothing."""
+    """Return True for an operation that only returns a view of its input."""
     returns = [value.alias_info for value in func._schema.returns]
     return any(alias is not None and not alias.is_write for alias in returns)
 
 
 def list_written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
-    """The arguments that an operation writes into.
+    """Return the arguments that an operation writes into.
 
-    Batch norms do not say that they write their running statistics (nor does torch count a version
-    of them, 2.13): they do when they train.
+    Batch norms do not declare that they write their running statistics (nor does torch count it as
+    a change, 2.13), which they do in training.
     """
     given = {
         argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)
@@ -228,9 +228,9 @@ def list_written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
 
 
 class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch: untyped
-    """Calls `see` with the name of each operation, `spend` with its nominal seconds, `read` with
-    its tensors, `write` with what it wrote, `draw` with what random numbers it draws and `compose`
-    where it takes functions, as flex attention does; of that only the tensors are seen."""
+    """Reports each operation: `see` gets its name, `spend` its nominal seconds, `read` its tensors,
+    `write` what it wrote, and `draw` the random numbers drawn. `compose` is called if it takes
+    functions, as flex attention does; of such an operation only the tensors are seen."""
 
     supports_higher_order_operators = True
 

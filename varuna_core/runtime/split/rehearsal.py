@@ -1,9 +1,10 @@
-"""The dry run: one forward of the whole model that writes down what the split needs to know.
+"""Dry run: one forward of the whole model that records what the split needs to know.
 
-Which module is called in which segment and what it returns, which parameter and buffer is used
-where, what crosses each cut, what each segment costs. It runs on fake tensors (the meta device with
-the true device's name, so that autocast and `device=x.device` act as they will), which costs no
-memory for weights. Code that looks at values cannot run so; then it runs for real.
+It records which module is called in which segment and what it returns, where each parameter and
+buffer is used, what crosses each cut, and what each segment costs. It runs on fake tensors (the
+meta device with the true device's name, so that autocast and `device=x.device` act as usual), which
+need no memory for weights. Code that looks at values cannot run on these; then real tensors are
+used.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ VALUE_READS = {"item", "tolist", "numpy", "__bool__", "__float__", "__int__"}
 
 
 def list_shared_types() -> list[type]:
-    """Types of objects that a model may hold and no copy can: both have the one object."""
+    """Return types of objects in a model that cannot be copied, so that a copy shares them."""
     shared: list[type] = [types.ModuleType, type(threading.Lock()), type(threading.RLock())]
     shared += [torch.cuda.Stream, torch.cuda.Event]
     if dist.is_available():
@@ -64,7 +65,7 @@ def list_shared_types() -> list[type]:
 
 
 def copy_model(model: nn.Module, replaced: dict[int, Any]) -> nn.Module:
-    """A copy with these tensors (by id) in place of the model's own."""
+    """Copy a model, with these tensors (by id) in place of its own."""
     replaced = {**list_results(model), **replaced, **keep_users_objects(model)}
     kept = dict(copyreg.dispatch_table)
     for kind in list_shared_types():
@@ -81,8 +82,8 @@ def copy_model(model: nn.Module, replaced: dict[int, Any]) -> nn.Module:
 
 
 def keep_users_objects(model: nn.Module) -> dict[int, Any]:
-    """Objects outside the model whose methods are hooks of its modules, by id: they are told, and
-    not copies of them."""
+    """Return objects outside the model whose methods are hooks of its modules, by id: a copied
+    model must call them, not copies."""
     hooks = [
         hook
         for module in model.modules()
@@ -94,7 +95,7 @@ def keep_users_objects(model: nn.Module) -> dict[int, Any]:
 
 
 class _UseMode(TorchFunctionMode):
-    """Sees every function that gets a parameter or a buffer, raw ones too, or a generator."""
+    """Watches every function that gets a parameter or a buffer, also a raw one, or a generator."""
 
     def __init__(
         self,
@@ -123,8 +124,8 @@ class _UseMode(TorchFunctionMode):
 
 
 def uncompiled() -> AbstractContextManager[Any]:
-    """Let what torch would compile run as it is: it compiles nothing that is watched, and flex
-    attention insists on it. torch's compiler is loaded only for a model that may ask for it."""
+    """Run compiled code uncompiled: nothing that is watched can be compiled, and flex attention
+    insists on it. Loads torch's compiler only for a model that may need it."""
     if {"torch._dynamo.eval_frame", "torch.nn.attention.flex_attention"} & sys.modules.keys():
         stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
         return stance
@@ -132,7 +133,7 @@ def uncompiled() -> AbstractContextManager[Any]:
 
 
 class Rehearsal:
-    """A stand-in of the model that costs nothing, to be run dry once for each shape of batch."""
+    """A copy of the model on fake tensors, run dry once for each shape of batch."""
 
     def __init__(
         self,
@@ -177,8 +178,8 @@ class Rehearsal:
         return result
 
     def _stand_in(self, tensor: Tensor) -> Tensor:
-        """Fake, or for a real run the parameter itself, and a copy of a buffer, which the run may
-        change; a real run of a meta tensor takes zeros."""
+        """Return a fake tensor; in a real run the parameter itself, a copy of a buffer, since the
+        run may change it, or zeros for a meta tensor."""
         dtype = self.types.get(id(tensor), tensor.dtype)
         if self.real and not tensor.is_meta:
             if dtype == tensor.dtype and isinstance(tensor, nn.Parameter):
@@ -198,10 +199,9 @@ class Rehearsal:
     def run(
         self, inputs: Mapping[str, Any], stop: int | None = None, training: bool | None = None
     ) -> Record:
-        """Run the forward; with `stop`, only up to that cut and without looking at costs and uses.
+        """Run the forward; with `stop`, only up to that cut, ignoring costs and uses.
 
-        What the model itself raises comes through. The attributes of its modules are afterwards
-        what they were.
+        Exceptions of the model pass through. The modules' attributes are restored afterwards.
         """
         kept = KeptAttributes(self.model)
         self._attributes: _AttributeWatch | None = None
@@ -405,7 +405,7 @@ class Rehearsal:
                 self.record.changes.setdefault(name, set()).add(self.segment)
 
     def _note_new_buffers(self) -> None:
-        """A buffer that is another tensor now was changed too (`self.average = ...`)."""
+        """Record buffers that were replaced by another tensor (`self.average = ...`) as changed."""
         if self.stop is not None:
             return
         for name, buffer in self.model.named_buffers(remove_duplicate=False):
@@ -417,8 +417,8 @@ class Rehearsal:
 
 
 class _AttributeWatch(TorchFunctionMode):
-    """Sees in which segments a forward changes attributes, the second time it is run, and whether
-    it reads what the first one left there."""
+    """Records in which segments a forward changes attributes, in a second run, and if it reads what
+    the first run left there."""
 
     def __init__(self, model: nn.Module, places: Collection[Place]) -> None:
         super().__init__()
@@ -435,7 +435,7 @@ class _AttributeWatch(TorchFunctionMode):
         self._kept = KeptAttributes(model, self.places)
 
     def note_streams(self, streams: Mapping[int, set[int]]) -> None:
-        """Note torch's generators, which a run on fake tensors does not advance."""
+        """Record torch's generators, which a run on fake tensors does not advance."""
         for path, module in self.model.named_modules():
             for name, value in vars(module).items():
                 if id(value) in streams:
@@ -444,7 +444,7 @@ class _AttributeWatch(TorchFunctionMode):
                     )
 
     def note(self, segment: int) -> None:
-        """Note what has changed up to the end of a segment."""
+        """Record what has changed up to the end of a segment."""
         for place in self._kept.list_changed():
             self.found[place].segments.add(segment)
         self._kept = KeptAttributes(self.model, self.places)
@@ -461,7 +461,7 @@ def _is_strided(value: Any) -> bool:
 
 
 def _is_checkpointed() -> bool:
-    """A CutPoint under torch.utils.checkpoint would be passed again in the backward."""
+    """Return True under torch.utils.checkpoint, whose backward would pass a CutPoint again."""
     frame = sys._getframe()
     while frame is not None and frame.f_code is not Rehearsal.run.__code__:
         if frame.f_globals.get("__name__") == "torch.utils.checkpoint":
@@ -477,9 +477,9 @@ def rehearse(
     types: Mapping[int, torch.dtype] = MappingProxyType({}),
     kept: KeptModules = NOTHING_KEPT,
 ) -> tuple[Rehearsal, Record]:
-    """Run the model dry, on fake tensors, or for real where it cannot run on them.
+    """Run the model dry on fake tensors, or on real ones if it cannot run on these.
 
-    `types` are those of parameters and buffers, by id, where they are not the model's own.
+    `types` are the types of parameters and buffers, by id, that differ from the model's own.
     """
     try:
         rehearsal = Rehearsal(model, device, False, types, kept)
@@ -497,7 +497,7 @@ def rehearse(
 
 
 def _add_training(rehearsal: Rehearsal, record: Record, inputs: Mapping[str, Any]) -> None:
-    """Add the uses and changes of training mode to the record of a model given in eval mode."""
+    """Add uses and changes in training mode to the record of a model given in eval mode."""
     try:
         trained = rehearsal.run(inputs, training=True)
     except Exception as error:  # it may never be trained

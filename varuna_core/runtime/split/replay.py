@@ -38,7 +38,7 @@ Step = tuple[str, tuple[tuple[int, ...], ...], str]
 
 
 class _Run:
-    """One forward of the rehearsal's model, and what it does in each segment."""
+    """A forward of the rehearsal's model, with the functions called in each segment."""
 
     def __init__(self, rehearsal: Rehearsal, inputs: Mapping[str, Any]) -> None:
         self.rehearsal, self.inputs = rehearsal, inputs
@@ -182,7 +182,7 @@ class Replay:
 
 
 def _differ(whole: _Run, other: _Run, segments: range) -> str:
-    """The first difference, in words; nothing if there is none."""
+    """Describe the first difference; empty if there is none."""
     for segment in segments:
         pair = (run.steps[segment] if segment < len(run.steps) else [] for run in (whole, other))
         for ours, theirs in zip_longest(*pair):

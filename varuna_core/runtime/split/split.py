@@ -37,19 +37,19 @@ from varuna_core.runtime.split.weights import Init, Weights
 
 @dataclass(frozen=True, kw_only=True)
 class TiedWeight:
-    """One parameter under several names, or in several stages."""
+    """A parameter under several names, or in several stages."""
 
     names: tuple[str, ...]
-    """In the model's order; the first one's values count at the start."""
+    """Names in the model's order; the values of the first count at the start."""
 
     stages: tuple[int, ...]
-    """The stages that hold it; their gradients add up."""
+    """The stages that hold it, whose gradients are summed."""
 
 
 def group_names(
     model: nn.Module, shared_weights: Sequence[Sequence[str]]
 ) -> dict[str, tuple[str, ...]]:
-    """All names of the tensor of each parameter name: tied in the model, or named as shared."""
+    """Return all names of the tensor of each parameter name: tied, or given as shared."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     order = {name: place for place, name in enumerate(parameters)}
     groups = {name: {name} for name in parameters}
@@ -80,11 +80,11 @@ def assign_segments(
     groups: Mapping[str, tuple[str, ...]],
     may_vary: bool = False,
 ) -> dict[str, frozenset[int]]:
-    """The segments that use each parameter and buffer; an unused one lies with its module or
-    neighbour.
+    """Return the segments that use each parameter and buffer; an unused one is kept with its
+    module.
 
-    With `may_vary` other batches may use other parameters: those that the dry run did not use, and
-    of whose place nothing is known, lie everywhere, as weights that are shared.
+    With `may_vary`, other batches may use other parameters: those that the dry run did not use, and
+    whose place is not known, are held by all stages, as shared weights.
     """
     seen = {name: {segment for segment, _ in uses} for name, uses in record.uses.items()}
     found: dict[str, frozenset[int]] = {}
@@ -103,7 +103,7 @@ def assign_segments(
 
 
 def _segments_of_module(record: Record, name: str) -> set[int]:
-    """The segments of the nearest module above that was called and lies in one segment a call."""
+    """Return the segments of the nearest enclosing module that was called in one at a time."""
     path = name
     while "." in path:
         path = path.rpartition(".")[0]
@@ -115,14 +115,14 @@ def _segments_of_module(record: Record, name: str) -> set[int]:
 
 
 def list_owners(model: nn.Module) -> set[str]:
-    """The modules within the model that own parameters."""
+    """Return the names of modules within the model that own parameters."""
     return {name for name, m in model.named_modules() if name and any(True for _ in m.parameters())}
 
 
 def list_frozen(
     model: nn.Module, record: Record, groups: Mapping[str, tuple[str, ...]]
 ) -> frozenset[str]:
-    """Parameters that nothing changes: without gradient, and not written by the forward."""
+    """Return parameters that nothing changes: without gradient, and not written by the forward."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     return frozenset(
         name
@@ -132,7 +132,7 @@ def list_frozen(
 
 
 def is_read_before(record: Record, names: Iterable[str], first: int, stubbed: set[int]) -> bool:
-    """True if code that runs in spite of the stubs reads the tensor before segment `first`."""
+    """Return True if code that runs despite the stubs reads the tensor before segment `first`."""
     return any(
         segment < first and not record.is_within(call, stubbed)
         for name in names
@@ -148,9 +148,9 @@ def hold_frozen(
     owners: set[str],
     frozen: frozenset[str],
 ) -> dict[str, frozenset[int]]:
-    """`segments`, with frozen parameters in each stage that has plain code before it read them.
+    """Add frozen parameters to each stage in which plain code before the stage reads them.
 
-    What such code makes of them is the same in each stage, and may be used there.
+    The results of such code are equal in each stage, and may be used there.
     """
     held = dict(segments)
     for stage in stages:
@@ -195,7 +195,7 @@ def refuse_changes(
 
 
 def refuse_sparse(model: nn.Module) -> None:
-    """Refuse modules that make sparse gradients, which nothing here adds up, clips or sends."""
+    """Refuse modules with sparse gradients, which cannot be summed, clipped or sent here."""
     for name, module in model.named_modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
             raise SplitError(
@@ -205,8 +205,8 @@ def refuse_sparse(model: nn.Module) -> None:
 
 
 def refuse_attribute_changes(record: Record, stages: Sequence[range]) -> None:
-    """Refuse an attribute that two stages change and of which the next forward makes use: each
-    would have its own."""
+    """Refuse an attribute that two stages change and the next forward uses: each stage would have
+    its own."""
     for (path, name), change in record.attributes.items():
         where = [i for i, held in enumerate(stages) if not change.segments.isdisjoint(held)]
         if change.is_carried and len(where) > 1:
@@ -220,8 +220,8 @@ def refuse_attribute_changes(record: Record, stages: Sequence[range]) -> None:
 
 
 def refuse_unseen_changes(record: Record, stages: Sequence[range], owners: set[str]) -> None:
-    """Refuse an input that a stage reads without having changed it as the model does, and two
-    tensors of one memory that a stage receives, if it changes one of them."""
+    """Refuse an input that a stage reads without making the model's change to it, and tensors that
+    share memory of which a stage receives both and changes one."""
     for number, held in enumerate(stages):
         for found in filter(None, (record, record.in_training)):
             _, stubbed = plan_stubs(found, held.start, owners)
@@ -253,7 +253,7 @@ def refuse_unseen_changes(record: Record, stages: Sequence[range], owners: set[s
 
 
 class LayerShares(Protocol):
-    """The weights of a rank that holds shares of layers (tensor_parallel/sharding.py)."""
+    """Weights of a rank that holds shares of layers (tensor_parallel/sharding.py)."""
 
     def cut(self, name: str, values: Tensor) -> Tensor:
         """Cut this rank's share from the values of a parameter or buffer."""
@@ -261,10 +261,10 @@ class LayerShares(Protocol):
     def stand_in(
         self, name: str, original: Tensor, dtype: torch.dtype, device: torch.device, is_early: bool
     ) -> nn.Parameter:
-        """A parameter of the whole shape, for the check of the stage before it holds shares."""
+        """Return a parameter of the whole shape, to check the stage before it holds shares."""
 
     def install(self, stage: Stage, local: Mapping[str, nn.Parameter]) -> None:
-        """Let the stage's modules compute with shares."""
+        """Make the stage's modules compute with shares."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,33 +277,33 @@ class Split:
     rehearsal: Rehearsal
     record: Record
     types: Mapping[int, torch.dtype]
-    """Of parameters and buffers in a stage, by the original's id; else as in the model."""
+    """Types of parameters and buffers in a stage, by the original's id; else as in the model."""
 
     kept: KeptModules
-    """Those that stay in fp32 in half precision."""
+    """Modules that stay in fp32 in half precision."""
 
     costs: tuple[float, ...]
-    """Of each segment: nominal seconds, or what the caller measured."""
+    """By segment, nominal seconds or what the caller measured."""
 
     stages: tuple[range, ...]
     """The segments of each stage."""
 
     groups: Mapping[str, tuple[str, ...]]
-    """Each parameter name to the names of the one tensor it is, in the model's order."""
+    """By parameter name, all names of its tensor, in the model's order."""
 
     segments: Mapping[str, frozenset[int]]
-    """Parameter and buffer names to the segments that use them."""
+    """By parameter or buffer name, the segments that use it."""
 
     frozen: frozenset[str]
     """Parameters that nothing changes."""
 
     @cached_property
     def replay(self) -> Replay:
-        """Compares the stages with the whole model."""
+        """Comparison of the stages with the whole model."""
         return Replay(self.rehearsal, self.inputs)
 
     def owners(self, name: str) -> tuple[int, ...]:
-        """The stages that hold this parameter or buffer."""
+        """Return the stages that hold this parameter or buffer."""
         return tuple(
             i for i, held in enumerate(self.stages) if not self.segments[name].isdisjoint(held)
         )
@@ -319,13 +319,13 @@ class Split:
         return tuple(found.values())
 
     def buffer_owner(self, name: str) -> int:
-        """The one stage that answers for a buffer: which changes it, or else uses it first."""
+        """Return the stage that saves a buffer: the one that changes it, or else uses it first."""
         segments = self.record.changes.get(name) or self.segments[name]
         first = min(segments)
         return next(i for i, held in enumerate(self.stages) if first in held)
 
     def without_values(self) -> Split:
-        """The same, of a model without memory: the given one's is free when its user drops it."""
+        """Return the split for a model without memory, so that the given one can be freed."""
         given = [*self.model.parameters(), *self.model.buffers()]
         if all(tensor.is_meta for tensor in given):
             return self
@@ -344,12 +344,12 @@ class Split:
         at_hand: Mapping[str, nn.Parameter] | None = None,
         sharding: LayerShares | None = None,
     ) -> Stage:
-        """The stage with its weights, checked for leaks.
+        """Build a stage with its weights, checked for leaks.
 
         Weights come from `state_dict` (the plain model's names), or are drawn by name from `seed`
-        (by `init`, or as their modules do), or are copied from the model. Those `at_hand`, of the
-        rank's other stages, are taken over: a tied weight is one parameter there too. With
-        `sharding` the stage's own are this rank's shares.
+        (by `init`, or as their modules do), or are copied from the model. Those `at_hand`, from the
+        rank's other stages, are reused: a tied weight is one parameter there too. With `sharding`,
+        the stage holds this rank's shares.
         """
         weights = Weights(
             model=self.model,
@@ -393,7 +393,7 @@ class Split:
         return stage
 
     def _list_strange(self, index: int, own: Mapping[str, nn.Parameter]) -> list[str]:
-        """Modules that the dry run did not use, and of which the stage lacks something."""
+        """Return modules that the dry run did not use, and of which the stage lacks something."""
         known = {call.module for call in self.record.calls}
         found = []
         for path, module in self.model.named_modules():
@@ -415,8 +415,8 @@ class Split:
         at_hand: Mapping[str, nn.Parameter],
         sharding: LayerShares | None,
     ) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter], dict[int, Any], dict[str, Tensor]]:
-        """The stage's own, those that code before it reads, for each original its copy, and fp32
-        values of those that are trained, if `types` has others."""
+        """Return the stage's own parameters, those that code before it reads, the copy for each
+        original, and fp32 values of trained ones that have another type in `types`."""
         originals = dict(self.model.named_parameters(remove_duplicate=False))
         own: dict[str, nn.Parameter] = {}
         early: dict[str, nn.Parameter] = {}
@@ -475,7 +475,7 @@ class Split:
         return replaced
 
     def _stand_in(self, tensor: Tensor, real: bool = False) -> Tensor:
-        """The shape, type and device of a tensor that the stage has not; one element of memory."""
+        """Return a tensor of one element with the shape, type and device of one not held here."""
         dtype = self._type_of(tensor)
         if real:
             return torch.zeros(tensor.shape, dtype=dtype, device=self.device)
@@ -485,7 +485,7 @@ class Split:
         return self.types.get(id(original), original.dtype)
 
     def _is_run(self, index: int, name: str, stubbed: set[int]) -> bool:
-        """Code that the stage runs, before it or in it, uses this buffer."""
+        """Return True if code that the stage runs, before or in it, uses this buffer."""
         return is_read_before(self.record, [name], self.stages[index].stop, stubbed)
 
 
@@ -514,18 +514,19 @@ class RankStages:
         return RankStages(stages)
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters by the plain model's names; a tied one under each of its names."""
+        """Return parameters by the plain model's names; a tied one under each of its names."""
         return {n: p for stage in self.stages for n, p in stage.parameters().items()}
 
     def take_full(self) -> dict[str, Tensor]:
-        """fp32 values of the parameters that are in half precision; once, they are large."""
+        """Return the fp32 values of half-precision parameters, and drop these large tensors
+        here."""
         full: dict[str, Tensor] = {}
         for stage in self.stages:
             full, stage.full = full | stage.full, {}
         return full
 
     def buffers(self) -> dict[str, Tensor]:
-        """Buffers that the stages answer for, as they are now."""
+        """Return the current buffers that the stages save."""
         return {n: b for stage in self.stages for n, b in stage.buffers().items()}
 
     def train(self, mode: bool = True) -> None:
@@ -545,11 +546,11 @@ def split_model(
     types: Mapping[int, torch.dtype] = MappingProxyType({}),
     kept: KeptModules = NOTHING_KEPT,
 ) -> Split:
-    """Run `model(**dummy_inputs)` dry and share its segments out to the stages.
+    """Run `model(**dummy_inputs)` dry, and divide its segments into stages.
 
-    Without `partition` the stages are balanced by `costs`, one a segment, or by what the dry run
-    counted. `shared_weights` names parameters that are one, besides those that the model ties.
-    `types`, by id, are what parameters and buffers become in a stage.
+    Without `partition`, stages are balanced by `costs`, one for each segment, or by what the dry
+    run counted. `shared_weights` groups names of one parameter, besides those that the model ties.
+    `types`, by id, are the types of parameters and buffers in a stage.
     """
     refuse_sparse(model)
     device = torch.device(device)

@@ -52,18 +52,18 @@ Make = Callable[[TensorSpec], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class StubCall:
-    """The output of one stubbed call, and how many cuts it would have passed."""
+    """The result of one stubbed call, and the number of cuts that it would have passed."""
 
     output: Any
     cuts: int
 
 
 StubPlan = dict[str, list["StubCall | None"]]
-"""For each stubbed module its calls that are made, in order; None where it runs for real."""
+"""By stubbed module, its calls in order; None for a call that runs for real."""
 
 
 def plan_stubs(record: Record, first: int, names: Collection[str]) -> tuple[StubPlan, set[int]]:
-    """Stubs for the modules `names` before segment `first`, and the calls that they replace."""
+    """Return stubs for modules `names` before segment `first`, and the calls they replace."""
     plan: StubPlan = {}
     stubbed: set[int] = set()
     for number, call in enumerate(record.calls):
@@ -78,7 +78,7 @@ def plan_stubs(record: Record, first: int, names: Collection[str]) -> tuple[Stub
 
 
 class Pool:
-    """One flat buffer a dtype, of which every stub's output is a view."""
+    """A flat buffer for each dtype, of which every stub's result is a view."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -94,7 +94,8 @@ class Pool:
         return flat.as_strided(spec.shape, spec.stride)
 
     def clean(self) -> None:
-        """Zero what code before the stage has written into: it must not grow from step to step."""
+        """Zero what code before the stage wrote into, so that it does not grow from step to
+        step."""
         for dtype, flat in self.flats.items():
             if flat._version != self.versions[dtype]:
                 flat.zero_()
@@ -102,7 +103,7 @@ class Pool:
 
 
 class Switch:
-    """A flag that is on while code before the stage runs: then stubs stand in."""
+    """Flag that is on while code before the stage runs, so that stubs stand in."""
 
     def __init__(self) -> None:
         self.on = False
@@ -130,7 +131,7 @@ class Stub:
         self.output = only.output if only is not None else None
 
     def stands_in(self, advanced: int = 0) -> bool:
-        """True if it does so in the call that comes, or that has just `advanced` the position."""
+        """Return True if the stub replaces the next call, or the one that has just `advanced`."""
         place = max(self.position - advanced, 0)
         return (
             self.switch.on
@@ -154,8 +155,8 @@ class Stub:
 
 
 def rest_hooks(module: nn.Module, stub: Stub, cutting: Collection[int]) -> None:
-    """Let the module's hooks rest where a stub stands in: there is nothing to see. Not those that
-    pass a cut, which is counted."""
+    """Disable the module's hooks while a stub stands in, except those that pass a cut, which
+    counts."""
 
     def rest(hook: Callable[..., Any], advanced: int) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -182,14 +183,14 @@ NUM_KEPT_SHAPES = 64
 
 @dataclass(kw_only=True)
 class StubOutputs:
-    """The stubs' outputs for one shape of batch."""
+    """The stubs' results for one shape of batch."""
 
     plan: StubPlan
     calls: dict[str, list[Any]] = field(default_factory=dict)
 
 
 class Draws(Protocol):
-    """Sees which segment of which forward draws random numbers."""
+    """Records which segment of which forward draws random numbers."""
 
     def foresee(self, stage: Stage, inputs: Mapping[str, Any]) -> Any: ...
 
@@ -201,7 +202,7 @@ class Draws(Protocol):
 
 
 class Stage:
-    """A part of a model; it owns parameters under the plain model's names."""
+    """A part of a model, which owns parameters under the plain model's names."""
 
     def __init__(
         self,
@@ -265,21 +266,21 @@ class Stage:
     # What it owns.
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters by the plain model's names; one tied within the stage under each of its
-        names."""
+        """Return parameters by the plain model's names; one tied within the stage under each
+        name."""
         return dict(self._parameters)
 
     def give_up(self, names: Iterable[str]) -> None:
-        """These parameters of its module are somebody else's matter from here on."""
+        """Drop parameters of the module for which someone else is responsible from now on."""
         for name in names:
             del self._parameters[name]
 
     def buffers(self) -> dict[str, Tensor]:
-        """The buffers that this stage answers for, as they are now."""
+        """Return the current buffers that this stage saves."""
         return {name: self.module.get_buffer(name) for name in self._buffers}
 
     def list_changing(self) -> list[str]:
-        """The buffers that its forward changes."""
+        """Return the names of buffers that the stage's forward changes."""
         return [
             name
             for name, _ in self.module.named_buffers()
@@ -297,10 +298,11 @@ class Stage:
         received: Crossing | Sequence[Tensor] | None = None,
         on_segment: Callable[[int], None] | None = None,
     ) -> Any:
-        """Run the stage: a Crossing for the next stage, on the last one what the model returns.
+        """Run the stage: return a Crossing for the next stage, or on the last one the model's
+        output.
 
-        `received` are the tensors of the previous stage, detached; those that carry a gradient get
-        `requires_grad` set here. `on_segment(k)` is called as each segment of the stage begins.
+        `received` are the previous stage's detached tensors; `requires_grad` is set here on those
+        that carry a gradient. `on_segment(k)` is called as each segment of the stage begins.
         """
         if self.segments.start > 0 and received is None:
             raise SplitError(f"stage {self.index} needs what crosses {self.name_cut(self._start)}")
@@ -362,7 +364,7 @@ class Stage:
         return unpack(values)
 
     def _receive(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The received tensors in the structure that came with them, or in this forward's own."""
+        """Return the received tensors in the structure sent with them, or this forward's own."""
         if self.at_start is not None:
             self.at_start()
         self.switch.on = False
@@ -394,7 +396,7 @@ class Stage:
         )
 
     def _mark(self, tensors: Sequence[Tensor], learning: Sequence[bool] | None) -> None:
-        """Gradients on, where the plain model has them."""
+        """Set `requires_grad` on tensors that have gradients in the plain model."""
         if learning is None:
             learning = self._foresee_learning(self._start, tensors)
         self._came_learning = any(learning)
@@ -405,9 +407,8 @@ class Stage:
                 tensor.requires_grad_()
 
     def _find_learning(self, tensors: Sequence[Tensor]) -> tuple[bool, ...]:
-        """The tensors that are to take a gradient, of those that leave: a branch may decide it.
-        A forward without gradients does not show it, and goes by the dry run; if no tensor took
-        any there, and might, all do."""
+        """Return which of the leaving tensors take a gradient, which a branch may decide. A forward
+        without gradients uses the dry run; if no tensor took any there, but might, all do."""
         if torch.is_grad_enabled():
             return tuple(tensor.requires_grad for tensor in tensors)
         foreseen = self._foresee_learning(self._end, tensors)
@@ -424,7 +425,7 @@ class Stage:
         return tuple(is_inexact(tensor.dtype) for tensor in tensors)
 
     def _hand_on(self, received: Crossing | Sequence[Tensor]) -> Crossing:
-        """A stage without segments."""
+        """Pass values on through a stage without segments."""
         crossing = as_crossing(received)
         structure = crossing.structure
         self._mark(crossing.tensors, None if structure is None else structure.learning)
@@ -436,7 +437,7 @@ class Stage:
     # Stubs.
 
     def install(self, plan: StubPlan, inputs: Mapping[str, Any]) -> None:
-        """Put stubs in place of the modules that the dry run found before the stage."""
+        """Replace the modules that the dry run found before the stage with stubs."""
         self._loaded[self.key_of(inputs)] = StubOutputs(plan=plan)
         for name in plan:
             module = self.module.get_submodule(name)
@@ -445,7 +446,7 @@ class Stage:
             rest_hooks(module, stub, {n for path, n in self.record.cutting_hooks if path == name})
 
     def refuse_calls(self, names: Sequence[str]) -> None:
-        """Refuse a call of these modules in the stage: it has not their weights, or answers not for
+        """Refuse calls of these modules in the stage, which lacks their weights or does not save
         their buffers."""
         for name in names:
             self.module.get_submodule(name).register_forward_pre_hook(partial(self.refuse, name))
@@ -459,7 +460,7 @@ class Stage:
 
     @contextmanager
     def loaded(self, inputs: Mapping[str, Any], make_for: Callable[[str], Make]) -> Iterator[None]:
-        """For these inputs, give each stub outputs of its own maker (the check does)."""
+        """For these inputs, let each stub's results come from its own maker, as the check does."""
         plan = self.plan_for(inputs) if self.stubs else {}
         for name, stub in self.stubs.items():
             stub.load(plan.get(name, []), make_for(name))
@@ -471,22 +472,22 @@ class Stage:
 
     @property
     def is_live(self) -> bool:
-        """The running forward is past the stage's first cut."""
+        """True if the running forward is past the stage's first cut."""
         return self._received is not None and not self.switch.on
 
     def key_of(self, inputs: Mapping[str, Any]) -> Any:
-        """Batches of one key share their stubs' outputs."""
+        """Return a key; batches with equal keys share their stubs' results."""
         return self.module.training, sign(inputs)
 
     def foresee(self, inputs: Mapping[str, Any]) -> None:
-        """Make the dry runs of a new shape, if there must be any, where nobody watches."""
+        """Make the dry runs for a new shape, if any are needed, while nothing is watched."""
         if self.stubs:
             self.plan_for(inputs)
         if self.draws is not None:
             self.draws.foresee(self, inputs)
 
     def plan_for(self, inputs: Mapping[str, Any]) -> StubPlan:
-        """Stubs for batches of this shape."""
+        """Return the stubs for batches of this shape."""
         return self._find(self.key_of(inputs), inputs).plan
 
     def _find(self, key: Any, inputs: Mapping[str, Any]) -> StubOutputs:
@@ -503,7 +504,7 @@ class Stage:
         self._passed += cuts
 
     def list_stub_outputs(self) -> list[Any]:
-        """Those that stand in for the batch that came last."""
+        """Return the stubs' results for the last batch."""
         calls = [call for stub in self.stubs.values() for call in stub.calls]
         return [call.output for call in calls if call is not None]
 
@@ -519,7 +520,7 @@ class Stage:
             stub.position = 0
 
     def _change_shape(self, key: Any, inputs: Mapping[str, Any]) -> None:
-        """Stubs for another shape of batch."""
+        """Prepare stubs for another shape of batch."""
         loaded = self._find(key, inputs)
         for name, stub in self.stubs.items():
             if name not in loaded.calls:

@@ -26,13 +26,13 @@ from varuna_core.runtime.split.cut import SplitError
 log = logging.getLogger(__name__)
 OLD = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
 MANY = 5
-"""Names that a message lists."""
+"""Names listed in a message."""
 
 
 def match_names(groups: Iterable[Sequence[str]], stored: Iterable[str]) -> dict[str, str]:
-    """The stored name of each of the model's names that is stored.
+    """Return the stored name of each of the model's names that is stored.
 
-    `groups` are the names of each tensor: one suffices. SplitError where two prefixes would do.
+    `groups` has each tensor's names, of which one suffices. SplitError if two prefixes fit.
     """
     there = frozenset(stored)
     found: dict[str, str] = {}
@@ -68,7 +68,7 @@ def match_names(groups: Iterable[Sequence[str]], stored: Iterable[str]) -> dict[
 
 
 Prefix = tuple[str, str]
-"""("put" before the stored names, or "taken" from them, the words with their dot)."""
+"""("put" before the stored names, or "taken" from them; the prefix with its dot)."""
 
 
 def _find(name: str | None, there: frozenset[str]) -> str | None:
@@ -81,7 +81,7 @@ def _find(name: str | None, there: frozenset[str]) -> str | None:
 
 
 def _list_heads(name: str) -> Iterator[tuple[str, str]]:
-    """Each way to cut a name in two at a dot, the first part with it."""
+    """Yield each way to split a name in two after a dot."""
     at = name.find(".")
     while at >= 0:
         yield name[: at + 1], name[at + 1 :]
@@ -106,7 +106,7 @@ def _explain(name: str, there: frozenset[str], tails: Mapping[str, set[str]]) ->
 
 
 def _apply(prefix: Prefix, name: str) -> str | None:
-    """The stored name of one of the model's."""
+    """Return the stored name for one of the model's; None if the prefix does not apply."""
     kind, words = prefix
     if kind == "taken":
         return words + name
@@ -124,8 +124,8 @@ def _describe(prefix: Prefix) -> str:
 def match_model(
     model: nn.Module, groups: Iterable[Sequence[str]], state_dict: Mapping[str, Tensor]
 ) -> dict[str, str]:
-    """The stored name of each parameter and persistent buffer; SplitError with the names of those
-    that are not there, or of another shape."""
+    """Return the stored name of each parameter and persistent buffer; raise SplitError that names
+    those that are missing or of another shape."""
     persistent: Mapping[str, Any] = model.state_dict()
     tensors = {name: value for name, value in persistent.items() if isinstance(value, Tensor)}
     tied = [tuple(name for name in names if name in tensors) for names in groups]
@@ -163,7 +163,7 @@ def _list_some(lost: Sequence[str]) -> str:
 def _list_misfits(
     tensors: Mapping[str, Tensor], found: Mapping[str, str], state_dict: Mapping[str, Tensor]
 ) -> Iterator[str]:
-    """Other shapes, where they are known without reading; else they are found as each is read."""
+    """Yield tensors whose shape is known to differ; the others are compared when read."""
     shape_of = getattr(state_dict, "shape_of", None)
     if shape_of is None and not isinstance(state_dict, dict):
         return
@@ -178,8 +178,8 @@ def describe_misfit(stored: str, shape: Sequence[int], wanted: Sequence[int]) ->
 
 
 def _is_constant(model: nn.Module, name: str) -> bool:
-    """True of a buffer that has values from its constructor and that no training changes, such as a
-    table of positions; a batch norm's averages are none."""
+    """Return True for a buffer set by its constructor that no training changes, such as a table of
+    positions, but not a batch norm's averages."""
     path, _, own = name.rpartition(".")
     owner = model.get_submodule(path)
     buffer = owner._buffers.get(own)

@@ -30,12 +30,12 @@ from varuna_core.runtime.split.record import list_results, tensor_names
 from varuna_core.runtime.split.stored import describe_misfit, match_model
 
 Init = Callable[[str, Tensor], None]
-"""Fills the tensor of this name in place, drawing from torch's default generator."""
+"""Function that fills the tensor of this name in place, from torch's default generator."""
 
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Modules built within have parameters without memory; their buffers are real."""
+    """Build modules with parameters on the meta device within; buffers are real."""
     register = nn.Module.register_parameter
 
     def register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
@@ -51,7 +51,7 @@ def parameters_on_meta() -> Iterator[None]:
 
 
 class Weights:
-    """Source of values: the state dict, or the seed, or the model itself."""
+    """Source of a stage's weights: the state dict, the seed, or the model itself."""
 
     def __init__(
         self,
@@ -62,14 +62,14 @@ class Weights:
         init: Init | None = None,
         groups: Iterable[Sequence[str]] | None = None,
     ) -> None:
-        """`groups` are the names of each parameter, if not as they are tied in the model."""
+        """`groups` has the names of each parameter, if they differ from the ties in the model."""
         self.model, self.state_dict, self.seed, self.init = model, state_dict, seed, init
         groups = tensor_names(model).values() if groups is None else groups
         self._stored = {} if state_dict is None else match_model(model, groups, state_dict)
         self._skeleton: nn.Module | None = None
 
     def make(self, names: tuple[str, ...], original: Tensor) -> Tensor:
-        """Values for the tensor of these names (the first leads), on the CPU."""
+        """Return values on the CPU for the tensor of these names, the first of which leads."""
         if self.state_dict is not None:
             for name in names:
                 if name in self._stored:
@@ -115,7 +115,7 @@ class Weights:
         return made
 
     def _apply_rules(self, names: tuple[str, ...], made: Tensor) -> None:
-        """Fill the tensor in a copy of the model that has this one tensor and no other."""
+        """Fill the tensor by the model's rules, in a copy that has only this tensor in memory."""
         if self._skeleton is None:
             self._skeleton = copy_to_meta(self.model)
         slots = [find_slot(self._skeleton, name) for name in names]
@@ -147,7 +147,7 @@ def copy_to_meta(model: nn.Module) -> nn.Module:
 
 
 def find_slot(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:
-    """The dict of its module that holds a parameter or a buffer, and its key there."""
+    """Return the dict of a module that holds a parameter or a buffer, and its key there."""
     path, _, own = name.rpartition(".")
     module = model.get_submodule(path)
     slots: dict[str, Any] = module._parameters if own in module._parameters else module._buffers
@@ -155,7 +155,7 @@ def find_slot(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:
 
 
 def list_rules(model: nn.Module, name: str) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Rules that fill a tensor, in order, each with the module that has the rule."""
+    """Yield the rules that fill a tensor, in order, each with its module."""
     above = [""]
     for word in name.split(".")[:-1]:
         above.append(f"{above[-1]}.{word}".lstrip("."))

@@ -32,7 +32,7 @@ WRAPPERS = {
     "DistributedDataParallel": ("torch.nn.parallel", "DistributedDataParallel", "module"),
     "DataParallel": ("torch.nn.parallel", "DataParallel", "module"),
 }
-"""Each wrapper's module, class and attribute of the model in it."""
+"""Module, class and attribute of the wrapped model, for each wrapper."""
 
 SHARDED = {
     "FullyShardedDataParallel": ("torch.distributed.fsdp", "FullyShardedDataParallel"),
@@ -41,7 +41,7 @@ SHARDED = {
 
 
 def take_plain(model: Any) -> Any:
-    """The model within its wrappers, or an error that names the one that cannot be taken off."""
+    """Return the model without its wrappers; the error names one that cannot be removed."""
     while kind := _find_wrapper(model):
         model = getattr(model, WRAPPERS[kind][2])
         log.warning("the model is taken out of %s", kind)
@@ -74,7 +74,7 @@ def _find_wrapper(module: Any) -> str:
 
 
 def _is_a(module: Any, place: str, word: str) -> bool:
-    """Tell whether the module is of this class; one that nobody imported has wrapped nothing."""
+    """Return True if the module is of this class, without importing it."""
     kind = getattr(sys.modules.get(place), word, None)
     return kind is not None and isinstance(module, kind)
 
@@ -86,8 +86,8 @@ CRITERION = "criterion"
 
 
 def with_loss(model: M, criterion: Callable[[Any, Any], Tensor], target: str = "target") -> M:
-    """The same model, which takes `target` too, after its own inputs, and then returns its output
-    with the loss: `criterion(output, target)`, a mean over the samples."""
+    """Return the same model, which takes `target` after its own inputs and returns its output with
+    the loss: `criterion(output, target)`, a mean over the samples."""
     model = take_plain(model)
     plain = type(model)
     signature = inspect.signature(plain.forward)
@@ -119,7 +119,7 @@ def with_loss(model: M, criterion: Callable[[Any, Any], Tensor], target: str = "
 
 
 def _add_input(signature: inspect.Signature, name: str) -> inspect.Signature:
-    """With one more input: the last that may be given by its place."""
+    """Return the signature with one more input, the last that may be given by position."""
     kinds = inspect.Parameter
     known = [*signature.parameters.values()]
     is_open = any(each.kind is kinds.VAR_POSITIONAL for each in known)

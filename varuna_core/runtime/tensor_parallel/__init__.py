@@ -1,5 +1,5 @@
-"""Layers shared by several ranks, by torch's styles.
+"""Share layers between several ranks, by torch's styles.
 
-`sharding.Sharding` shares the layers of a rank's stages by a plan; `shares.Shares` says which part
-of a tensor a rank holds. Imports comm, split, and the boxes of checkpoints.
+`sharding.Sharding` shares the layers of a rank's stages by a plan; `shares.Shares` returns the part
+of a tensor that a rank holds. Imports comm, split, and the boxes of checkpoints.
 """

@@ -38,11 +38,11 @@ WORDS = {
     "randn_like", "random", "randperm", "rnn_relu", "rnn_tanh", "rrelu",
     "scaled_dot_product_attention", "uniform",
 }  # fmt: skip
-"""Names of torch's functions that may draw; those that end in _ as well."""
+"""Names of torch's functions that may draw random numbers, as may those that end in _."""
 
 
 class ShardedDraws:
-    """The random numbers of one rank of those that share layers."""
+    """Draws random numbers on a rank that shares layers."""
 
     def __init__(self, record: Record, size: int, rank: int) -> None:
         self.size, self.rank = size, rank
@@ -65,7 +65,7 @@ class ShardedDraws:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Context of a step."""
+        """Context of a step, in which draws are handled."""
         if not self.is_needed:
             yield
             return
@@ -75,7 +75,7 @@ class ShardedDraws:
     def follow(
         self, stage: Stage, inputs: Mapping[str, Any], on_segment: Callable[[int], None]
     ) -> Callable[[int], None]:
-        """`on_segment` of one forward, which then tells what the segment is to draw."""
+        """Wrap `on_segment` of one forward to set also the draws that the segment will make."""
         draws = self.foresee(stage, inputs)
 
         def begin(segment: int) -> None:
@@ -88,7 +88,7 @@ class ShardedDraws:
         self._expected = None
 
     def foresee(self, stage: Stage, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Draw]]:
-        """The draws of a batch of this shape, by segment."""
+        """Return the draws of a batch of this shape, by segment."""
         key = stage.key_of(inputs)
         if key not in self._specs:
             if len(self._specs) >= NUM_KEPT_SHAPES:
@@ -102,7 +102,7 @@ class ShardedDraws:
         return self._specs[key]
 
     def draw(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """One operation that draws."""
+        """Run an operation that draws."""
         expected = self._expect(func)
         if expected is None:  # code before the stage
             return func(*args, **kwargs)
@@ -141,7 +141,7 @@ class ShardedDraws:
         return found
 
     def _make(self, func: Any, args: Any, kwargs: Any, expected: Draw) -> Any:
-        """An operation that makes a tensor: of whose shape one learns by running it."""
+        """Run an operation that makes a tensor, whose shape is known only afterwards."""
         kept = [generator.get_state() for generator in _list_generators()]
         made = func(*args, **kwargs)
         out = find_drawn(func, args, made)
@@ -152,7 +152,7 @@ class ShardedDraws:
         return self._run_apart(func, args, kwargs)
 
     def _run_apart(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """From a stream of this rank's own; the common one goes on alike on all ranks."""
+        """Draw from a stream of this rank's own; the common stream stays equal on all ranks."""
         common = int(torch.randint(MASK, (1,)))
         generators = _list_generators()
         kept = [generator.get_state() for generator in generators]
@@ -167,7 +167,7 @@ class ShardedDraws:
     def _find_share(
         self, local: tuple[int, ...], whole: tuple[int, ...]
     ) -> tuple[int, int, int] | None:
-        """Dimension, begin and length of this rank's slice, if it has one."""
+        """Return dimension, begin and length of this rank's slice; None if it is not a slice."""
         if len(local) != len(whole):
             return None
         apart = [d for d, (a, b) in enumerate(zip(local, whole, strict=True)) if a != b]
@@ -193,7 +193,7 @@ def _list_generators() -> list[torch.Generator]:
 
 
 class _FunctionMode(TorchFunctionMode):
-    """Watches the operations of functions that may draw, and no others: that costs little."""
+    """Watches only the operations of functions that may draw, which costs little."""
 
     def __init__(self, draws: ShardedDraws) -> None:
         super().__init__()

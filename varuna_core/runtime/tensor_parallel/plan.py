@@ -1,8 +1,8 @@
-"""The plan of a model for tensor parallelism: which of its modules are shared, and how.
+"""Read a model's tensor parallel plan: which of its modules are shared, and how.
 
-The plan is applied to a copy without memory, and what torch made of each parameter there is how it
-is shared. So any style that torch or a user has is understood, and no rule is written twice. A
-style that torch lacks, for packed layers, is here too.
+The plan is applied to a copy without memory, and torch's result for each parameter there shows how
+it is shared. So any style of torch or of a user works, without a second set of rules. A style that
+torch lacks, for packed layers, is defined here too.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from varuna_core.runtime.split.weights import copy_to_meta
 
 
 class PackedColwise(ColwiseParallel):
-    """For a linear layer whose rows are those of several layers, one after the other: query, key
-    and value, or the gate of an MLP and its values. Each rank takes its share of each of them.
-    """
+    """Style for a linear layer whose rows are those of several layers in sequence: query, key and
+    value, or an MLP's gate and values. Each rank takes its share of each of them."""
 
     def __init__(
         self,
@@ -68,7 +67,7 @@ def deal_rows(tensor: Tensor, parts: int, ranks: int) -> Tensor:
 
 
 TensorPlan = Mapping[str, ParallelStyle]
-"""Paths of modules, in which `*` stands for any one word, and their styles."""
+"""Styles by paths of modules, in which `*` stands for any one word."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +76,11 @@ class Sharing:
 
     placement: Placement
     parts: int = 1
-    """Each rank has a share of each of so many runs of rows (`PackedColwise`)."""
+    """Number of consecutive runs of rows of which each rank has a share (`PackedColwise`)."""
 
 
 def choose_plan(model: nn.Module, given: TensorPlan | None) -> TensorPlan:
-    """The one that was given, or the model's own."""
+    """Return the given plan, or the model's own."""
     plan: Any = given if given is not None else getattr(model, "tensor_parallel_plan", None)
     if callable(plan):
         plan = plan()
@@ -95,7 +94,7 @@ def choose_plan(model: nn.Module, given: TensorPlan | None) -> TensorPlan:
 
 
 def match_modules(model: nn.Module, plan: TensorPlan) -> dict[str, ParallelStyle]:
-    """The style of each module that the plan names, by the module's path."""
+    """Return the style of each module that the plan names, by the module's path."""
     first = {id(module): path for path, module in model.named_modules()}
     modules = dict(model.named_modules(remove_duplicate=False))
     patterns: dict[str, str] = {}
@@ -144,7 +143,7 @@ def _check(path: str, module: nn.Module, style: Any) -> None:
 def place_parameters(
     model: nn.Module, styles: Mapping[str, ParallelStyle], mesh: DeviceMesh
 ) -> dict[str, Sharing]:
-    """Sharing of each parameter that the styles touch, under each of its names."""
+    """Return the sharing of each parameter that the styles touch, under each of its names."""
     placed: dict[str, Sharing] = {}
     bare = copy_to_meta(model)
     shapes = {name: p.shape for name, p in bare.named_parameters(remove_duplicate=False)}
@@ -169,7 +168,7 @@ def place_parameters(
 
 
 def apply_style(path: str, module: nn.Module, style: ParallelStyle, mesh: DeviceMesh) -> None:
-    """Put torch's hooks on a module whose parameters have no memory."""
+    """Install torch's hooks on a module whose parameters have no memory."""
     try:
         parallelize_module(module, mesh, style, src_data_rank=None)
     except (NotImplementedError, ValueError, RuntimeError) as error:
@@ -182,7 +181,7 @@ def apply_style(path: str, module: nn.Module, style: ParallelStyle, mesh: Device
 def resolve_ties(
     groups: Mapping[str, tuple[str, ...]], placed: Mapping[str, Sharing]
 ) -> dict[str, Sharing]:
-    """Sharing by the first name of each parameter; names of one tensor must be shared alike."""
+    """Return sharing by each parameter's first name; names of one tensor must be shared alike."""
     settled: dict[str, Sharing] = {}
     for name, names in groups.items():
         if names[0] != name:

@@ -44,7 +44,7 @@ from varuna_core.runtime.tensor_parallel.plan import (
 from varuna_core.runtime.tensor_parallel.shares import Shares, compute_share
 
 ALIKE = 0.01
-"""How much of its norm a gradient may differ on ranks that should have the same."""
+"""Relative difference in norm allowed for gradients that should be equal on all ranks."""
 
 WHOLE = Sharing(placement=Replicate())
 
@@ -55,7 +55,7 @@ class Sharding:
     def __init__(
         self, split: Split, plan: TensorPlan | None, group: Any, device: torch.device
     ) -> None:
-        """`group` are the ranks that share; each of them makes this at the same time."""
+        """`group` has the ranks that share layers; each must create this at the same time."""
         self.group: Any = group
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
         # By its name it differs from a mesh of the same ranks before it: torch's caches take equal
@@ -78,7 +78,7 @@ class Sharding:
     # The weights of a stage.
 
     def cut(self, name: str, values: Tensor) -> Tensor:
-        """This rank's share of values that the first of the T ranks has."""
+        """Return this rank's share of values that the first of the T ranks has."""
         sharing = self.placed.get(name, WHOLE)
         dealt = deal_rows(values, sharing.parts, self.size)
         made = distribute_tensor(dealt.contiguous(), self.mesh, [sharing.placement])
@@ -87,7 +87,7 @@ class Sharding:
     def stand_in(
         self, name: str, original: Tensor, dtype: torch.dtype, device: torch.device, is_early: bool
     ) -> nn.Parameter:
-        """A parameter of the whole shape and the memory of a column, for the check of the plain
+        """Return a parameter of the whole shape, with a column's memory, to check the plain
         stage."""
         if is_early:
             raise SplitError(
@@ -101,7 +101,7 @@ class Sharding:
         return nn.Parameter(made.expand(original.shape), requires_grad=False)
 
     def install(self, stage: Stage, local: Mapping[str, nn.Parameter]) -> None:
-        """Let the stage's own modules compute with shares; `local` are its parameters by name."""
+        """Make the stage's own modules compute with shares; `local` has its parameters by name."""
         for path, style in self.styles.items():
             if self._is_live(stage, path):
                 self._apply(path, style, stage)
@@ -125,7 +125,7 @@ class Sharding:
         )
 
     def _apply(self, path: str, style: ParallelStyle, stage: Stage) -> None:
-        """The style's hooks alone; they rest while code before the stage runs."""
+        """Install the style's hooks, which are inactive while code before the stage runs."""
         module = stage.module.get_submodule(path)
         kept = [(part, dict(part._parameters)) for part in module.modules()]
         known = {*module._forward_pre_hooks, *module._forward_hooks}
@@ -142,7 +142,7 @@ class Sharding:
                 hooks[key] = _rest_before(hooks[key], stage.switch)
 
     def _wrap(self, name: str, local: nn.Parameter) -> DTensor:
-        """The DTensor in the memory of a local parameter, which gets its gradients."""
+        """Return a DTensor in the memory of a local parameter, which gets its gradients."""
         sharing, shape = self.placed[name], self._shapes[name]
         stride = torch.empty(shape, device="meta").stride()
         data = DTensor.from_local(
@@ -156,7 +156,7 @@ class Sharding:
         return held
 
     def release(self) -> None:
-        """The mesh, of which all DTensors have a part, holds its group (torch 2.13)."""
+        """Release the group, which the mesh and thus all DTensors hold (torch 2.13)."""
         self.group = None
         getattr(self.mesh, "_pg_registry", {}).clear()
 
@@ -165,7 +165,7 @@ class Sharding:
     @contextmanager
     def running(self, on_gradient: Callable[[nn.Parameter], None]) -> Iterator[None]:
         """Context of all that a step or an evaluation computes. `on_gradient` is called with each
-        local parameter that has got a gradient."""
+        local parameter that got a gradient."""
         self._on_gradient = on_gradient
         for held, local in self._held:
             if held.requires_grad != local.requires_grad:
@@ -175,7 +175,7 @@ class Sharding:
 
     @torch.no_grad()
     def _take_gradient(self, local: nn.Parameter, held: Any) -> None:
-        """Add the gradient that autograd has just given the DTensor to the local parameter's."""
+        """Add the gradient that autograd gave the DTensor to the local parameter's."""
         gradient, held.grad = held.grad, None
         (own,), (placement,) = held.placements, gradient.placements
         if own.is_replicate() and placement.is_replicate():
@@ -196,7 +196,7 @@ class Sharding:
         self._on_gradient(local)
 
     def list_whole(self) -> set[str]:
-        """Names, among them of parameters that the plan names and each rank holds whole."""
+        """Return names of parameters that the plan names but each rank holds whole."""
         return {
             name
             for name, names in self.groups.items()
@@ -204,13 +204,13 @@ class Sharding:
         }
 
     def is_counted(self, name: str) -> bool:
-        """True if this rank counts its part of a parameter in the norm."""
+        """Return True if this rank counts its part of a parameter in the norm."""
         sharing = self.placed.get(self.groups[name][0], WHOLE)
         return self.rank == 0 or not sharing.placement.is_replicate()
 
     def expect_same(self, batch: str) -> None:
-        """Refuse a batch whose shapes, in words, are not those of all T ranks: sums within layers
-        would wait for ever."""
+        """Refuse a batch whose shapes, in words, differ between the T ranks, since sums within
+        layers would wait for ever."""
         digest = int.from_bytes(hashlib.sha256(batch.encode()).digest()[:7], "big")
         ends = torch.tensor([digest, -digest])
         dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=self.group)
@@ -222,8 +222,8 @@ class Sharding:
             )
 
     def compare(self, gradients: Mapping[str, Tensor]) -> bool:
-        """Refuse a parameter that the plan does not name and whose gradient is not the same on all
-        T ranks. False if there was nothing to compare."""
+        """Refuse a parameter outside the plan whose gradient differs between the T ranks. Return
+        False if there was nothing to compare."""
         alike = {n: g for n, g in gradients.items() if self.groups[n][0] not in self.placed}
         if not gradients:
             return False
@@ -265,7 +265,7 @@ def _rest_before(hook: Callable[..., Any], switch: Switch) -> Callable[..., Any]
 
 
 def as_plain(tensor: Any) -> Tensor:
-    """The local tensor of a DTensor, outside of any graph; there, and not on its way."""
+    """Return the complete local tensor of a DTensor, outside of any graph."""
     with torch.no_grad():
         local = tensor.to_local()
     arrived: Tensor = local.wait() if isinstance(local, AsyncCollectiveTensor) else local
@@ -273,7 +273,7 @@ def as_plain(tensor: Any) -> Tensor:
 
 
 def return_plain(value: Any) -> Any:
-    """The model's output with whole tensors in place of DTensors."""
+    """Return the model's output with DTensors replaced by whole tensors."""
 
     def convert(leaf: Any) -> Any:
         return arrive(leaf.full_tensor() if isinstance(leaf, DTensor) else leaf)
@@ -282,7 +282,7 @@ def return_plain(value: Any) -> Any:
 
 
 def leave_stage(values: Any) -> Any:
-    """The values that a cut gets, as they may cross."""
+    """Return the values of a cut in the form in which they may cross."""
 
     def convert(leaf: Any) -> Any:
         if isinstance(leaf, DTensor):
@@ -296,5 +296,5 @@ def leave_stage(values: Any) -> Any:
 
 
 def arrive(leaf: Any) -> Any:
-    """Copy of a tensor that a collective is still making: it is of another class (torch 2.13)."""
+    """Copy a tensor that a collective is still making, which has another class (torch 2.13)."""
     return leaf.clone() if isinstance(leaf, AsyncCollectiveTensor) else leaf

@@ -1,4 +1,4 @@
-"""The share of a tensor that one rank holds, as checkpoints see it: boxes of the whole tensor."""
+"""Describe a rank's share of a tensor, as boxes of the whole tensor, for checkpoints."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from varuna_core.checkpoint.store.reader import WantedTensor
 
 
 def compute_share(shape: Sequence[int], dim: int, held: Sequence[int]) -> TensorShare:
-    """The share made of the places `held` along one dimension, in the order in which the rank has
-    them."""
+    """Return the share made of the indices `held` along one dimension, in the rank's order."""
     shape = tuple(shape)
 
     def box(start: int, count: int, size: int) -> Box:
@@ -34,7 +33,7 @@ def compute_share(shape: Sequence[int], dim: int, held: Sequence[int]) -> Tensor
 
 
 def _list_runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Start and length of each run of places that follow one another."""
+    """Yield start and length of each run of consecutive indices."""
     start = 0
     for at in range(1, len(places) + 1):
         if at == len(places) or places[at] != places[at - 1] + 1:
@@ -47,7 +46,7 @@ def _load(entry: Entry, part: Box) -> Tensor:
 
 
 class Shares:
-    """Shares of one rank, by the first name of each tensor; a tensor not among them is whole."""
+    """Shares of one rank by each tensor's first name; other tensors are whole."""
 
     def __init__(
         self,
@@ -59,14 +58,15 @@ class Shares:
         self._leads = leads
 
     def find(self, name: str) -> TensorShare | None:
-        """The share of a tensor; None if each of the T ranks holds it whole."""
+        """Return the share of a tensor; None if each of the T ranks holds it whole."""
         share = self.by_name.get(self._leads.get(name, name))
         return None if share is None or share.is_whole else share
 
     # To a checkpoint.
 
     def place(self, segments: Mapping[int, Sequence[Entry]]) -> dict[int, list[Entry]]:
-        """Entries that this rank writes: its pieces; of what is whole, the first rank's."""
+        """Return the entries that this rank writes: its pieces, and on the first rank whole
+        ones."""
         placed = {
             segment: [part for entry in entries for part in self._cut(entry)]
             for segment, entries in segments.items()

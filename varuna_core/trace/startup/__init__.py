@@ -1,1 +1,1 @@
-"""A folder for PYTHONPATH: what a rank's Python reads first, for a timeline (trace/hook.py)."""
+"""Folder put on PYTHONPATH for a rank's Python to import first, for a timeline (trace/hook.py)."""

@@ -28,21 +28,21 @@ from typing import Any
 
 OTHERS = 100
 TRY_S = 10.0
-"""Between two looks whether the process that counts for this rank still lives."""
+"""Seconds between checks that the process that counts for this rank is alive."""
 is_compiling: Callable[[], bool] = bool
-"""Replaced by torch's own."""
+"""Function that tells if torch.compile is tracing; replaced by torch's own."""
 _INITIAL = "_init_optim_state"
-"""torch's function that fills an optimizer's state by a step with nothing to learn."""
+"""torch's function that fills an optimizer's state by a step that changes nothing."""
 
 
 class Counter:
-    """The counter of one process."""
+    """Counter of a process's optimizer steps."""
 
     def __init__(
         self, counts: Any, path: str, torch: Any, report: Callable[[str], None] | None = None
     ) -> None:
-        """`counts` is records/logs/step_counts.py; `report` is called with the file's path once
-        this process counts."""
+        """`counts` is the module records/logs/step_counts.py; `report` is called with the file's
+        path once this process counts."""
         global is_compiling
         self._counts, self._path, self._report = counts, path, report
         self._tally = counts.Tally(time.perf_counter(), time.time())
@@ -131,7 +131,7 @@ class Counter:
                 self._stop(error)
 
     def _leave(self) -> None:
-        """In a child: its parent counts, if it has begun to."""
+        """Stop counting in a child if its parent has begun to count."""
         self._is_off = self._is_off or self._tally.count > 0
 
     def _stop(self, error: Exception) -> None:
@@ -141,7 +141,7 @@ class Counter:
 
 
 def _is_initial() -> bool:
-    """True within the step by which torch's checkpoints fill an optimizer that has none done."""
+    """Return True in the step by which torch's checkpoints fill the state of a new optimizer."""
     frame: Any = sys._getframe(2)
     while frame is not None:
         if frame.f_code.co_name == _INITIAL:
@@ -151,9 +151,9 @@ def _is_initial() -> bool:
 
 
 def choose_path(path: str, environ: Mapping[str, str]) -> str | None:
-    """The file of this process; None for one of several that a launcher within a rank started.
+    """Return the file of this process; None for one of several started within a rank.
 
-    `path` is that of the rank that vjob started: of a node, where that starts the ranks itself.
+    `path` is the rank's file, or the node's if vjob starts one process for a node's ranks.
     """
     rank = environ.get("RANK", "")
     name = f"{rank}.steps"

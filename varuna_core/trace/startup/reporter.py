@@ -24,7 +24,7 @@ from typing import Any
 MOST_FRAMES = 64
 LAST_CALLS = 64
 BUFFER = "2000"
-"""Entries of the recorder, torch's own default since 2.6. An empty value would end the process."""
+"""Entries of the Flight Recorder, as torch's default since 2.6; an empty value would be fatal."""
 SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 READS = re.compile(
     "LOAD_|COMPARE|CONTAINS|IS_OP|UNARY|POP_|JUMP|NOP|RESUME|COPY$|DUP|ROT|SWAP|TO_BOOL|EXTENDED|"
@@ -33,12 +33,12 @@ READS = re.compile(
 """Instructions that change nothing but the frame's own stack."""
 COUNTS = re.compile(f"(?!LOAD_ATTR|LOAD_METHOD|BINARY_SUBSCR|BINARY_SLICE)({READS.pattern}|"
                     "STORE_FAST|STORE_NAME|STORE_GLOBAL|INPLACE_)")  # fmt: skip
-"""And those that may change the frame's numbers, without an exception for an index or a name."""
+"""Instructions that may also change local numbers, without raising for an index or a name."""
 
 
 def prepare(torch: Any) -> Callable[[], Any] | None:
-    """Let torch keep its last collectives, before the first of them; the function that dumps them
-    as JSON, None in a torch without it."""
+    """Make torch record its last collectives, before the first one; return the function that dumps
+    them as JSON, or None if torch has none."""
     c10d = getattr(torch._C, "_distributed_c10d", None)
     for name, variable in (("_dump_fr_trace_json", 0), ("_dump_nccl_trace_json", 1)):
         dump: Callable[[], Any] | None = getattr(c10d, name, None)
@@ -50,7 +50,7 @@ def prepare(torch: Any) -> Callable[[], Any] | None:
 
 
 class Reporter:
-    """The thread of one rank."""
+    """The reporting thread of a rank."""
 
     def __init__(self, dump: Callable[[], Any] | None) -> None:
         self._dump = dump
@@ -58,8 +58,8 @@ class Reporter:
         """The process that did it, of which others are forked, and its file."""
 
     def start(self, path: str, *, takes_over: bool = False) -> None:
-        """Listen for the rank with this `.steps` file, unless another process does; that one is not
-        asked any more if this takes over."""
+        """Answer for the rank with this `.steps` file, unless another process does; with
+        `takes_over`, replace that process."""
         if self._started == (os.getpid(), path):
             return
         stem = path[: -len(".steps")] if path.endswith(".steps") else path
@@ -89,8 +89,8 @@ class Reporter:
 
 
 def describe(main: int | None, dump: Callable[[], Any] | None) -> dict[str, Any]:
-    """Stacks as py-spy prints them, innermost frame first, and the last collectives; `spins` is
-    the line of a loop of the innermost frame that cannot end by its own doing, else 0."""
+    """Return stacks as py-spy prints them, innermost frame first, and the last collectives. `spins`
+    is the line of a loop in the innermost frame that cannot end by itself, else 0."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     own = threading.get_ident()
     threads = []
@@ -118,10 +118,10 @@ def describe(main: int | None, dump: Callable[[], Any] | None) -> dict[str, Any]
 
 
 def find_spin(code: types.CodeType, at: int) -> int:
-    """The first line of the innermost loop around this instruction, if nothing within the loop can
-    end it: it has no way out and only counts, or it only reads what another thread may change.
+    """Return the first line of the innermost loop around this instruction if nothing within can end
+    it: it has no exit and only counts, or only reads what another thread may change.
 
-    A loop that calls a function, takes a next item or stores into an object is work: 0.
+    Return 0 for a loop that calls a function, takes a next item or stores into an object.
     """
     import dis  # not at the start of each Python
 
@@ -141,7 +141,7 @@ def find_spin(code: types.CodeType, at: int) -> int:
 
 
 def trim(flight: Any) -> dict[str, Any]:
-    """The last entries of each group, without sizes and threads."""
+    """Keep the last entries of each group, without sizes and threads."""
     kept: dict[str, list[dict[str, Any]]] = {}
     keys = ("process_group", "collective_seq_id", "profiling_name", "is_p2p", "time_created_ns")
     for entry in flight.get("entries", ()):
@@ -152,7 +152,7 @@ def trim(flight: Any) -> dict[str, Any]:
 
 
 def write(path: str, value: dict[str, Any]) -> None:
-    """Replace the file at once; whoever reads it finds it whole."""
+    """Replace the file atomically, so readers find it whole."""
     temporary = f"{path}.{os.getpid()}"
     with open(temporary, "w", encoding="utf-8") as handle:
         json.dump(value, handle)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Finder:
-    """Sees that torch is about to be imported, and that it has been, once."""
+    """Import hook that detects once that torch is imported, before and after."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         if fullname != "torch":
@@ -66,7 +66,7 @@ def _watch() -> None:
 
 
 def _count(torch: ModuleType) -> None:
-    """The files are loaded by themselves: the program may have another varuna_core."""
+    """Load the counter's files by path, since the program may have another varuna_core."""
     counts = _load("step_counts", f"{_ROOT}/varuna_core/records/logs")
     reporter = _load("reporter", _HERE)
     dump = reporter.prepare(torch)
@@ -79,8 +79,8 @@ def _count(torch: ModuleType) -> None:
 
 
 def _note_end(path: str) -> None:
-    """Write a line now and one as this process ends: `begun`, and `ended` with what Python keeps in
-    `sys.last_value` of an exception that reached its top. Children write none."""
+    """Write `begun` now and `ended` when this process ends, with any uncaught exception from
+    `sys.last_value`. Children write neither."""
     import atexit
 
     pid = os.getpid()
