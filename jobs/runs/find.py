@@ -64,6 +64,11 @@ SUBMIT_S = 120.0
 """A submit on another host may still be at work for so long."""
 ORPHAN_S = 600.0
 """An intent without a job after this long was never given to the scheduler."""
+AFTER_A_SAVE = {
+    EndCause.CANCELLED: JobState.CANCELLED.value,
+    EndCause.TIME_LIMIT: JobState.TIMEOUT.value,
+}
+"""Verdicts of runs whose ranks exited 0 because they were asked to."""
 NOT_OURS = "; a job that vjob did not submit has no run"
 Asked = tuple[str, int | None, Path | None]
 """Scheduler, user and folder of the jobs that are asked about together."""
@@ -517,8 +522,8 @@ def _record_forgotten(run: RunFolder, record: RunRecord) -> RunRecord:
 def _end(
     run: RunFolder, record: RunRecord, verdict: str, end: End, judged: Judgement | None
 ) -> RunRecord:
-    if end.cause is EndCause.CANCELLED:  # the scheduler calls it FAILED if its ranks saved first
-        verdict = JobState.CANCELLED.value
+    # The scheduler calls it FAILED if its ranks saved first.
+    verdict = AFTER_A_SAVE.get(end.cause, verdict)
     ended = replace(
         record,
         state=records.ENDED,

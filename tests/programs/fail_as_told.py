@@ -2,7 +2,8 @@
 
 Each prints `ready` and the signals that reach it. SIGUSR1 ends it with 0 if `catch` is given, with
 3 if `catch:3` is; `leave FILE` with 0 once the file is there. With `child` each has a child, as a
-data loader would be, and prints on SIGUSR1 if it lives. `deaf` ignores SIGTERM.
+data loader would be, and prints on SIGUSR1 if it lives. `deaf` ignores SIGTERM. `steps` prints
+those of a training that is not over.
 """
 
 import os
@@ -34,6 +35,8 @@ if "deaf" in sys.argv[3:]:
 if "signals" in sys.argv[3:] or catches:
     signal.signal(signal.SIGUSR1, handle)
 print(f"rank {rank} ready, attempt {os.environ['VJOB_ATTEMPT']}", flush=True)
+if "steps" in sys.argv[3:]:
+    print("step 110/400 loss 2.5", "step 120/400 loss 2.4", sep="\n", flush=True)
 if rank == failing:
     if how.startswith("exit:"):
         print("ValueError: this is the end", file=sys.stderr, flush=True)

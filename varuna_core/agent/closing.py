@@ -17,11 +17,18 @@ from typing import Optional
 from varuna_core.agent.checks.host import FULL_BYTES
 from varuna_core.agent.meeting.link import call_hub
 from varuna_core.agent.meeting.watch import Peer
-from varuna_core.agent.restarts import Again, await_first_group, choose_code, continue_run
+from varuna_core.agent.restarts import (
+    Again,
+    await_first_group,
+    choose_code,
+    continue_run,
+    find_short,
+)
 from varuna_core.agent.setup.site import group_of
 from varuna_core.facts.catalogue.ends import refine_end
 from varuna_core.facts.cause import Actor, End, EndCause
 from varuna_core.facts.known import Evidence, Sure
+from varuna_core.facts.sentences import LEFT_SHORT
 from varuna_core.records.exits import (
     HUNG,
     NODE_LOST,
@@ -38,7 +45,7 @@ from varuna_core.records.exits import (
 from varuna_core.records.files import is_listed, read_json
 from varuna_core.records.nodes import read_reports
 from varuna_core.records.plan import GroupPlan, NodePlan, Plan
-from varuna_core.records.record import append_event, read_events
+from varuna_core.records.record import append_event, is_cancel_asked, read_events
 from varuna_core.records.requests import REQUEUE, read_signal, read_stop, write_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
@@ -90,26 +97,40 @@ def close_attempt(
     first = plan.groups[0] if plan.layout == "split" else None
     _wait_for_exits(scene, first)
     judged = judge(scene)
+    if _is_called(scene, judged) and not is_cancel_asked(run):
+        judged = _judge_call(scene, judged)
     why_not, again = continue_run(
         run, plan, scene.attempt, judged.outcome, called=called, left_s=left_s
     )
-    judged = judged.with_note(why_not or _describe_call(scene, judged))
+    judged = judged.with_note(why_not)
     _tell(scene, None, judged)
     if again is not None:
         said = f"attempt {again.number} starts in {again.wait_s:g} s on the same nodes"
         print(said, file=sys.stderr)
     is_hang = judged.outcome.code == HUNG and plan.hang_do == "requeue"
     comes_again = is_requeue(scene.attempt) or (is_hang and not why_not)
-    return Closed(choose_code(run, judged.outcome.code), again, comes_again)
+    is_short = judged.end.cause is EndCause.TIME_LIMIT
+    return Closed(choose_code(run, judged.outcome.code, is_short=is_short), again, comes_again)
 
 
-def _describe_call(scene: Scene, judged: Judgement) -> str:
-    """A note on ranks that exited 0 after the batch script was asked to have them save."""
+def _is_called(scene: Scene, judged: Judgement) -> bool:
+    """True for ranks that exited 0 after the batch script was asked to have them save."""
     asked = read_signal(scene.attempt)
     is_called = asked is not None and asked[0] == signal.SIGUSR1 and asked[1].startswith(CALLERS)
-    if judged.end.cause is not EndCause.COMPLETED or not is_called:
-        return ""
-    return "SIGUSR1, as before the time limit, had asked them to save and leave"
+    return is_called and judged.end.cause is EndCause.COMPLETED
+
+
+def _judge_call(scene: Scene, judged: Judgement) -> Judgement:
+    """The end of ranks that were called and exited 0: the time limit, if they lack steps."""
+    short = find_short(scene.run, scene.plan, scene.attempt)
+    if short is None:
+        return judged.with_note(
+            "SIGUSR1, as before the time limit, had asked them to save and leave"
+        )
+    seen = Evidence(LEFT_SHORT, Sure.INFERRED, seen=short[0], expected=short[1])
+    evidence = (seen, *judged.end.evidence)
+    end = replace(judged.end, cause=EndCause.TIME_LIMIT, actor=Actor.SCHEDULER, evidence=evidence)
+    return conclude(end, judged.outcome.missing_ranks)
 
 
 def is_requeue(attempt: AttemptFolder) -> bool:

@@ -22,7 +22,7 @@ import time
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, List, Mapping, Optional, Tuple
+from typing import Any, Iterable, List, Mapping, Optional, Tuple
 
 from varuna_core.agent.meeting.watch import Peer
 from varuna_core.agent.setup.site import STOPPED, WRONG_INPUT
@@ -387,12 +387,23 @@ def find_last_step(plan: Plan, attempt: AttemptFolder, rank: Optional[int]) -> O
     indices = {plan.node_of_rank(item).index for item in ranks}
     hosts = sorted({reports[index].host for index in indices if index in reports})
     found = [_find_traced(attempt, plan.node_of_rank(item).index, item) for item in ranks]
-    found += [
-        _find_printed(attempt, host, kind, plan.progress)
-        for host in hosts
-        for kind in ("out", "err")
-    ]
+    found += [steps[-1] for steps, _ in _read_printed(plan, attempt, hosts) if steps]
     return max((step for step in found if step is not None), default=None)
+
+
+def find_short(run: RunFolder, plan: Plan, attempt: AttemptFolder) -> Optional[Tuple[int, int]]:
+    """The last step and the number of all, of an attempt that is known to lack steps: the next one
+    that it would print was not the last."""
+    step = find_last_step(plan, attempt, None)
+    hosts = sorted({report.host for report in read_reports(attempt).values()})[:1]
+    printed = _read_printed(plan, attempt, hosts)
+    gaps = [b - a for steps, _ in printed for a, b in zip(steps, steps[1:])]
+    totals = {total for _, total in printed if total is not None}
+    with contextlib.suppress(ValueError):
+        totals, gaps = {read_training(run.training).steps}, [*gaps, 1]
+    if step is None or len(totals) != 1 or not gaps or step + max(gaps) >= min(totals):
+        return None
+    return step, min(totals)
 
 
 def _find_traced(attempt: AttemptFolder, node: int, rank: int) -> Optional[int]:
@@ -405,24 +416,30 @@ def _find_traced(attempt: AttemptFolder, node: int, rank: int) -> Optional[int]:
     return max(map(int, steps), default=None)
 
 
-def _find_printed(
-    attempt: AttemptFolder, host: str, kind: str, progress: Optional[str]
-) -> Optional[int]:
-    """By the last lines about steps, such as `step 10/100 loss 2.3`."""
+def _read_printed(
+    plan: Plan, attempt: AttemptFolder, hosts: Iterable[str]
+) -> List[Tuple[List[int], Optional[int]]]:
+    """The steps and their total by the last lines of each log, such as `step 10/100 loss 2.3`."""
     # An attempt that ends well needs none of these patterns.
     from varuna_core.records.logs.progress import read_pattern
     from varuna_core.records.logs.steps import StepReader
 
-    steps = StepReader(read_pattern(progress), is_partial=True)
-    for line in last_lines(attempt.node_log(host, kind), LAST_LINES):
-        steps.read(line)
-    return steps.last
+    found = []
+    for path in [attempt.node_log(host, kind) for host in hosts for kind in ("out", "err")]:
+        reader = StepReader(read_pattern(plan.progress), is_partial=True)
+        steps: List[int] = []
+        for line in last_lines(path, LAST_LINES):
+            reader.read(line)
+            if reader.last is not None and reader.last not in steps[-1:]:
+                steps.append(reader.last)
+        found.append((steps, reader.num_steps))
+    return found
 
 
-def choose_code(run: RunFolder, code: int) -> int:
+def choose_code(run: RunFolder, code: int, *, is_short: bool = False) -> int:
     """Exit code of a batch script whose ranks ended with `code`: where `vjob cancel` asked them to
-    leave, no job that waits for a good end (Slurm's afterok) may start."""
-    return STOPPED if code == 0 and is_cancel_asked(run) else code
+    leave, or steps are missing, no job that waits for a good end (Slurm's afterok) may start."""
+    return STOPPED if code == 0 and (is_short or is_cancel_asked(run)) else code
 
 
 REQUEUE_WORD = "requeue"

@@ -22,6 +22,8 @@ SCHEDULER = "scheduler"
 """Source of what the scheduler says of a job."""
 STOP = "stop.json"
 """Source of the words with which an attempt was asked to end."""
+LEFT_SHORT = "signal.json"
+"""Source of the step and the number of steps with which ranks left when they were asked to."""
 LAST_LINE = "rank stderr"
 """Source of evidence that is the last line a rank wrote."""
 RAISED = "exception"
@@ -202,6 +204,14 @@ def _phrase(end: End) -> str:
     return PHRASES[end.cause]
 
 
+def _time_limit(end: End) -> str:
+    left = _find(end, LEFT_SHORT)
+    if left is None:
+        return _phrase(end)
+    where = f"stopped at step {left.seen} of {left.expected}"
+    return f"{where}, as SIGUSR1 asked it to save and leave before the time limit"
+
+
 def _batch_killed(end: End) -> str:
     return f"the batch script was ended by {end.signal}" if end.signal else _phrase(end)
 
@@ -238,7 +248,7 @@ _OWN_WORDS: Mapping[EndCause, Callable[[End], str]] = {
     EndCause.COMPLETED: _completed,
     EndCause.DEPENDENCY_FAILED: _waited_in_vain,
     EndCause.CANCELLED: _cancelled,
-    EndCause.TIME_LIMIT: _phrase,
+    EndCause.TIME_LIMIT: _time_limit,
     EndCause.DEADLINE: _phrase,
     EndCause.PREEMPTED: _phrase,
     EndCause.REVOKED: _phrase,

@@ -342,13 +342,15 @@ def _by_word(snapshot: Snapshot, decided: End) -> Cause | None:
     if end is None:
         return None
     line = next((x for x in snapshot.errors if x.kind == LINES.get(end.cause)), None)
-    reason = describe_end(end) + _format_at(snapshot)
+    has_left = end.cause is EndCause.TIME_LIMIT and end.code == 0  # its sentence has the step
+    reason = describe_end(end) + ("" if has_left else _format_at(snapshot))
     node = line.node if line is not None else ""
     root = first_root(snapshot.errors)
     if root is not None and is_proof(root, Proof.CAUSE) and root.kind not in OF_SCHEDULER:
         reason = f"{reason}; before that, {format_root(root)}"
         line = line or root
-    hung_s = _find_hang_s(snapshot) if end.cause is EndCause.TIME_LIMIT else None
+    may_hang = end.cause is EndCause.TIME_LIMIT and not has_left
+    hung_s = _find_hang_s(snapshot) if may_hang else None
     is_own = end.cause is EndCause.CANCELLED and end.actor is Actor.VJOB
     if hung_s is not None:
         remedies = HANG_REMEDIES

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,6 +98,21 @@ def test_a_run_that_needs_a_good_end_never_starts_after_a_bad_one(
     assert "--after-any starts after any end" in said and "at no step" not in said
     wait_for(lambda: "ready" in read_out(takes_any), 30, lambda: vjob.explain(takes_any))
     vjob("cancel", takes_any.name, "--now")
+
+
+def test_a_run_that_left_before_its_time_limit_is_no_good_end(vjob: Vjob) -> None:
+    """It saved and exited 0 at step 120 of 400, and the run after it began as if it were done."""
+    first = start(vjob, *WELL, "steps")
+    needs = vjob.submit(conf(*WELL), "--after", first.name)
+    wait_for(lambda: "step 120/400" in read_out(first), 30)
+    os.kill(read_json(first.path / "local.json")["pid"], signal.SIGUSR1)
+    assert vjob.wait_over(needs)["message"] == (
+        f"never started: {first.name}, which it waited for, did not end well (TIMEOUT)"
+    )
+    said = vjob("status", first.name, code=10).stdout
+    assert "stopped at step 120 of 400, as SIGUSR1 asked it to save" in said
+    assert "next: vjob submit again" in said or "submit again" in said
+    assert "raise" not in said
 
 
 def test_a_run_that_waits_can_be_cancelled(vjob: Vjob) -> None:

@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from tests.varuna_core.agent.local_run import make_plan
 from varuna_core.agent.closing import close_attempt
-from varuna_core.records.exits import NodeExits, rank_exit, read_outcome
+from varuna_core.facts.cause import EndCause
+from varuna_core.records.exits import NodeExits, rank_exit, read_judgement
 from varuna_core.records.files import write_json
+from varuna_core.records.nodes import NodeReport, write_report
 from varuna_core.records.plan import write_plan
 from varuna_core.records.record import CANCEL_ASKED, append_event
 from varuna_core.records.requests import write_signal
 from varuna_core.records.runfolder import RunFolder
 
 NOTE = "; SIGUSR1, as before the time limit, had asked them to save and leave"
+WELL = "the one rank exited 0"
+SHORT = "stopped at step 120 of 400, as SIGUSR1 asked it to save and leave before the time limit"
+BATCH = "batch-USR1-1"
 
 
 @pytest.mark.parametrize(
-    ("key", "code", "note"),
-    [("", 0, ""), ("batch-USR1-1", 0, NOTE), ("cancel-1", 143, "")],
-    ids=["nobody asked", "the scheduler", "vjob cancel"],
+    ("key", "steps", "code", "said"),
+    [
+        ("", range(100, 121, 10), 0, WELL),
+        (BATCH, (), 0, WELL + NOTE),
+        (BATCH, range(100, 121, 10), 143, SHORT),
+        (BATCH, range(380, 401, 10), 0, WELL + NOTE),
+        (BATCH, range(375, 400, 20), 0, WELL + NOTE),
+        (BATCH, (120,), 0, WELL + NOTE),
+        ("cancel-1", range(100, 121, 10), 143, WELL),
+    ],
+    ids=["nobody asked", "no step known", "short", "all done", "maybe done", "one line", "cancel"],
 )
 def test_the_code_and_the_words_tell_who_asked(
-    tmp_path: Path, key: str, code: int, note: str
+    tmp_path: Path, key: str, steps: Iterable[int], code: int, said: str
 ) -> None:
     run, plan = RunFolder(tmp_path), make_plan()
     attempt = run.attempt(0)
@@ -33,11 +47,16 @@ def test_the_code_and_the_words_tell_who_asked(
     write_json(attempt.go, {})
     ended = rank_exit(0, "n0", 0, stopped=False, started=0.0, ended=1.0, error="")
     NodeExits(attempt, 0, 1).write(ended)
+    report = NodeReport(0, "n0", "m", "127.0.0.1", None, None, None, 1.0, True, (), ())
+    write_report(attempt, report)
+    attempt.node_log("n0", "out").write_text("".join(f"0: step {n}/400 loss 1.5\n" for n in steps))
     if key:
         write_signal(attempt, "USR1", key)
     if key.startswith("cancel"):
         append_event(run.vjob_events, CANCEL_ASKED, now=False)
     assert close_attempt(run, plan, 0, None, 0).code == code
-    outcome = read_outcome(attempt)
-    assert outcome is not None and outcome.code == 0, "the ranks' own"
-    assert outcome.reason == f"the one rank exited 0{note}"
+    judged = read_judgement(attempt)
+    assert judged is not None and judged.outcome.code == 0, "the ranks' own"
+    assert judged.outcome.reason == said
+    is_short = judged.end.cause is EndCause.TIME_LIMIT
+    assert is_short is (said == SHORT)

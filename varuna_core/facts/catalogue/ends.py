@@ -87,6 +87,8 @@ RESUMABLE = frozenset(
 def list_remedies(end: End, *, checkpoint_step: Optional[int] = None) -> Tuple[Remedy, ...]:
     """The remedies of this end; `checkpoint_step` is that of the checkpoint to go on from."""
     found = REMEDIES.get(end.cause, ())
+    if end.cause is EndCause.TIME_LIMIT and end.code == 0:
+        found = (RESUBMIT,)  # it stayed within the limit by itself
     if end.cause is EndCause.RANK_SIGNAL and end.signal == "SIGKILL":
         return (look_at("dmesg -T | grep -i oom", f"on {end.node or 'its node'}"),)
     if end.cause is EndCause.RANK_SIGNAL and end.signal and end.signal not in CRASHES:
