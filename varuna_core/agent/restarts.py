@@ -397,7 +397,7 @@ def find_short(run: RunFolder, plan: Plan, attempt: AttemptFolder) -> Optional[T
     step = find_last_step(plan, attempt, None)
     hosts = sorted({report.host for report in read_reports(attempt).values()})[:1]
     printed = _read_printed(plan, attempt, hosts)
-    gaps = [b - a for steps, _ in printed for a, b in zip(steps, steps[1:])]
+    gaps = [steps[i] - steps[i - 1] for steps, _ in printed for i in range(1, len(steps))]
     totals = {total for _, total in printed if total is not None}
     with contextlib.suppress(ValueError):
         totals, gaps = {read_training(run.training).steps}, [*gaps, 1]
