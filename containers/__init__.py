@@ -1,1 +1,1 @@
-"""Container runtimes behind one small interface. Imports the plan's record; runs nothing itself."""
+"""Container runtimes behind one small interface; imports the plan's record, and runs nothing."""

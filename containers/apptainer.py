@@ -1,7 +1,8 @@
-"""apptainer: `apptainer exec` of an unpacked tree, or of a .sif file as it is.
+"""Run ranks with apptainer: `apptainer exec` of an unpacked tree, or of a .sif file.
 
-It stays as the rank's parent, in the same process group, and passes signals on: what is sent to the
-group would reach a rank twice. So `wraps`: the agent signals the ranks' own processes.
+apptainer stays as the rank's parent in the same process group, and passes signals on, so a signal
+to the group would reach a rank twice. Therefore `wraps` is set: the agent signals the ranks' own
+processes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ there."""
 
 
 class Apptainer(Runtime):
-    """Unpack once a node, `apptainer exec` for each rank."""
+    """Unpacks once on a node, and runs `apptainer exec` for each rank."""
 
     name = "apptainer"
     probe = ("apptainer", "version")
@@ -69,7 +70,8 @@ class Apptainer(Runtime):
 
 
 def build_options(request: Request) -> Argv:
-    """Options of `apptainer exec`. It shares the node's /tmp, /dev, network and processes."""
+    """Return options of `apptainer exec`; it shares the node's /tmp, /dev, network and
+    processes."""
     options = [
         "--cleanenv",
         "--no-eval",  # else a shell evaluates the value that enters
@@ -93,7 +95,7 @@ def build_options(request: Request) -> Argv:
 
 
 def render_source(image: str) -> str:
-    """A reference as `apptainer build` takes it."""
+    """Return a reference as `apptainer build` takes it."""
     try:
         found = parse_reference(image)
     except BadReference as problem:

@@ -1,7 +1,8 @@
-"""charliecloud: `ch-run` on an unpacked folder.
+"""Run ranks with charliecloud: `ch-run` on an unpacked folder.
 
-It execs: the rank keeps the pid that the agent knows, so signals and exit codes pass. A .sqsh file
-is unpacked and not mounted: mounted, ch-run stays as its parent and a SIGUSR1 kills that (0.31).
+ch-run execs, so the rank keeps the pid that the agent knows, and signals and exit codes pass. A
+.sqsh file is unpacked and not mounted: with a mount, ch-run stays as the parent, and SIGUSR1 kills
+it (0.31).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from vjob.containers.store import Store
 
 
 class Charliecloud(Runtime):
-    """Unpack once a node, `ch-run` for each rank."""
+    """Unpacks once on a node, and runs `ch-run` for each rank."""
 
     name = "charliecloud"
     probe = ("ch-run", "--version")
@@ -45,7 +46,7 @@ class Charliecloud(Runtime):
 
 
 def render_bind(mount: Mount) -> str:
-    """SOURCE:TARGET. It knows no read-only ones, and no way to write a colon (0.31)."""
+    """Return SOURCE:TARGET; there are no read-only binds, and a colon cannot be escaped (0.31)."""
     for path in (mount.source, mount.target):
         if ":" in path:
             raise Unsuitable(

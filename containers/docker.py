@@ -1,7 +1,7 @@
-"""docker: a container for each rank, of an image in the daemon's store.
+"""Run ranks with docker: a container for each rank, of an image in the daemon's store.
 
-For workstations and clouds whose admins trust their users with a daemon that runs as root. Of a
-cluster's promises it keeps one less: ranks have your group, without the others that you are in.
+This is for workstations and clouds whose admins trust users with a daemon that runs as root. Ranks
+have the user's main group, but not the supplementary ones.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ GPU_OPTIONS: dict[str, Argv] = {
 
 
 class Docker(Runtime):
-    """`docker run`."""
+    """Runs `docker run` for each rank."""
 
     name = "docker"
     probe = ("docker", "info")
     kinds = frozenset({ImageKind.REFERENCE})
     is_automatic = False
-    """Its containers are the daemon's children: a scheduler's limits and its accounting miss them,
-    so nobody gets it unasked."""
+    """The daemon is the parent of its containers, so a scheduler's limits and accounting miss them;
+    `auto` never chooses docker."""
 
     def plan(self, request: Request) -> ContainerPlan:
         image = render_reference(request.image, self.name)
@@ -47,7 +47,7 @@ class Docker(Runtime):
 
 
 def build_options(request: Request) -> Argv:
-    """Options of `docker run`."""
+    """Return options of `docker run`."""
     if request.remap_root and request.user_id != 0:
         raise Unsuitable(
             "docker cannot show you as root and leave you who you are outside: what ranks write "

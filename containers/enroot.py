@@ -1,8 +1,9 @@
-"""Bare enroot, no pyxis: unpack and `enroot start` once a node, `enroot exec` for each rank.
+"""Run ranks with enroot, without pyxis: unpack and start once on a node, `enroot exec` for each
+rank.
 
-Starts serialise: each holds the root's lock while the site's hooks run, and one that waits 30 s for
-it fails. Who enters a container that is there runs no hook and waits for nobody. enroot execs
-through: the rank keeps the pid that the agent knows, so signals and exit codes pass.
+Starts are serialized: each holds the root's lock while the site's hooks run, and one that waits 30
+s for it fails. Entering an existing container runs no hook and does not wait. enroot execs, so the
+rank keeps the pid that the agent knows, and signals and exit codes pass.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ GPU_VARIABLES = {
     "NVIDIA_VISIBLE_DEVICES": "all",
     "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
 }
-"""Its NVIDIA hook acts on these; images not made for it name no capability but `utility`."""
+"""Variables for enroot's NVIDIA hook; images not made for it name only the capability `utility`."""
 
 LOCKED = "Could not acquire rootfs lock"
-"""Another job's start holds the lock of the same root, or several did in turn (4.1.2)."""
+"""enroot's message if starts of other jobs hold the lock of the same root (4.1.2)."""
 
 
 class Enroot(Runtime):
-    """`enroot create` and `enroot start` once a node, `enroot exec` for each rank."""
+    """Runs `enroot create` and `enroot start` once on a node, `enroot exec` for each rank."""
 
     name = "enroot"
     probe = ("enroot", "version")
@@ -61,7 +62,7 @@ class Enroot(Runtime):
 
 
 def render_conf(request: Request) -> str:
-    """The file that `enroot start --conf` sources: `-m` knows no spaces and no colons."""
+    """Render the file for `enroot start --conf`, since `-m` supports no spaces or colons."""
     lines = []
     for mount in request.mounts:
         options = "x-create=auto,rbind" + (",ro" if mount.read_only else "")
@@ -75,7 +76,7 @@ def render_conf(request: Request) -> str:
 
 
 def build_write(store: Store, text: str) -> Argv:
-    """A command that writes the generated file, whole or not at all."""
+    """Return a command that writes the generated file, whole or not at all."""
     script = 'printf %s "$2" >"$1.part.$$" && mv "$1.part.$$" "$1"'
     return ("bash", "-c", script, "write", store.conf, text)
 
@@ -93,11 +94,11 @@ OF_SITE = (
     # A login shell would lose PATH, and change the umask (enroot 4.1.2).
     "ENROOT_LOGIN_SHELL",
 )
-"""What a site's enroot.conf may set and the conf, or the plan of every runtime, says otherwise."""
+"""Settings of a site's enroot.conf that the conf, or every runtime's plan, overrides."""
 
 
 def build_environment(store: Store) -> dict[str, str]:
-    """enroot's folders, none of them shared between nodes or users; off what the site turned on."""
+    """Return enroot's folders, not shared between nodes or users, and turn site settings off."""
     return {
         "ENROOT_DATA_PATH": store.roots,
         "ENROOT_RUNTIME_PATH": f"{store.base}/runtime",
@@ -108,5 +109,5 @@ def build_environment(store: Store) -> dict[str, str]:
 
 
 def _escape(path: str) -> str:
-    """A path as fstab writes it."""
+    """Escape a path as in fstab."""
     return "".join(f"\\{ord(c):03o}" if c in " \t\n\\" else c for c in path)

@@ -1,7 +1,7 @@
-"""podman: a container for each rank, of an unpacked tree or of an image in podman's own store.
+"""Run ranks with podman: a container for each rank, of an unpacked tree or a stored image.
 
-No rank is a child of the agent here: podman is a client, and its conmon is the parent. As an
-ordinary user's, podman 4.3.1 passes a SIGTERM on twice and a SIGUSR1 not at all. So `wraps`: the
+No rank is a child of the agent: podman is a client, and its conmon is the parent. For an ordinary
+user, podman 4.3.1 passes SIGTERM on twice and SIGUSR1 not at all. Therefore `wraps` is set: the
 agent finds the ranks by their environment and signals them itself.
 """
 
@@ -24,7 +24,7 @@ from vjob.containers.runtime import (
 from vjob.containers.store import Store, read_shell
 
 LABEL = "vjob=%{folder} %{node}"
-"""Names the containers of one run on one node."""
+"""Label of the containers of one run on one node."""
 
 SHARED: Argv = (
     "--rm",
@@ -47,7 +47,7 @@ SHARED: Argv = (
     "--stop-timeout=0",  # `rm --force` comes after our own grace
     f"--env={ENTER}",  # by name: the value is in the client's environment
 )
-"""What podman and docker are told in the same words."""
+"""Options that podman and docker share."""
 
 GPU_OPTIONS: dict[str, Argv] = {
     "nvidia": ("--device=nvidia.com/gpu=all",),
@@ -56,11 +56,11 @@ GPU_OPTIONS: dict[str, Argv] = {
 }
 
 TRY: Argv = ("/bin/sh", "-c", ":")
-"""Run once after preparing: a node that can start no container says so before any rank waits."""
+"""Command run once after preparing, so that a node that cannot start containers fails early."""
 
 
 class Podman(Runtime):
-    """`podman run`."""
+    """Runs `podman run` for each rank."""
 
     name = "podman"
     probe = ("podman", "info")
@@ -74,8 +74,8 @@ class Podman(Runtime):
         return replace(plan, gpu_options=GPU_OPTIONS if request.gpus else {})
 
     def _plan_tree(self, request: Request) -> ContainerPlan:
-        """A tree of our store. podman's notes about it lie beside: its usual place is the home
-        folder, which nodes share and which podman cannot share."""
+        """Plan for a tree of our store. podman's data about it is stored beside it: its usual place
+        is the home folder, which nodes share but podman cannot."""
         store = Store(request)
         tool = (*_TOOL, f"--root={store.base}/podman", "--storage-driver=vfs")
         words = (*tool, "run", *build_options(request), "--rootfs")
@@ -95,7 +95,7 @@ class Podman(Runtime):
         )
 
     def _plan_stored(self, request: Request) -> ContainerPlan:
-        """An image that podman pulled, or somebody before us, to where the site keeps those."""
+        """Plan for an image that is pulled, or already present in the site's store."""
         image = render_reference(request.image, self.name)
         pull = build_pull(_TOOL, ("image", "exists"), image, request)
         return plan_stored(self.name, _TOOL, build_options(request), image, pull, request)
@@ -119,13 +119,13 @@ _PROBE = (
 )
 
 _HOLDERS = {"dockerd": "docker", "podman": "podman"}
-"""Schemes of what lies on this host, and where."""
+"""By scheme, the program whose store on this host holds the image."""
 
 
 def plan_stored(
     runtime: str, tool: Argv, options: Argv, image: str, pull: Argv, request: Request
 ) -> ContainerPlan:
-    """The commands for an image in a store of the tool's own."""
+    """Return the commands for an image in the tool's own store."""
     start = (*tool, "run", *options, "--pull=never", "--entrypoint=", image)
     end = build_end(tool)
     return ContainerPlan(
@@ -141,7 +141,7 @@ def plan_stored(
 
 
 def build_options(request: Request) -> Argv:
-    """Options of `podman run`."""
+    """Return options of `podman run`."""
     options = [*SHARED, "--volume=/dev/shm:/dev/shm", "--http-proxy=false"]
     # Said, for an image may name a user of its own.
     if request.user_id == 0:
@@ -158,14 +158,14 @@ def build_options(request: Request) -> Argv:
 
 
 def render_mount(mount: Mount, read_only: str, target: str = "target") -> str:
-    """A line of CSV: --volume bears no colon, and without the quotes this bears no comma."""
+    """Return a mount as a CSV line, in which commas are quoted; --volume supports no colon."""
     fields = ["type=bind", f"source={mount.source}", f"{target}={mount.target}"]
     fields += [read_only] if mount.read_only else []
     return ",".join(_quote(field) for field in fields)
 
 
 def render_reference(image: str, runtime: str) -> str:
-    """The reference as podman and docker write it, with the registry that docker would ask."""
+    """Return the reference for podman or docker, with the registry that docker would use."""
     try:
         found = parse_reference(image)
     except BadReference as problem:
@@ -177,14 +177,14 @@ def render_reference(image: str, runtime: str) -> str:
 
 
 def build_pull(tool: Argv, exists: Argv, image: str, request: Request) -> Argv:
-    """Pull what is missing; with `reuse: false` also what the registry has renewed."""
+    """Return a command that pulls a missing image or, with `reuse: false`, also a renewed one."""
     if request.reuse is False:
         return (*tool, "pull", "--quiet", image)
     return ("bash", "-c", read_shell("pull.sh"), "pull", image, *exists, "--", *tool)
 
 
 def build_end(tool: Argv) -> Argv:
-    """End what a killed client, or an agent that was killed with it, left running."""
+    """Return a command that ends what a killed client or agent left running."""
     return ("bash", "-c", read_shell("end.sh"), "end", LABEL, *tool)
 
 

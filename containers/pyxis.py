@@ -1,8 +1,8 @@
-"""pyxis: srun itself starts the container, so the agent runs inside it and starts ranks directly.
+"""Run ranks with pyxis: srun itself starts the container, with the agent and its ranks inside.
 
-Nothing is run on the node before that: pyxis unpacks, mounts and enters while srun starts the step.
-So this adapter is srun's options and little else, and refuses what those cannot say.
-Read in pyxis 0.24.0, and tried with it.
+Nothing runs on the node before that: pyxis unpacks, mounts and enters while srun starts the step.
+So this adapter mostly builds srun's options, and refuses what these cannot express. Read in pyxis
+0.24.0, and tried with it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from vjob.containers.runtime import Argv, ImageKind, Mount, Request, Runtime, Un
 from vjob.containers.store import Store
 
 INSIDE = "/.vjob-inside"
-"""A mount of ours. Where it is missing, Slurm has run the step on the bare node: a slurmd without
-the plugin ignores its options."""
+"""Mount that shows that the step runs inside: a slurmd without the plugin ignores pyxis' options
+and runs the step on the bare node."""
 
 PASSED = ("VJOB_RUN", "VJOB_GROUP", "VJOB_ATTEMPT", "HOME", "USER", "LOGNAME")
-"""What enters beside SLURM_*, which srun always passes; `pass_env` and `env` come by the plan."""
+"""Variables that enter besides SLURM_*, which srun passes; the plan has `pass_env` and `env`."""
 
 # Else enroot starts by a login shell, and an image's /etc/profile sets its PATH anew (4.1.2).
 ENVIRONMENT = {"ENROOT_LOGIN_SHELL": "n"}
@@ -29,13 +29,13 @@ _UNSAID.update(dict.fromkeys('"$`', "is read by the shell that enroot runs"))
 
 
 class Pyxis(Runtime):
-    """`srun --container-image`; enroot underneath."""
+    """Runs `srun --container-image`, which uses enroot."""
 
     name = "pyxis"
     probe = ("sh", "-c", "srun --help | grep -q -e --container-image")
     kinds = frozenset({ImageKind.SQUASHFS, ImageKind.REFERENCE})
     is_automatic = False
-    """What srun is told cannot wait until a node has been looked at."""
+    """srun's options cannot wait until a node has been examined."""
 
     def plan(self, request: Request) -> ContainerPlan:
         defaults = GPU_VARIABLES if request.gpus else {}
@@ -56,8 +56,8 @@ class Pyxis(Runtime):
 
 
 def build_options(request: Request) -> Argv:
-    """All that a site's settings could decide otherwise is said; the same words for each component
-    of a het step, for pyxis refuses two images in one srun."""
+    """Return options that leave nothing to a site's settings, equal for each component of a het
+    step, since pyxis refuses two images in one srun."""
     mounts = (*request.mounts, Mount(source="/dev/null", target=INSIDE))
     root = "--container-remap-root" if request.remap_root else "--no-container-remap-root"
     return (
@@ -73,7 +73,7 @@ def build_options(request: Request) -> Argv:
 
 
 def render_image(request: Request) -> str:
-    """An absolute path, or docker://REGISTRY#IMAGE:TAG; pyxis knows no podman://."""
+    """Return an absolute path, or docker://REGISTRY#IMAGE:TAG; pyxis has no podman://."""
     if request.kind is not ImageKind.REFERENCE:
         return request.image
     try:
@@ -86,7 +86,7 @@ def render_image(request: Request) -> str:
 
 
 def render_mount(mount: Mount) -> str:
-    """SOURCE:TARGET:ro. Spaces are fine."""
+    """Return SOURCE:TARGET:ro; spaces are allowed."""
     for path in (mount.source, mount.target):
         for sign, why in _UNSAID.items():
             if sign in path:
@@ -98,16 +98,16 @@ def render_mount(mount: Mount) -> str:
 
 
 def build_probe() -> Argv:
-    """Run by the agent, which is inside already, or on a node without the plugin."""
+    """Return a command for the agent that fails on a node without the plugin."""
     said = "Slurm started the agent outside of the container: slurmd has no pyxis on this node"
     return ("/bin/sh", "-c", f'[ -e {INSIDE} ] || {{ echo "{said}" >&2; exit 1; }}')
 
 
 def _build_name(request: Request) -> Argv:
-    """A container with a name stays on the node for later runs; else it is gone with the step.
+    """Return an option that names the container, which keeps it on the node for later runs.
 
-    Only on demand: one whose unpacking was killed stays too, half of it, and is taken for whole;
-    of two jobs that unpack it at once one fails. `no_exec`, for to attach to one that runs means
-    its mounts instead of ours.
+    Only with `reuse: true`: a partly unpacked container stays as well and is taken for complete,
+    and of two jobs that unpack at once one fails. `no_exec` prevents attaching to a running
+    container, which would have its own mounts.
     """
     return (f"--container-name={Store(request).name}:no_exec",) if request.reuse is True else ()

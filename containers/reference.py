@@ -1,10 +1,10 @@
-"""References to images in registries, as people write them, and as enroot and files name them.
+"""Parse references to images in registries, as people, enroot and file names spell them.
 
     [SCHEME://][USER@][REGISTRY#]IMAGE[:TAG][@DIGEST]     enroot, pyxis
     [REGISTRY/]IMAGE[:TAG][@DIGEST]                       docker, podman
 
-SCHEME is docker (a registry), or dockerd or podman (what was built or pulled on this host). As with
-docker, a first part with a dot or a port in it is a registry.
+SCHEME is docker (a registry), or dockerd or podman (built or pulled on this host). As with docker,
+a first part with a dot or a port in it is a registry.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class BadReference(ValueError):
-    """Not a reference: says how one is written."""
+    """Raised for text that is no reference; says how one is written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """One image of a registry, or of this host's docker or podman."""
+    """An image in a registry, or in this host's docker or podman."""
 
     scheme: str
     user: str
-    """For whom enroot looks up credentials; empty for nobody."""
+    """User for whom enroot looks up credentials; empty for none."""
     registry: str
-    """Empty for what lies on this host."""
+    """The registry; empty for an image on this host."""
     image: str
     tag: str
     digest: str
-    """Empty, or what stands above the tag."""
+    """The digest, which takes precedence over the tag; may be empty."""
 
     @property
     def enroot(self) -> str:
@@ -52,14 +52,14 @@ class Reference:
 
     @property
     def file_name(self) -> str:
-        """The name of its imported image file: one for each reference."""
+        """The name of the imported image file, unique for each reference."""
         place = self.registry.replace(":", "_") or self.scheme
         end = self.digest.replace(":", "-") or self.tag
         return "+".join([place, *self.image.split("/"), end]) + ".sqsh"
 
 
 def parse_reference(text: str) -> Reference:
-    """The parts of a reference; BadReference where it is none."""
+    """Parse a reference; raise BadReference if it is none."""
     match = re.fullmatch(r"(?:(\w+)://)?(.*)", text)
     assert match is not None
     scheme, rest = match[1] or "docker", match[2]

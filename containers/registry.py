@@ -1,4 +1,4 @@
-"""The container runtimes, by the conf's name."""
+"""Table of the container runtimes by their name in a conf."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ from vjob.containers.runtime import Runtime
 RUNTIMES: Mapping[str, type[Runtime]] = {
     kind.name: kind for kind in (Enroot, Charliecloud, Apptainer, Podman, Pyxis, Docker)
 }
-"""By the conf's own name, in the order in which `auto` tries them. `none` is the absence of a
-runtime and has no class."""
+"""Runtimes by name, in the order in which `auto` tries them. `none` means no runtime and has no
+class."""

@@ -1,7 +1,7 @@
-"""The interface of a container runtime: commands as data.
+"""The interface of a container runtime, which returns commands as data.
 
 A runtime turns a request into commands; the plan carries them and the node agent runs them. So a
-node needs none of this package, and a dry run shows every command that will run.
+node needs no part of this package, and a dry run shows every command that will run.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from varuna_core.records.plan import ContainerPlan
 Argv = tuple[str, ...]
 
 STAY: Argv = ("/bin/sh", "-c", "echo vjob-holds; while read -r line; do :; done")
-"""Run inside by `hold`: says that it is there, and ends with its input."""
+"""Command run inside by `hold`, which reports that it runs and ends with its input."""
 
 
 class Unsuitable(Exception):
-    """A request that a runtime cannot carry out: says what in it, and what to do instead."""
+    """Raised for a request that a runtime cannot carry out; says why, and what to do instead."""
 
 
 class ImageKind(Enum):
-    """Kind of a conf's image."""
+    """The kind of a conf's image."""
 
     SQUASHFS = "squashfs"
     FOLDER = "folder"
@@ -35,7 +35,7 @@ class ImageKind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Mount:
-    """A path of the node that shows inside."""
+    """A path of the node that is visible inside."""
 
     source: str
     target: str
@@ -44,26 +44,26 @@ class Mount:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The container section of a conf, as a runtime needs it."""
+    """The container section of a conf, in the form that a runtime needs."""
 
     run: str
-    """Run id."""
+    """Id of the run."""
     image: str
-    """Absolute path, or a reference."""
+    """An absolute path, or a reference."""
     kind: ImageKind
     mounts: tuple[Mount, ...]
     workdir: str
     writable: bool
     remap_root: bool
-    """Whether the user is shown as root inside."""
+    """True to show the user as root inside."""
     reuse: bool | Literal["auto"]
     gpus: bool
-    """Whether ranks use GPUs."""
+    """True if ranks use GPUs."""
     user_id: int
     scratch: str
-    """Node-local folder for what is unpacked."""
+    """Node-local folder for unpacked images."""
     stamp: str
-    """What changes when the image changes: its size and time, empty where not known."""
+    """Size and time of the image, which change with it; empty if not known."""
 
 
 AMD_DEVICES: Argv = ("--device=/dev/kfd", "--device=/dev/dri")
@@ -76,12 +76,12 @@ class Runtime(ABC):
 
     name: str
     probe: Argv
-    """A command that succeeds where the runtime is installed."""
+    """A command that succeeds if the runtime is installed."""
     kinds: frozenset[ImageKind]
-    """Images that it takes."""
+    """The kinds of image that the runtime takes."""
     is_automatic: bool = True
-    """Whether `runtime: auto` may choose it on a node."""
+    """True if `runtime: auto` may choose the runtime on a node."""
 
     @abstractmethod
     def plan(self, request: Request) -> ContainerPlan:
-        """Every command that a node runs for this request; Unsuitable where there are none."""
+        """Return every command that a node runs for a request; raise Unsuitable if impossible."""

@@ -1,7 +1,7 @@
-"""The store of unpacked images on a node: names, paths, and the commands that fill it.
+"""Lay out the store of unpacked images on a node: names, paths, and commands that fill it.
 
-Everything lies in one 0700 folder of the user's own on node-local disk, never in /run (a small
-tmpfs, absent in batch jobs) and not in the home folder (quota, a file system that nodes share).
+Everything is in one 0700 folder of the user's own on a node-local disk, never in /run (a small
+tmpfs, absent in batch jobs) nor in the home folder (quota, a file system that nodes share).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from vjob.containers.runtime import Argv, Mount, Request
 
 
 class Store:
-    """Paths of one request on a node."""
+    """The paths of one request on a node."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -43,8 +43,8 @@ class Store:
         return f"{self.base}/conf/{self._request.run}.%{{node}}"
 
     def build_prepare(self, tool: str, *more: Mount) -> Argv:
-        """Unpack under a lock by enroot, unsquashfs, or (references) apptainer; `more` beside the
-        request's own mounts needs mount points."""
+        """Return a command that unpacks under a lock with enroot, unsquashfs or (references)
+        apptainer; `more` mounts need mount points too."""
         request = self._request
         reuse = {True: "true", False: "false", "auto": "auto"}[request.reuse]
         mounts = (*request.mounts, *more)
@@ -63,10 +63,10 @@ class Store:
 
 
 def locate_base(scratch: str, user_id: int) -> str:
-    """The folder of one user's store below a scratch folder."""
+    """Return the folder of a user's store in a scratch folder."""
     return f"{scratch}/vjob-{user_id}"
 
 
 def read_shell(name: str) -> str:
-    """The text of one of our shell files, to run by `bash -c`: nodes have no copy of it."""
+    """Return the text of one of our shell files for `bash -c`, since nodes have no copy."""
     return (files("vjob.containers") / "shell" / name).read_text()

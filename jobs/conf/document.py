@@ -1,7 +1,8 @@
-"""docs/conf.md and the commented conf of `vjob init`, both made from the schema.
+"""Render docs/conf.md and the commented conf of `vjob init` from the schema.
 
-A field's type, bounds, default and doc line are all that is said of a key: `render_conf_doc` puts
-them in tables, `render_init` beside the keys, of which the few needed ones are active.
+Everything about a key comes from its field: type, bounds, default and doc line. `render_conf_doc`
+puts these in tables; `render_init` writes them beside the keys, and leaves only the few needed keys
+active.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ EXAMPLES: Mapping[str, object] = {
     "track.mlflow.experiment": "my-experiment",
     "track.mlflow.uri": "mlruns",
 }
-"""Of keys that a section needs which itself is not needed."""
+"""Example values of keys that an optional section requires."""
 FORMS: Mapping[type, tuple[str, ...]] = {
     Program: (
         "or {module: pkg.train, args: [...]}, or {command: [accelerate, launch, train.py]}",
@@ -130,7 +131,7 @@ _COLUMNS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """One table of the page, or one mapping of the commented conf."""
+    """A table of the page, or a mapping in the commented conf."""
 
     key: str
     cls: type
@@ -138,7 +139,7 @@ class Section:
 
 
 def list_sections(cls: type = JobConf, key: str = "") -> Iterator[Section]:
-    """Sections in the order of the conf, the outer one first."""
+    """Yield sections in the order of the conf, outer ones first."""
     yield Section(key=key, cls=cls, doc=inspect.getdoc(cls) or "")
     for name, hint in get_hints(cls).items():
         inner = get_section_class(hint)
@@ -166,25 +167,25 @@ def _parse_source() -> dict[str, dict[str, str]]:
 
 
 def get_doc(cls: type, name: str) -> str:
-    """The doc line under a field."""
+    """Return the doc line under a field."""
     docs = (_parse_source().get(one.__name__, {}) for one in cls.__mro__)
     return next((found[name] for found in docs if name in found), "")
 
 
 def get_default(field: Field[Any]) -> Any:
-    """Default of a field; MISSING where the key is required."""
+    """Return the default of a field; MISSING if the key is required."""
     return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
 def render_value(value: Any) -> str:
-    """A value as it is written in a conf."""
+    """Render a value as spelled in a conf."""
     plain = list(value) if isinstance(value, tuple) else value
     text = dump_yaml(plain, one_line=True)
     return text.removesuffix("\n").removesuffix("\n...")
 
 
 def render_conf_doc() -> str:
-    """The whole of docs/conf.md."""
+    """Render docs/conf.md."""
     parts = [INTRO]
     for section in list_sections():
         if section.cls is Program:
@@ -225,7 +226,7 @@ def _render_rows(section: Section, names: tuple[str, ...]) -> Iterator[str]:
 
 
 def render_fate(key: str) -> str:
-    """The fate of a key with a script, in a word; nothing for a section whose keys differ."""
+    """Return a word for how a script receives the key; empty for a section whose keys differ."""
     if key == "program.config":
         return ""
     variable = find_variable(key)
@@ -257,7 +258,7 @@ def _render_models() -> str:
 
 
 def render_init() -> str:
-    """The starter conf; with every #key made active it is a conf too."""
+    """Render the starter conf, which stays valid if every #key in it is made active."""
     return HEAD + "\n".join(_render_section(JobConf, "", "")) + "\n"
 
 
@@ -293,7 +294,7 @@ def _render_field(field: Any, hint: Any, path: str, indent: str, doc: str) -> It
 
 
 def _render_item(cls: type, key: str, indent: str) -> Iterator[str]:
-    """The fields of one list item; the first one, which is active, carries the dash."""
+    """Yield the fields of a list item; the first, active field has the dash."""
     first, *others = _render_section(cls, key, indent + "  ")
     yield f"{indent}- {first.strip()}"
     yield from others

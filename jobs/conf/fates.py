@@ -29,7 +29,7 @@ from vjob.jobs.errors import KeyProblem
 
 
 class Fate(Enum):
-    """The use of a conf key that a script's run has."""
+    """How a conf key affects a script's run."""
 
     REACHES = "reaches"
     ACTS = "acts"
@@ -37,11 +37,11 @@ class Fate(Enum):
 
 
 KEPT_COUNT = "train.checkpoint.keep"
-"""Reaches a script whose conf writes train.checkpoint.folder, even if it is left at its default."""
+"""Key that reaches a script whose conf sets train.checkpoint.folder, even at its default."""
 OF_PROGRAMS = ("model", "data", "train", "parallel")
-"""Sections that describe the training: only a program can act on them."""
+"""Sections that describe the training, so that only a program can act on them."""
 ELSEWHERE = ("parallel.profile",)
-"""Keys of these that act outside it: `vjob plan` reads the profile."""
+"""Exceptions in these sections that act elsewhere: `vjob plan` reads the profile."""
 ONLY_BY_REFERENCE: Mapping[str, tuple[str, ...]] = {
     "megatron": (
         "train.optimizer.fused",
@@ -66,7 +66,7 @@ ONLY_BY_REFERENCE: Mapping[str, tuple[str, ...]] = {
         "parallel.schedule",
     ),
 }
-"""Beginnings of the keys that these programs get by reference alone."""
+"""Prefixes of keys that these programs receive only by reference."""
 _MORPH_LIMITS = ("stop_s", "return_s", "manager_failures")
 NEEDS: Mapping[str, tuple[str, ...]] = {
     **{
@@ -79,15 +79,15 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
         for name in ("mode", "min_nodes", "max_nodes", "warm", "look_s", *_MORPH_LIMITS)
     },
 }
-"""Keys that act with one of these others, which switches them on. Where one of the others is
-written, even to switch it off, these may stay."""
+"""Keys that act only together with one of these others, which enables them. They are allowed if one
+of the others is set, even to disable the feature."""
 _INDEX = re.compile(r"\[\d+\]")
 MODEL = "model"
-"""A name or numbers, one thing: a reference to one of its keys counts for the whole model."""
+"""The whole `model` section: a reference to one of its keys counts for all."""
 
 
 def judge_fate(key: str) -> Fate:
-    """The fate of a key of the schema."""
+    """Return the fate of a key of the schema."""
     if find_variable(key) is not None:
         return Fate.REACHES
     is_its_own = key.partition(".")[0] in OF_PROGRAMS and key not in ELSEWHERE
@@ -95,19 +95,19 @@ def judge_fate(key: str) -> Fate:
 
 
 def find_variable(key: str) -> str | None:
-    """The variable in which a key reaches the ranks of a script."""
+    """Return the variable by which a key reaches the ranks of a script; None if there is none."""
     return VARIABLES.get(key) or LAYOUT_VARIABLES.get(key)
 
 
 def goes_by_reference(kind: str, key: str) -> bool:
-    """True for a key that a program of this kind gets by reference alone."""
+    """Return True for a key that this kind of program receives only by reference."""
     if kind in OWN_MODEL:
         return judge_fate(key) is Fate.REFERENCE
     return key.startswith(ONLY_BY_REFERENCE.get(kind, ()))
 
 
 def check_effect(conf: JobConf, written: Collection[str]) -> Iterator[KeyProblem]:
-    """Keys that are written and would have no effect on the conf's program."""
+    """Yield keys of the conf that would have no effect on its program."""
     kind = conf.program.kind
     places = "env" if kind == FUNCTION else "program.args or env"
     for key in list_ignored(conf, written):
@@ -123,7 +123,7 @@ def check_effect(conf: JobConf, written: Collection[str]) -> Iterator[KeyProblem
 
 
 def list_ignored(conf: JobConf, written: Collection[str]) -> list[str]:
-    """The keys among those written that would not reach the program."""
+    """Return those written keys that would not reach the program."""
     referenced = list_referenced_leaves(conf)
     return [
         key
@@ -136,14 +136,14 @@ def list_ignored(conf: JobConf, written: Collection[str]) -> list[str]:
 
 
 def list_referenced_leaves(conf: JobConf) -> set[str]:
-    """Keys that the conf refers to, without indices; `model` for any key of the model."""
+    """Return the keys to which the conf refers, without indices; `model` for any of the model's."""
     names = {_INDEX.sub("", name) for name in list_referenced(conf)}
     return names | ({MODEL} if any(name.startswith(f"{MODEL}.") for name in names) else set())
 
 
 @cache
 def list_leaves() -> tuple[str, ...]:
-    """Keys that hold a value of their own; the model counts as one."""
+    """Return the keys that hold a value themselves; the model counts as one."""
     keys = list_conf_keys()
     sections = {key.rpartition(".")[0] for key in keys}
     return tuple(
@@ -152,7 +152,7 @@ def list_leaves() -> tuple[str, ...]:
 
 
 def build_variables(conf: JobConf, written: Collection[str]) -> dict[str, str]:
-    """The variables of the keys that a script's conf writes; a key that is null sets none."""
+    """Return variables for the keys that a script's conf sets; a key set to null has none."""
     if conf.program.kind not in OWN_MODEL:
         return {}
     keys = set(written)
@@ -167,7 +167,7 @@ def build_variables(conf: JobConf, written: Collection[str]) -> dict[str, str]:
 
 
 def reaches(conf: JobConf, written: Collection[str], *keys: str) -> bool:
-    """True if a script gets all these keys: by variables, where they are written, or references."""
+    """Return True if a script receives all these keys, through variables or references."""
     referenced = list_referenced_leaves(conf)
     return all(
         key in referenced or (key in written and judge_fate(key) is Fate.REACHES) for key in keys
@@ -175,7 +175,7 @@ def reaches(conf: JobConf, written: Collection[str], *keys: str) -> bool:
 
 
 def count_micro_batches(conf: JobConf, written: Collection[str]) -> int | None:
-    """Micro-batches of a whole batch, where a script has both sizes from its conf."""
+    """Return the micro-batches of a whole batch, if a script gets both sizes from its conf."""
     keys = ("train.global_batch_size", "train.micro_batch_size")
     if conf.program.arguments != "varuna" and not reaches(conf, written, *keys):
         return None
@@ -184,7 +184,7 @@ def count_micro_batches(conf: JobConf, written: Collection[str]) -> int | None:
 
 
 def list_changed(conf: JobConf) -> list[str]:
-    """Keys that are not at their defaults: those written, for a conf without a text."""
+    """Return the keys that differ from their defaults, as those written in a conf without text."""
     known = [key for key in list_leaves() if "[]" not in key]
     return [key for key in known if find_value(conf, key) != find_default(key)]
 
@@ -192,9 +192,9 @@ def list_changed(conf: JobConf) -> list[str]:
 def drop_unwritten(
     conf: JobConf, plain: dict[str, Any], written: Collection[str]
 ) -> dict[str, Any]:
-    """The resolved conf without the keys that count only where they are written.
+    """Return the resolved conf without the keys that count only if they are written.
 
-    Reading it gives the same conf and the same variables, and no key is refused.
+    Reading the result gives the same conf and variables, and no key is refused.
     """
     kind, leaves = conf.program.kind, set(list_leaves())
     kept = {*written, *list_referenced_leaves(conf)}
@@ -227,7 +227,7 @@ def drop_unwritten(
 
 @cache
 def find_default(key: str) -> Any:
-    """The default of a key; MISSING where it has none."""
+    """Return the default of a key; MISSING if it has none."""
     cls: Any = JobConf
     *sections, last = key.split(".")
     for name in sections:

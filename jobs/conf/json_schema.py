@@ -1,8 +1,8 @@
-"""JSON Schema (draft 2020-12) of conf.yaml, for editors: made from jobs/conf/schema.py.
+"""Build the JSON Schema (draft 2020-12) of conf.yaml for editors, from jobs/conf/schema.py.
 
-It takes what `vjob submit` takes: a time or a size with its unit, `1e-5` (text for many readers of
-YAML), `args` as one text, and a reference in place of any value. Rules between keys are not in it;
-those `vjob submit --dry-run` checks. A conf that includes others need not be whole.
+It accepts what `vjob submit` accepts: a time or a size with its unit, `1e-5` (text for many YAML
+readers), `args` as one text, and a reference instead of any value. Rules between keys are not part
+of it; `vjob submit --dry-run` checks those. A conf that includes others need not be complete.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LIMITS: Mapping[str, str] = {
     "<": "exclusiveMaximum",
 }
 _TEXT: Mapping[str, Any] = {"type": ["string", "number", "boolean"]}
-"""YAML's 12:30 and 3 are text where text is wanted."""
+"""Schema of text: YAML's 12:30 and 3 are accepted as text."""
 _DEFS: Mapping[str, Any] = {
     "reference": {"type": "string", "pattern": r"\$\{[^}]+\}"},
     "time": {
@@ -65,7 +65,7 @@ _DEFS: Mapping[str, Any] = {
 
 
 def build_schema() -> dict[str, Any]:
-    """The whole schema."""
+    """Build the schema of conf.yaml."""
     found = _build_record(JobConf)
     needed = found.pop("required")
     names = {"type": "string"}
@@ -86,7 +86,7 @@ def build_schema() -> dict[str, Any]:
 
 
 def build_site_schema() -> dict[str, Any]:
-    """Schema of a site's file, whose `defaults` are a conf of which any key may be missing."""
+    """Build the schema of a site's file, whose `defaults` are a conf that may lack any key."""
     conf = build_schema()
     defs = conf.pop("$defs")
     for name in ("if", "else", "$schema", "title"):
@@ -145,7 +145,7 @@ def _build_record(cls: type) -> dict[str, Any]:
 
 
 def _build_program() -> dict[str, Any]:
-    """A built-in name, or a mapping in which one key names the file."""
+    """Build the schema of `program`: a built-in name, or a mapping with a key that names a file."""
     hints = get_hints(Program)
     docs = {name: {"description": get_doc(Program, name)} for name in hints}
     forms: list[dict[str, Any]] = [{"enum": [*BUILT_IN]}]
@@ -167,7 +167,7 @@ def _build_program() -> dict[str, Any]:
 
 
 def _build_value(hint: Any) -> dict[str, Any]:
-    """Schema of one value: a reference may stand in place of any."""
+    """Build the schema of a value, which may always be a reference too."""
     forms: list[dict[str, Any]] = []
     for member in get_members(hint):
         forms += _build_member(member)

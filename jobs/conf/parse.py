@@ -1,8 +1,8 @@
-"""Parses a tree of YAML nodes into the types of the schema, noting every problem on the way.
+"""Parse a tree of YAML nodes into the types of the schema, noting every problem.
 
-The dataclasses drive it; only `program` and `model` have spellings of their own. The type of a
-field decides what a scalar is, never YAML's guess: `12:30`, `0-11-8` and `no` are text in a text
-field, `1e-5` is a number in a number field, and environment values are the text that was written.
+The dataclasses determine the parsing; only `program` and `model` have special spellings. The type
+of a field decides what a scalar is, never YAML's guess: `12:30`, `0-11-8` and `no` are text in a
+text field, `1e-5` is a number in a number field, and environment values stay the written text.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from vjob.jobs.conf.yaml_tree import Items, Node, Scalar, Table, TableEntry, joi
 from vjob.jobs.errors import Problem
 
 FAILED: Final = object()
-"""Stands for a value whose problem has been noted; None is a value."""
+"""Marks a value whose problem was noted, since None is a value."""
 _BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _INT = re.compile(r"[-+]?(0|[1-9][0-9_]{0,17})")
 _FLOAT = re.compile(r"[-+]?([0-9][0-9_]*(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]{1,4})?")
@@ -85,7 +85,7 @@ OTHER_WORDS: Mapping[str, str] = {
 
 
 def get_members(hint: Any) -> tuple[Any, ...]:
-    """Members of a union, or the type itself."""
+    """Return the members of a union, or the type itself."""
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
@@ -94,7 +94,7 @@ def is_optional(hint: Any) -> bool:
 
 
 def find_plugin_group(hint: Any) -> str:
-    """The group of plug-ins whose names are values of a type; empty for all others."""
+    """Return the group of plug-ins whose names are values of a type; empty for other types."""
     marks = hint.__metadata__ if get_origin(hint) is Annotated else ()
     return next((mark.group for mark in marks if isinstance(mark, PluginOf)), "")
 
@@ -106,7 +106,7 @@ def is_scalar(hint: Any) -> bool:
 
 
 def describe(hint: Any) -> str:
-    """A type in words, such as `a whole number or auto`, with bounds where the hint has them."""
+    """Describe a type, such as `a whole number or auto`, with its bounds."""
     members = [member for member in get_members(hint) if member is not types.NoneType]
     if len(members) > 1 or (is_optional(hint) and not is_dataclass(members[0])):
         words = [describe(member) for member in members]
@@ -137,7 +137,7 @@ def _describe_member(member: Any) -> str:
 
 
 def parse_scalar(node: Scalar, hint: Any) -> Any:
-    """The value of one scalar, or FAILED."""
+    """Parse one scalar; FAILED if it does not fit the type."""
     members = [member for member in get_members(hint) if is_scalar(member)]
     if node.is_null and is_optional(hint):
         return None
@@ -174,7 +174,7 @@ def _parse_member(node: Scalar, hint: Any) -> Any:
 
 
 def _guess(node: Scalar) -> Any:
-    """A value without a type of its own: null, a truth, a whole number, else exactly its text."""
+    """Parse a value of any type: null, a boolean, a whole number, else its exact text."""
     if node.is_null:
         return None
     for hint in (bool, int, str):
@@ -185,7 +185,7 @@ def _guess(node: Scalar) -> Any:
 
 
 def find_text_problem(text: str) -> str:
-    """Reason why no program can be given this text; empty where there is none."""
+    """Return why no program can be given this text; empty if it can."""
     if "\0" in text:
         return "must not contain a NUL character"
     if any("\ud800" <= char <= "\udfff" for char in text):
@@ -199,8 +199,8 @@ REMOVED: Mapping[str, tuple[str, str]] = {
         "copies in memory are no more; lower train.checkpoint.every, whose saves are as short",
     ),
 }
-"""Keys of earlier versions: the value that asked for nothing, as in conf files of old runs, and the
-answer to any other."""
+"""Removed keys: the value that asked for nothing, as in confs of old runs, and the answer to any
+other value."""
 
 
 def _asks_nothing(key: str, node: Node) -> bool:
@@ -208,7 +208,7 @@ def _asks_nothing(key: str, node: Node) -> bool:
 
 
 def suggest(word: str, words: Iterable[str], *, what: str = "keys") -> str:
-    """`did you mean "x"?`, or the list of what there is."""
+    """Return `did you mean "x"?`, or a list of the known words."""
     import difflib  # only on the way to an error
 
     known = list(words)
@@ -217,9 +217,9 @@ def suggest(word: str, words: Iterable[str], *, what: str = "keys") -> str:
 
 
 def suggest_close(parent: str, name: str, names: Iterable[str]) -> str:
-    """`suggest` among the keys of one section, then all keys of this name.
+    """Suggest keys of the same section, then all keys of this name.
 
-    Those of another section are named, not proposed: one name may have several meanings.
+    Keys of other sections are named but not proposed, since one name may have several meanings.
     """
     import difflib  # only on the way to an error
 
@@ -245,7 +245,7 @@ def kind_of(node: Node) -> str:
 
 @cache
 def get_hints(cls: type) -> dict[str, Any]:
-    """Field names and types of a conf section; of the annotations only those with plug-ins."""
+    """Return names and types of a section's fields; annotations are kept only for plug-ins."""
     whole = get_annotations(cls)
     with_plugins = {
         name: hint for name, hint in whole.items() if any(map(find_plugin_group, get_members(hint)))
@@ -255,12 +255,12 @@ def get_hints(cls: type) -> dict[str, Any]:
 
 @cache
 def get_annotations(cls: type) -> dict[str, Any]:
-    """`get_hints` with the bounds of numbers."""
+    """Return `get_hints` with the bounds of numbers."""
     return get_type_hints(cls, include_extras=True)
 
 
 def find_bounds(hint: Any) -> tuple[Bound, ...]:
-    """Bounds of a number, or of each number in a list or mapping."""
+    """Return the bounds of a number, or of each number in a list or mapping."""
     for member in get_members(hint):
         origin = get_origin(member)
         if origin is Annotated:
@@ -271,13 +271,13 @@ def find_bounds(hint: Any) -> tuple[Bound, ...]:
 
 
 def find_unit(hint: Any) -> Unit | None:
-    """Unit of a time or of a size."""
+    """Return the unit of a time or size; None for other types."""
     metadata = (getattr(member, "__metadata__", ()) for member in get_members(hint))
     return next((one for found in metadata for one in found if isinstance(one, Unit)), None)
 
 
 def get_section_class(hint: Any) -> type | None:
-    """The dataclass that a field holds, alone, optional or in a list."""
+    """Return the dataclass that a field holds, alone, optional or in a list."""
     for member in get_members(hint):
         inner = get_args(member)[0] if get_origin(member) is tuple else member
         if is_dataclass(inner) and isinstance(inner, type):
@@ -287,7 +287,7 @@ def get_section_class(hint: Any) -> type | None:
 
 @cache
 def list_conf_keys(cls: type = JobConf, parent: str = "") -> tuple[str, ...]:
-    """Every dotted key of a conf."""
+    """Return every dotted key of a conf."""
     keys: list[str] = []
     for name, hint in get_hints(cls).items():
         key = join_key(parent, name)
@@ -299,14 +299,14 @@ def list_conf_keys(cls: type = JobConf, parent: str = "") -> tuple[str, ...]:
 
 
 def spell_groups(node: Node) -> Node:
-    """`cluster.nodes` as a list of groups, where it is a number of nodes or a single group."""
+    """Convert `cluster.nodes` to a list of groups if it is a number or a single group."""
     if isinstance(node, Scalar) and node.plain and _INT.fullmatch(node.text):
         node = Table(entries={"count": TableEntry(node=node, where=node.where)}, where=node.where)
     return Items(items=(node,), where=node.where) if isinstance(node, Table) else node
 
 
 class ConfReader:
-    """Parses one tree; `lines` maps each key that was written to its place."""
+    """Parses one tree; `lines` maps each written key to its place."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
@@ -317,7 +317,7 @@ class ConfReader:
         self.problems.append(Problem(where=where, key=key, value=shown, message=message))
 
     def read(self, node: Node) -> Any:
-        """The whole conf; FAILED where a problem was noted."""
+        """Read the whole conf; FAILED if a problem was noted."""
         self.lines[""] = node.where
         if isinstance(node, Scalar) and node.is_null:
             node = Table(entries={}, where=node.where)
@@ -361,7 +361,7 @@ class ConfReader:
         return self.refuse(node, key, message)
 
     def read_quantity(self, node: Scalar, hint: Any, key: str, unit: Unit) -> Any:
-        """A whole number, as it is or with units: 90, `1h30m`, `1:30:00`; 64, `64G`."""
+        """Read a whole number, with or without units: 90, `1h30m`, `1:30:00`; 64, `64G`."""
         if node.is_null or (node.plain and _INT.fullmatch(node.text)):
             return self.read_value(node, hint, key)
         if node.text.strip().isdecimal():
@@ -372,7 +372,7 @@ class ConfReader:
         return int(value)
 
     def read_member(self, node: Node, hint: Any, key: str) -> Any:
-        """A node against one type that is not a plain scalar; null stands for an empty one."""
+        """Read a node as a type that is not a plain scalar; null stands for an empty value."""
         if hint is Program:
             return self.read_program(node, key)
         if hint is Model:
@@ -419,7 +419,7 @@ class ConfReader:
         return FAILED if FAILED in values.values() else cls(**values)
 
     def suggest_key(self, parent: str, name: str, node: Node, hints: Mapping[str, Any]) -> str:
-        """The key that may have been meant: Slurm's word for one, one close to it, or elsewhere."""
+        """Suggest the key that may be meant: for Slurm's word, a similar one, or one elsewhere."""
         if join_key(parent, name) in REMOVED:
             return REMOVED[join_key(parent, name)][1]
         text = node.text if isinstance(node, Scalar) else None
@@ -452,7 +452,7 @@ class ConfReader:
         return FAILED if FAILED in values.values() else values
 
     def read_program(self, node: Node, key: str) -> Any:
-        """A built-in name, or a mapping in which one key says what kind of program it is."""
+        """Read a built-in name, or a mapping in which one key gives the kind of program."""
         if isinstance(node, Scalar) and node.text in BUILT_IN:
             return Program(kind=node.text)  # type: ignore[arg-type]  # one of BUILT_IN
         if not isinstance(node, Table):
@@ -493,7 +493,7 @@ class ConfReader:
         return FAILED if FAILED in values.values() else Program(**values)
 
     def read_words(self, node: Scalar, key: str) -> Any:
-        """Arguments in one text, split as a shell would; nothing is expanded."""
+        """Split arguments in one text as a shell would, without expansion."""
         problem = find_text_problem(node.text)
         if problem:
             return self.refuse(node, key, problem)

@@ -1,4 +1,4 @@
-"""Paths of a conf, made absolute against its folder, and the blends of data that hold some."""
+"""Make the paths of a conf absolute, starting from its folder, also those in blends of data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IMAGE_SUFFIXES = (".sqsh", ".sqfs", ".sif")
 
 
 def resolve_path(text: str, base: Path, environ: Mapping[str, str]) -> str:
-    """Absolute, with ~ expanded; `..` stays, since what it means depends on symbolic links."""
+    """Return an absolute path with ~ expanded; `..` stays, since links may change its meaning."""
     if text == "~" or text.startswith("~/"):
         text = environ.get("HOME", os.path.expanduser("~")) + text[1:]
     elif text.startswith("~"):
@@ -24,8 +24,8 @@ def resolve_path(text: str, base: Path, environ: Mapping[str, str]) -> str:
 
 
 def split_blend(text: str) -> list[tuple[str, str]]:
-    """`0.7 data/a 0.3 data/b` as weights and prefixes; what begins with no weight is one prefix,
-    spaces and all, of weight 1."""
+    """Split `0.7 data/a 0.3 data/b` into weights and prefixes; a text that begins without a weight
+    is one prefix, spaces included, of weight 1."""
     head, *rest = _WEIGHT.split(text)
     if head.strip() or not rest:
         return [("1", text)]
@@ -33,14 +33,14 @@ def split_blend(text: str) -> list[tuple[str, str]]:
 
 
 def join_blend(blend: list[tuple[str, str]]) -> str:
-    """A blend as it is written in a conf."""
+    """Spell a blend as in a conf."""
     if len(blend) == 1:
         return blend[0][1]
     return " ".join(f"{weight} {prefix}" for weight, prefix in blend)
 
 
 def is_image_path(image: str, runtime: str) -> bool:
-    """True for a file or folder here, False for a reference to a registry."""
+    """Return True for a local file or folder, False for a registry reference."""
     if "://" in image:
         return False
     if image.startswith((".", "/", "~")) or image.endswith(IMAGE_SUFFIXES):
@@ -50,7 +50,7 @@ def is_image_path(image: str, runtime: str) -> bool:
 
 
 def resolve_paths(conf: JobConf, base: Path, environ: Mapping[str, str]) -> JobConf:
-    """The conf with every path on this side absolute."""
+    """Return the conf with all local paths absolute."""
 
     def resolve(text: str | None) -> str | None:
         return resolve_path(text, base, environ) if text else text

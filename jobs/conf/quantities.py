@@ -1,8 +1,8 @@
-"""Times and sizes as people write them: `90`, `2h`, `1d12h`, `1:30:00`; `64`, `64G`, `1T`.
+"""Parse times and sizes as people write them: `90`, `2h`, `1d12h`, `1:30:00`; `64`, `64G`, `1T`.
 
-A number alone counts in the unit of its key or flag. Two numbers with a colon are refused: Slurm
-reads `12:30` as minutes, people as hours. The value is exact; a key that holds whole numbers
-refuses the rest instead of rounding it.
+A bare number counts in the unit of its key or option. Two numbers with a colon are refused: Slurm
+reads `12:30` as minutes, people as hours. The result is exact; a key for whole numbers refuses
+fractions instead of rounding.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Unit:
     name: str
     kind: Literal["time", "memory"]
     size: int
-    """In seconds, or in bytes."""
+    """Size of the unit in seconds or bytes."""
 
     @property
     def forms(self) -> str:
-        """Forms in which a value may be written, in words."""
+        """Description of the forms in which a value may be written."""
         if self.kind == "memory":
             return f"a whole number of {self.name}, or a size such as 512M, 64G or 1T"
         return f"a whole number of {self.name}, or a time such as 90s, 30m, 2h, 1d12h or 1:30:00"
@@ -52,7 +52,7 @@ MIB = Unit("MiB", "memory", 1 << 20)
 
 
 def parse_quantity(text: str, unit: Unit) -> Fraction | None:
-    """The value in this unit; None for a text that is none."""
+    """Return the value in this unit; None for a text that is no quantity."""
     text = text.strip()
     if _NUMBER.fullmatch(text):
         return Fraction(text)
@@ -61,7 +61,7 @@ def parse_quantity(text: str, unit: Unit) -> Fraction | None:
 
 
 def parse_duration(text: str) -> Fraction | None:
-    """Seconds of `1d12h`, `1:30:00` or Slurm's `1-12:00:00`; None for another text."""
+    """Return the seconds of `1d12h`, `1:30:00` or Slurm's `1-12:00:00`; None for another text."""
     clock = _CLOCK.fullmatch(text)
     if clock:
         return Fraction(sum(int(n or 0) * s for n, s in zip(clock.groups(), _SECONDS, strict=True)))
@@ -74,15 +74,15 @@ def parse_duration(text: str) -> Fraction | None:
 
 
 def parse_size(text: str) -> Fraction | None:
-    """Bytes of `64G`, `64GB` or `64GiB`, which are all the same, as for Slurm."""
+    """Return the bytes of `64G`, `64GB` or `64GiB`, which all mean the same, as for Slurm."""
     found = _SIZE.fullmatch(text)
     return None if found is None else Fraction(found[1]) * 1024 ** _POWERS[found[2].upper()]
 
 
 def parse_moment(text: str, now: datetime) -> datetime | None:
-    """`14:30`, the last time that it was; a date, with or without a time; or `2h`, so long ago.
+    """Parse `14:30` (the last time it was), a date with or without time, or `2h` (that long ago).
 
-    None for another text. A number alone is none: is it a time or an age?
+    Return None for other text, such as a bare number, which could be a time or an age.
     """
     text = text.strip()
     clock = _DAYTIME.fullmatch(text)
@@ -103,7 +103,7 @@ def parse_moment(text: str, now: datetime) -> datetime | None:
 
 
 def explain_refusal(text: str, unit: Unit) -> str:
-    """Why a text is no whole number in this unit; for one that parse_quantity takes or not."""
+    """Explain why a text is not a whole number in this unit."""
     short = _SHORT_CLOCK.fullmatch(text.strip()) if unit.kind == "time" else None
     if short:
         first, second = short.groups()

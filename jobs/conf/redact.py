@@ -1,6 +1,6 @@
-"""Secrets of a conf, hidden wherever it is shown or stored: the value of a key, of `NAME=value` in
-a shell line, of `--name value` in arguments. varuna_core/records/secrets.py knows them in a text.
-"""
+"""Hide the secrets of a conf wherever it is shown or stored: the value of a key, of `NAME=value` in
+a shell line, of `--name value` in arguments. varuna_core/records/secrets.py recognizes them in
+text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHOWN_CHARS = 60
 
 
 def redact_value(value: Any, secret: bool = False) -> Any:
-    """A conf's plain data (mappings, lists, scalars) without its secrets."""
+    """Return a conf's plain data (mappings, lists, scalars) without its secrets."""
     if isinstance(value, Mapping):
         return {
             key: redact_value(inner, secret or is_secret(str(key))) for key, inner in value.items()
@@ -52,7 +52,7 @@ def _is_secret_flag(text: object) -> bool:
 
 
 def show(key: str, value: object) -> str:
-    """A value for a message: one short line, without secrets, never the inside of a mapping."""
+    """Format a value for a message: one short line without secrets or the content of mappings."""
     if isinstance(value, Table | Mapping):
         return "a mapping"
     if isinstance(value, Items):
@@ -73,13 +73,13 @@ def show(key: str, value: object) -> str:
 
 
 def _cut_index(part: str) -> str:
-    """`keys` of `keys[0][1]`."""
+    """Return `keys` for `keys[0][1]`."""
     head = part.rstrip("[]0123456789")
     return head + part[len(head) :].partition("[")[0]
 
 
 def redact_text(text: str) -> str:
-    """A conf's own text without its secrets; layout and comments stay. The text must be YAML."""
+    """Return a conf's text without its secrets, keeping layout and comments. It must be YAML."""
     parts, end = [], 0
     for start, stop, shown in sorted(_find_hidden(text)):
         parts += [_redact_comments(text[end:start]), shown]
@@ -95,7 +95,7 @@ def _redact_comments(text: str) -> str:
 
 
 def _find_hidden(text: str) -> Iterator[tuple[int, int, str]]:
-    """Start and end of each scalar, and its text as it may be shown."""
+    """Yield start, end and the text to show for each scalar that is hidden."""
     scalars: list[tuple[yaml.ScalarEvent, bool]] = []
     hidden_anchors: set[str | None] = set()
     stack: list[_Place] = [_Place(secret=False, is_table=False)]
@@ -126,7 +126,7 @@ def _find_hidden(text: str) -> Iterator[tuple[int, int, str]]:
 
 
 class _Place:
-    """Position of the next scalar: a key, the value of one, or an item after another."""
+    """Position of the next scalar: a key, the value of a key, or the next item of a list."""
 
     def __init__(self, *, secret: bool, is_table: bool) -> None:
         self.secret, self.is_table = secret, is_table
@@ -134,7 +134,7 @@ class _Place:
         self.before = ""
 
     def accept(self, text: str) -> bool:
-        """Take one node; True when it is secret."""
+        """Advance by one node; return True if it is secret."""
         if not self.is_table:
             secret = self.secret or _is_secret_flag(self.before)
             self.before = text

@@ -1,7 +1,8 @@
-"""References of a program's arguments and environment to keys of the conf: `${train.steps}`.
+"""Fill references to keys of the conf in a program's arguments and environment: `${train.steps}`.
 
-They stay in the conf and in its resolved copy, and are filled where a plan or scripts are built:
-then the numbers that were `auto` are known. `$${` stands for `${` itself; any other `$` is text.
+References stay in the conf and in its resolved copy, and are filled when a plan or scripts are
+built, since numbers that were `auto` are known then. `$${` stands for `${` itself; any other `$` is
+text.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ OF_COMMAND = ("program.args", "program.command")
 
 
 def is_kept_literal(key: str) -> bool:
-    """True for a text whose `$` are kept when a conf is read: it is filled later, or never."""
+    """Return True for a text whose `$` are kept when a conf is read, to fill later or never."""
     return _KEPT_LITERAL.fullmatch(key) is not None
 
 
 def list_texts(conf: JobConf) -> Iterator[tuple[str, str]]:
-    """Texts that may hold references, by their keys."""
+    """Yield the texts that may hold references, by key."""
     for name, words in (("command", conf.program.command), ("args", conf.program.args)):
         for index, text in enumerate(words):
             yield f"program.{name}[{index}]", text
@@ -53,7 +54,7 @@ def list_texts(conf: JobConf) -> Iterator[tuple[str, str]]:
 
 
 def list_referenced(conf: JobConf) -> frozenset[str]:
-    """Keys that the conf refers to, `model.layers`."""
+    """Return the keys that the conf refers to, such as `model.layers`."""
     return frozenset(
         match[1].strip()
         for _, text in list_texts(conf)
@@ -67,7 +68,7 @@ def has_references(text: str) -> bool:
 
 
 def list_problems(conf: JobConf) -> Iterator[KeyProblem]:
-    """References that cannot be filled: to unknown keys, or to keys without a value."""
+    """Yield references that cannot be filled: to unknown keys, or to keys without a value."""
     for place, text in list_texts(conf):
         for match in REFERENCE.finditer(text):
             if match[0] == "$${":
@@ -79,7 +80,7 @@ def list_problems(conf: JobConf) -> Iterator[KeyProblem]:
 
 
 def _find_problem(conf: JobConf, key: str, place: str) -> str:
-    """The problem of one reference; empty if it can be filled."""
+    """Return why a reference cannot be filled; empty if it can."""
     if key in NODE_KEYS:
         only = "is known on the node alone: refer to it in program.args or program.command"
         return "" if place.startswith(OF_COMMAND) else only
@@ -108,7 +109,7 @@ def _find_problem(conf: JobConf, key: str, place: str) -> str:
 
 
 def suggest_reference(key: str) -> str:
-    """Suggest a key for a reference that names none."""
+    """Suggest a key for a reference to an unknown name."""
     if _VARIABLE.fullmatch(key):
         return _explain_shell(key)
     parent, _, last = key.rpartition(".")
@@ -137,10 +138,10 @@ def _explain_shell(key: str) -> str:
 
 
 def fill_references(conf: JobConf) -> JobConf:
-    """The conf with the value of each key in its place; its layout is closed, its texts checked.
+    """Return the conf with references filled; its layout must be known and its texts checked.
 
-    Keys that change with the nodes of a run that may morph get a mark, for each attempt to fill.
-    Not to be called twice: a `$${` becomes a `${`, which would be a reference the second time.
+    Keys that change with the nodes of a morphing run get a mark, which each attempt fills. Call
+    this only once: `$${` becomes `${`, which a second call would take for a reference.
     """
     later = LAYOUT_KEYS if may_change_layout(conf) else ()
 
@@ -168,7 +169,7 @@ def fill_references(conf: JobConf) -> JobConf:
 
 
 def may_change_layout(conf: JobConf) -> bool:
-    """True for a program of the user's own whose layout follows the nodes that are there."""
+    """Return True for a user's program whose layout follows the available nodes."""
     return conf.morph.enabled and conf.program.kind in OWN
 
 
@@ -178,7 +179,7 @@ def _fill(conf: JobConf, match: re.Match[str]) -> str:
 
 
 def spell_value(value: Any) -> str:
-    """A value as an argument: lists with commas, truths as true and false, null as nothing."""
+    """Spell a value as an argument: lists with commas, true and false, null as nothing."""
     if isinstance(value, tuple):
         return ",".join(map(spell_value, value))
     if isinstance(value, bool):
@@ -195,13 +196,13 @@ _DERIVED: Mapping[str, Callable[[JobConf], Any]] = {
         * require_number(conf.parallel.pipeline)
     ),
 }
-"""Values of keys whose default follows from others."""
+"""Values of keys whose default is derived from other keys."""
 
 
 def find_value(conf: JobConf, key: str, *, is_closed: bool = False) -> Any:
-    """The value of a dotted key; None where its section is missing, LookupError for an unknown key.
+    """Return the value of a dotted key; None if its section is missing, LookupError if unknown.
 
-    With `is_closed` (the layout is known) derived defaults are computed.
+    With `is_closed` (the layout is known), derived defaults are computed.
     """
     value: Any = conf
     for name, index in STEP.findall(key):

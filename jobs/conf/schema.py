@@ -18,7 +18,7 @@ from varuna_core.records.training import Llama as LlamaParts
 from vjob.jobs.conf.quantities import GIB, MIB, MINUTES, SECONDS
 
 FUNCTION: Literal["function"] = "function"
-"""A pickled function of the Python interface; no conf of a user's names it."""
+"""A pickled function from the Python interface; users' confs cannot name it."""
 ProgramKind = Literal[
     "pretrain_gpt",
     "pretrain_bert",
@@ -62,7 +62,7 @@ class PluginOf:
     """The name of an installed plug-in, in the annotation of a key beside the built-in names."""
 
     group: str
-    """Its group of entry points."""
+    """The group of entry points."""
 
 
 PositiveInt = Annotated[int, Bound(">=", 1)]

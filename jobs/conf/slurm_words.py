@@ -1,8 +1,8 @@
-"""Slurm's words for what a conf asks: the key that stands for each, and the value as it takes it.
+"""Map Slurm's options to keys of a conf, with values respelled.
 
-A conf has one spelling of a key. Whoever writes Slurm's gets an answer to paste, never a guess:
-`partition: gpu1` in `cluster` is `queue: gpu1` in a group of `cluster.nodes`. An option without a
-key of its own is one of `cluster.sbatch`.
+A key of the conf has one spelling. A user who writes Slurm's name gets an answer to paste, never a
+guess: `partition: gpu1` in `cluster` becomes `queue: gpu1` in a group of `cluster.nodes`. An option
+without a key belongs in `cluster.sbatch`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def to_number(text: str) -> int | None:
 
 
 def to_gpus(text: str) -> str | int | None:
-    """Convert Slurm's `gpu:a100:4` or `gpu:4` to a value of `gpus`; None for another text."""
+    """Convert Slurm's `gpu:a100:4` or `gpu:4` to a value of `gpus`; None for other text."""
     match = _GRES.fullmatch(f"{text}:1" if text == "gpu" else text)
     if match is None:
         return None
@@ -36,7 +36,7 @@ def to_gpus(text: str) -> str | int | None:
 
 
 def to_minutes(text: str) -> int | None:
-    """Convert one of Slurm's times (minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s); seconds round up."""
+    """Convert Slurm's times (minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s); seconds round up."""
     match = _TIME.fullmatch(text)
     if match is None:
         return None
@@ -58,14 +58,14 @@ def to_gigabytes(text: str) -> int | None:
 
 
 def to_name(text: str) -> str | None:
-    """A run's name, which is no job's: `last` and numbers are."""
+    """Return a job's name as a run's name; None for `last` and numbers, which mean other things."""
     if re.fullmatch(r"last|L?\d+", text):
         return None
     return text if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", text) else None
 
 
 def to_node_list(text: str) -> list[str] | None:
-    """Node names, split at commas outside brackets."""
+    """Split node names at commas outside brackets."""
     names = re.findall(r"(?:\[[^\[\]]*\]|[^,\[\]\s])+", text)
     return names if names and ",".join(names) == text else None
 
@@ -89,17 +89,17 @@ def _to_gpu_count(text: str) -> str | int | None:
 
 @dataclass(frozen=True)
 class SlurmWord:
-    """The counterpart of one sbatch option in a conf."""
+    """The conf's counterpart of an sbatch option."""
 
     key: str
-    """The conf's key; empty where there is none."""
+    """The conf's key; empty if there is none."""
     respell: Callable[[str], Any] | None = None
-    """The value as the key takes it, None where it has none; without it the two do not count the
-    same."""
+    """Function from sbatch's value to the key's, None if there is no equivalent. Without a
+    function, the two count in different units."""
     note: str = ""
-    """The unit of the key where it differs from sbatch's; advice where there is no key."""
+    """The key's unit if it differs from sbatch's, or advice if there is no key."""
     outside: str = ""
-    """The key to use outside a group of nodes, where there is a shorter one."""
+    """A shorter key to use outside a group of nodes."""
 
 
 _NODES = "cluster.nodes[]."
@@ -159,7 +159,7 @@ WORDS: Mapping[str, SlurmWord] = {
     "test-only": SlurmWord("", None, "use `vjob submit --test-only`"),
     **dict.fromkeys(("wrap", "parsable", "quiet", "verbose", "help", "usage", "version"), _OURS),
 }
-"""Options of sbatch that `cluster.sbatch` refuses: a key of the conf says the same, or none may."""
+"""Options of sbatch that `cluster.sbatch` refuses: a conf key covers them, or vjob sets them."""
 PASSED_ON = frozenset({
     "acctg-freq", "bb", "bbf", "begin", "cluster-constraint", "constraint", "contiguous",
     "core-spec", "cores-per-socket", "cpu-freq", "cpus-per-gpu", "deadline", "delay-boot",
@@ -171,16 +171,16 @@ PASSED_ON = frozenset({
     "spread-job", "switches", "thread-spec", "threads-per-core", "time-min", "tmp",
     "tres-per-task", "use-min-nodes", "wait-all-nodes", "wckey", "x11",
 })  # fmt: skip
-"""Options of sbatch that go through `cluster.sbatch` as they are."""
+"""Options of sbatch that `cluster.sbatch` passes on unchanged."""
 _CLUSTER = "cluster"
 _PLACES = ("", _CLUSTER)
 
 
 def answer_word(parent: str, name: str, text: str | None, *, is_set: bool = False) -> str:
-    """The line to write in place of one of Slurm's words; empty for any other word.
+    """Return the line to write instead of a Slurm word; empty for other words.
 
-    `text` is its value; None is no single value, or one that is not to be shown. With `is_set` the
-    answer is a word of `--set`.
+    `text` is the word's value; None if there is no single value, or one that must not be shown.
+    With `is_set`, the answer is for `--set`.
     """
     option = name.strip().lstrip("-").lower().replace("_", "-")
     group = parent if _GROUP.fullmatch(parent) else ""
@@ -206,7 +206,7 @@ def answer_word(parent: str, name: str, text: str | None, *, is_set: bool = Fals
 
 
 def _answer(full: str, value: str | None, parent: str, group: str, *, is_set: bool) -> str:
-    """The key, with its value where that is known, and where it stands."""
+    """Return the key to use, with its value if known, and its section."""
     section, _, key = full.rpartition(".")
     if is_set and value is not None:
         full = full.replace("cluster.nodes[]", group or "cluster.nodes[0]")
@@ -227,12 +227,12 @@ def _spell_set(key: str, value: str) -> str:
 
 
 def explain_option(name: str) -> str:
-    """Why `cluster.sbatch` refuses an option, for one whose value is not looked at."""
+    """Explain why `cluster.sbatch` refuses an option, whatever its value."""
     return answer_word("cluster.sbatch", name, None)
 
 
 def spell(value: Any) -> str:
-    """A value as a conf has it on one line, quoted where it is not one plain word."""
+    """Spell a value as in a one-line conf, quoted unless it is a plain word."""
     if isinstance(value, list):
         return f"[{', '.join(map(spell, value))}]"
     if isinstance(value, bool):

@@ -1,8 +1,8 @@
-"""The short confs of `vjob init --minimal` and `--for KIND`, with the nodes that the cluster has.
+"""Render the short confs of `vjob init --minimal` and `--for KIND`, with the cluster's nodes.
 
-Each can be submitted once the files that its first lines name are there; nothing else in it needs
-an edit. The nodes of the cluster come in as an argument. A recipe is a folder of examples/recipes:
-its conf and a program that trains.
+Each can be submitted once the files named in its first lines exist, without other edits. The nodes
+of the cluster are passed in. A recipe is a folder of examples/recipes with a conf and a program
+that trains.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from vjob.jobs.conf.write import dump_yaml
 from vjob.recipes import FOLDER
 
 MOST_OTHERS = 8
-"""Further kinds of nodes that are named."""
+"""The most further kinds of nodes that are named."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Starter:
-    """A conf for one kind of program."""
+    """A starter conf for one kind of program."""
 
     needs: tuple[str, ...]
-    """Files that must be there, with the key that names each."""
+    """Files that must exist, with the key that names each."""
     keys: str
-    """All of the conf but its name and nodes."""
+    """The conf without its name and nodes."""
     ranks: int = 1
-    """On a node without GPUs."""
+    """Ranks on a node without GPUs."""
     notes: tuple[str, ...] = ()
-    """Comments for above the conf."""
+    """Comments placed above the conf."""
     files: Mapping[str, Path] = field(default_factory=dict)
-    """The program of a recipe, by its path beside the conf."""
+    """Files of the recipe's program, by their path beside the conf."""
 
 
 STARTERS: Mapping[str, Starter] = {
@@ -77,11 +77,11 @@ parallel: {pipeline: 1, tensor: 1}
 KINDS = tuple(
     sorted({*STARTERS, *(path.parent.name for path in FOLDER.glob("*/conf.yaml"))} - {"minimal"})
 )
-"""Names that `vjob init --for` takes."""
+"""Names accepted by `vjob init --for`."""
 
 
 def load_starter(kind: str) -> Starter:
-    """The starter of a kind; that of a recipe is read from its folder."""
+    """Return the starter of a kind; a recipe's is read from its folder."""
     if kind in STARTERS:
         return STARTERS[kind]
     folder = FOLDER / kind
@@ -106,9 +106,10 @@ def load_starter(kind: str) -> Starter:
 def render_starter(
     kind: str, groups: Sequence[NodeGroup], note: str = "", *, is_alone: bool = True
 ) -> str:
-    """A short conf; `groups` are what the cluster has, the likeliest first, none without Slurm.
+    """Render a short conf. `groups` are the cluster's node groups, likeliest first; empty without
+    Slurm.
 
-    `is_alone` is False where the files of the program are written beside it.
+    `is_alone` is False if the program's files are written beside the conf.
     """
     return "".join(f"{line}\n" for line in _list_lines(kind, groups, note, is_alone))
 

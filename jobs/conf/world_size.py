@@ -1,4 +1,4 @@
-"""The layout of a conf: ranks, replicas and node groups, and the numbers that are still `auto`."""
+"""Compute the layout of a conf: ranks, replicas and node groups, and which numbers are `auto`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from varuna_core.records.plan import GroupPlan
 from vjob.jobs.conf.schema import Auto, JobConf, NodeGroup
 
 MOST_LAYOUTS = 256
-"""Limit on the numbers of nodes that are planned for: every node reads plan.json."""
+"""The most numbers of nodes that are planned for, since every node reads plan.json."""
 
 
 def is_open(conf: JobConf) -> bool:
-    """True where the planner has to choose the layout before the conf can run."""
+    """Return True if the planner must choose the layout before the conf can run."""
     return "auto" in (conf.parallel.pipeline, conf.train.micro_batch_size)
 
 
 def close_layout(conf: JobConf) -> JobConf:
-    """The conf with 1 for each number that the planner has yet to choose, to check the rest."""
+    """Return the conf with 1 for each number left to the planner, to check the rest."""
     parallel, train = conf.parallel, conf.train
     if parallel.pipeline == "auto":
         parallel = replace(parallel, pipeline=1)
@@ -29,18 +29,18 @@ def close_layout(conf: JobConf) -> JobConf:
 
 
 def require_number(value: int | Auto) -> int:
-    """The number, where planning/resolve_auto.py has replaced every `auto` before."""
+    """Return the number; planning/resolve_auto.py must have replaced `auto` before."""
     assert value != "auto", "a conf with an open layout is resolved before it is used"
     return value
 
 
 def get_world(conf: JobConf) -> int:
-    """Number of ranks."""
+    """Return the number of ranks."""
     return sum(group.count * group.num_ranks for group in conf.cluster.nodes)
 
 
 def get_replicas(conf: JobConf) -> int | None:
-    """Number of replicas; None where it is left open or does not come out even."""
+    """Return the number of replicas; None if it is open or does not divide evenly."""
     parallel = conf.parallel
     if parallel.data != "auto":
         return parallel.data
@@ -49,14 +49,14 @@ def get_replicas(conf: JobConf) -> int | None:
 
 
 def choose_order(conf: JobConf, data: int) -> str:
-    """The order; for `auto` replicas of a stage share a node, as gradients outweigh activations."""
+    """Return the order; for `auto` a stage's replicas share a node, for their large gradients."""
     if conf.parallel.order != "auto":
         return conf.parallel.order
     return "data" if data > 1 else "pipeline"
 
 
 def build_groups(nodes: Sequence[NodeGroup]) -> tuple[GroupPlan, ...]:
-    """Node groups of a plan, each with its first node and first rank."""
+    """Return the node groups of a plan, each with its first node and first rank."""
     found = []
     first_node = first_rank = 0
     for group in nodes:
@@ -83,7 +83,7 @@ def build_groups(nodes: Sequence[NodeGroup]) -> tuple[GroupPlan, ...]:
 
 
 def list_node_counts(conf: JobConf) -> Iterator[tuple[int, ...]]:
-    """Numbers of nodes of each group that a run may have, the nearest to all first."""
+    """Yield the numbers of nodes of each group that a run may have, nearest to all first."""
     groups, morph = conf.cluster.nodes, conf.morph
     asked = sum(group.count for group in groups)
     most = [group.count for group in groups]

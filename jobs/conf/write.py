@@ -1,6 +1,6 @@
-"""JobConf back to conf.yaml: the resolved conf that lies beside a run, in the conf's own spelling.
+"""Write a JobConf back as conf.yaml: the resolved conf beside a run, in the conf's own spelling.
 
-`parse_conf(render_resolved(conf))` is `conf` again; with `redact`, secrets are left out of it.
+`parse_conf(render_resolved(conf))` equals `conf`; with `redact`, secrets are left out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vjob.jobs.conf.yaml_tree import join_key
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes each text with control characters: PyYAML 6.0.3 writes U+0085 as a line break."""
+    """Quotes any text with control characters: PyYAML 6.0.3 writes U+0085 as a line break."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -32,7 +32,7 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def dump_yaml(value: Any, *, one_line: bool = False) -> str:
-    """The value as a block whose innermost lists and mappings are on one line, or all on one."""
+    """Dump a value as a block with innermost lists and mappings on one line, or all on one line."""
     text: str = yaml.dump(
         value,
         Dumper=_Dumper,
@@ -45,7 +45,7 @@ def dump_yaml(value: Any, *, one_line: bool = False) -> str:
 
 
 def resolve_conf(conf: JobConf) -> dict[str, Any]:
-    """Every key with its value, as plain mappings, lists and scalars."""
+    """Return every key with its value, as plain mappings, lists and scalars."""
     resolved = _to_plain(conf)
     assert isinstance(resolved, dict)
     return resolved
@@ -54,9 +54,9 @@ def resolve_conf(conf: JobConf) -> dict[str, Any]:
 def render_resolved(
     conf: JobConf, *, redact: bool = False, written: Collection[str] | None = None
 ) -> str:
-    """The resolved conf as YAML, with all keys.
+    """Render the resolved conf as YAML, with all keys.
 
-    With `written`, keys that count only where they are written are left out of a script's conf.
+    With `written`, a script's conf lacks the keys that count only if they are written.
     """
     plain = resolve_conf(conf)
     if written is not None:
@@ -67,7 +67,7 @@ def render_resolved(
 
 
 def _escape(value: Any, key: str = "") -> Any:
-    """Texts in which `${` is no reference, as they are written."""
+    """Escape `${` in texts in which it is no reference."""
     if isinstance(value, Mapping):
         return {name: _escape(inner, join_key(key, str(name))) for name, inner in value.items()}
     if isinstance(value, list):

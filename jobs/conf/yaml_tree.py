@@ -1,9 +1,9 @@
-"""Parses YAML text into a tree in which every key and every value knows its line.
+"""Parse YAML text into a tree in which every key and every value knows its line.
 
 PyYAML's own loader forgets lines, keeps the last of two equal keys, guesses types (`12:30` is 750,
-`1e-5` is text) and expands aliases without bound. So this reads its events: scalars keep their text
-and whether they were quoted, and what they mean is decided by the field they fill. Refused: tags,
-several documents, keys given twice, keys that are not text, and documents too large to be a conf.
+`1e-5` is text) and expands aliases without bound. So this module uses its events: scalars keep
+their text and quoting, and the field that they fill decides what they mean. Refused: tags, several
+documents, keys given twice, keys that are not text, and documents too large for a conf.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ NULLS = frozenset({"", "~", "null", "Null", "NULL"})
 
 @dataclass(frozen=True, kw_only=True)
 class Scalar:
-    """One value, as text."""
+    """A value, as text."""
 
     text: str
     plain: bool
-    """Written without quotes, so that null, true and 3 are not text."""
+    """True if it was written without quotes, so that null, true and 3 are not text."""
     where: str
 
     @property
@@ -46,16 +46,16 @@ class Items:
 
 @dataclass(frozen=True, kw_only=True)
 class TableEntry:
-    """Value of a key in a mapping."""
+    """The value of a key in a mapping."""
 
     node: Node
     where: str
-    """Place of the key, which for a long value is not that of the value."""
+    """Place of the key; a long value may begin elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A mapping, merge keys resolved."""
+    """A mapping with merge keys resolved."""
 
     entries: Mapping[str, TableEntry]
     where: str
@@ -65,7 +65,7 @@ Node = Scalar | Items | Table
 
 
 def join_key(parent: str, name: str) -> str:
-    """`cluster` and `nodes` to `cluster.nodes`."""
+    """Join `cluster` and `nodes` to `cluster.nodes`."""
     return f"{parent}.{name}" if parent else name
 
 
@@ -85,7 +85,7 @@ class _Frame:
 
 
 class _RefusedError(Exception):
-    """Nothing after this place can be read."""
+    """Raised if nothing after this place can be read."""
 
     def __init__(self, line: int, message: str) -> None:
         super().__init__(message)
@@ -93,7 +93,7 @@ class _RefusedError(Exception):
 
 
 class _Builder:
-    """Turns parser events into nodes; aliases share their node, and their size is counted."""
+    """Builds nodes from parser events; aliases share their node, and their size is counted."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -189,7 +189,7 @@ class _Builder:
         return Table(entries={**merged, **entries}, where=frame.where)
 
     def merge(self, merged: dict[str, TableEntry], node: Node, where: str) -> None:
-        """YAML's `<<`: what is written in the mapping wins, then the earlier of several."""
+        """Apply YAML's `<<`: keys in the mapping win, then the earlier of several merged ones."""
         for source in node.items if isinstance(node, Items) else (node,):
             if not isinstance(source, Table):
                 self.note(where, self.path("<<"), "", "<< takes a mapping or a list of mappings")
@@ -198,7 +198,7 @@ class _Builder:
                 merged.setdefault(name, entry)
 
     def path(self, name: str = "") -> str:
-        """Dotted key of the place that is being built."""
+        """Return the dotted key of the place that is being built."""
         path = ""
         for frame in self.stack:
             last = frame.children[-1].node if frame.children else None
@@ -233,11 +233,11 @@ _MISTAKES: Sequence[tuple[str, bool, str]] = (
         "mapping in the same column",
     ),
 )
-"""PyYAML's message of each common mistake, whether its context has the line, and our words."""
+"""PyYAML's messages of common mistakes, whether the context has the line, and our words."""
 
 
 def explain_error(error: yaml.MarkedYAMLError) -> tuple[int, str]:
-    """Line and message of a text that is no YAML."""
+    """Return line and message for a text that is not YAML."""
     said = " ".join(filter(None, (error.context, error.problem)))
     mark = error.problem_mark or error.context_mark
     for pattern, is_context, words in _MISTAKES:
@@ -250,7 +250,7 @@ def explain_error(error: yaml.MarkedYAMLError) -> tuple[int, str]:
 
 
 def parse_tree(text: str, source: str) -> tuple[Node, list[Problem]]:
-    """The document and what is wrong with its keys; ConfError where it is not YAML at all."""
+    """Return the document and the problems of its keys; raise ConfError if it is not YAML."""
     builder = _Builder(source)
     try:
         if len(text) > MAX_CHARS:

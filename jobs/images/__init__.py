@@ -1,5 +1,5 @@
-"""Container images: fetched, named by a conf, and unpacked on a node.
+"""Manage container images: fetch them, resolve those that a conf names, and list unpacked ones.
 
-`fetch.import_image` gets one from a registry, `image.resolve_image` resolves what a conf names,
-`store.NodeStore` holds the unpacked ones. Imports the conf and the containers.
+`fetch.import_image` fetches from a registry, `image.resolve_image` resolves what a conf names,
+`store.NodeStore` holds the unpacked images of a node. Imports the conf and the containers.
 """

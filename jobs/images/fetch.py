@@ -30,13 +30,13 @@ from vjob.jobs.process import Result, run_shown
 Say = Callable[[str], None]
 
 TICK_S = 10.0
-"""Between two words of work that says nothing itself."""
+"""Seconds between messages while a silent tool works."""
 
 
 def import_image(
     text: str, target: Path, say: Say, *, arch: str | None = None, again: bool = False
 ) -> Path:
-    """The image file of a reference; fetched if it is not there yet, or `again`."""
+    """Return a reference's image file, fetching it if it does not exist yet, or with `again`."""
     reference = read_reference(text)
     if target.is_file() and not again:
         say(f"{target} is there already; --again fetches it again")
@@ -74,7 +74,7 @@ def _fetch(reference: Reference, part: Path, arch: str | None, say: Say) -> None
 
 
 def explain_failure(what: str, result: Result, runtime: str) -> VjobError:
-    """The last line of what a tool said and, where the catalogue knows it, what to do."""
+    """Return an error with the last line of a tool's output and, if known, what to do."""
     last = (result.out.splitlines() or ["without a word"])[-1].strip()
     row = load_catalogue().match(Scope.CONTAINER, result.out, [runtime])
     remedy = f"\n  {row.explain(Context.CONF)}" if row is not None else ""
@@ -84,7 +84,7 @@ def explain_failure(what: str, result: Result, runtime: str) -> VjobError:
 def build_environment(
     reference: Reference, folder: str, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """enroot's environment: the user's own, and a runtime folder, which /run may not grant."""
+    """Return enroot's environment: the user's, and a runtime folder, as /run may be closed."""
     env = {"ENROOT_RUNTIME_PATH": f"{folder}/runtime", **environ}
     podman = shutil.which("podman")
     if reference.scheme == "podman" and podman:
@@ -95,7 +95,7 @@ def build_environment(
 
 
 def land(part: Path, target: Path) -> None:
-    """Give a whole image file its name."""
+    """Rename a complete image file to its final name."""
     try:
         damage = explain_damage(part)
     except OSError as error:
@@ -111,7 +111,7 @@ def land(part: Path, target: Path) -> None:
 
 
 def _identify(path: Path) -> tuple[int, int] | None:
-    """Tells one file of this name from the next."""
+    """Return what distinguishes a file from a later one of the same name."""
     try:
         facts = path.stat()
     except OSError:
@@ -128,7 +128,7 @@ def make_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def lock_file(target: Path, say: Say) -> Iterator[None]:
-    """Exclusive lock on the making of a file; none where the file system has no locks."""
+    """Hold an exclusive lock while making a file; without locks in the file system, hold none."""
     path = target.with_name(f".{target.name}.lock")
     fd = _open_locked(path, target, say)
     try:
@@ -139,7 +139,7 @@ def lock_file(target: Path, say: Say) -> Iterator[None]:
 
 
 def _open_locked(path: Path, target: Path, say: Say) -> int:
-    """The lock's file, held; one that its holder removed meanwhile is nobody's lock."""
+    """Open and lock the lock's file; repeat if its former holder removed it meanwhile."""
     while True:
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -160,7 +160,7 @@ def _open_locked(path: Path, target: Path, say: Say) -> int:
 
 
 class Ticker:
-    """Says how long silent work takes and how large its file is by now."""
+    """Reports how long silent work has taken, and the present size of its file."""
 
     def __init__(self, path: Path, say: Say) -> None:
         self._path, self._say = path, say

@@ -1,7 +1,7 @@
-"""The image of a conf's container: a file of some kind, a folder, or a reference to a registry.
+"""Resolve the image of a conf's container: a file of some kind, a folder, or a registry reference.
 
-A reference that was imported stands for its file. Refuses one that nobody imported where the
-runtime starts files alone, and a squashfs file that is none or is cut short.
+An imported reference stands for its file. Refused: a reference that was not imported, if the
+runtime only starts files, and a squashfs file that is invalid or truncated.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _COMPRESSORS = {1: "gzip", 2: "lzma", 3: "lzo", 4: "xz", 5: "lz4", 6: "zstd"}
 
 
 def classify_image(image: str) -> ImageKind:
-    """Kind of an image by its name, and by what lies there: it may be on the nodes alone."""
+    """Return the kind of an image by its name and by the local file, which may be missing here."""
     if not image.startswith("/"):
         return ImageKind.REFERENCE
     for suffix, kind in SUFFIXES.items():
@@ -51,7 +51,7 @@ def classify_image(image: str) -> ImageKind:
 
 
 def stamp_image(image: str) -> str:
-    """Stamp that changes whenever the image file does; empty where it is not here."""
+    """Return a stamp that changes with the image file; empty if it is not here."""
     try:
         facts = os.stat(image)
     except OSError:
@@ -60,7 +60,7 @@ def stamp_image(image: str) -> str:
 
 
 def resolve_image(container: Container, environ: Mapping[str, str]) -> Container:
-    """The container section with its image as the nodes will see it."""
+    """Return the container section with its image as nodes will see it."""
     image = container.image
     if image is None or container.runtime == "none":
         return container
@@ -95,7 +95,7 @@ def resolve_image(container: Container, environ: Mapping[str, str]) -> Container
 
 
 def check_file(image: str) -> None:
-    """InputError for an image file here that is none or is cut short."""
+    """Raise InputError for a local image file that is invalid or truncated."""
     if not os.path.isfile(image):
         return  # on the nodes alone: their preflight looks
     try:
@@ -108,7 +108,7 @@ def check_file(image: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """An image file of the cache."""
+    """An image file in the cache."""
 
     name: str
     path: str
@@ -117,19 +117,19 @@ class Imported:
 
 
 def locate_cache(environ: Mapping[str, str]) -> Path:
-    """Default folder of imported files: in the home folder, which the nodes see."""
+    """Return the default folder of imported files, in the home folder, which nodes see."""
     base = environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(base) / "vjob" / "images"
 
 
 def find_imported(image: str, environ: Mapping[str, str]) -> Path | None:
-    """The file that an import of this reference made."""
+    """Return the file that an import of this reference made; None if there is none."""
     path = locate_cache(environ) / read_reference(image).file_name
     return path if path.is_file() else None
 
 
 def list_imported(cache: Path) -> list[Imported]:
-    """Every image file of the cache."""
+    """Return every image file in the cache."""
     found = []
     for path in list_files(cache, "*.sqsh"):
         if path.name.startswith("."):
@@ -143,7 +143,7 @@ def list_imported(cache: Path) -> list[Imported]:
 
 
 def read_reference(text: str) -> Reference:
-    """A reference to a registry; InputError where it is none."""
+    """Parse a registry reference; raise InputError if it is none."""
     try:
         return parse_reference(text)
     except BadReference as error:
@@ -156,14 +156,14 @@ class Squashfs:
 
     num_entries: int
     made: int
-    """Seconds since 1970."""
+    """Time of creation, in seconds since 1970."""
     compression: str
     used_bytes: int
-    """The file must have as many, or it is cut short."""
+    """The number of bytes that a complete file has at least."""
 
 
 def parse_superblock(data: bytes) -> Squashfs | None:
-    """The superblock at the start of a file; None where there is none."""
+    """Parse the superblock at the start of a file; None if there is none."""
     if len(data) < _SUPERBLOCK.size:
         return None
     fields = _SUPERBLOCK.unpack_from(data)
@@ -178,13 +178,13 @@ def parse_superblock(data: bytes) -> Squashfs | None:
 
 
 def read_squashfs(path: Path) -> Squashfs | None:
-    """Superblock of a file; None for no squashfs image, OSError where it cannot be read."""
+    """Read a file's superblock; None if it is no squashfs image, OSError if it is unreadable."""
     with open_file(path) as handle:
         return parse_superblock(handle.read(_SUPERBLOCK.size))
 
 
 def explain_damage(path: Path) -> str:
-    """Damage of an image file, as far as its first bytes tell; empty for none."""
+    """Describe the damage of an image file, as far as its first bytes tell; empty if none."""
     facts = read_squashfs(path)
     if facts is None:
         return "is not a squashfs image"

@@ -1,4 +1,4 @@
-"""The container runtimes by their names in a conf: vjob's own, then plug-ins."""
+"""List the container runtimes by their names in a conf: vjob's own, then plug-ins."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ GROUP = "vjob.container_runtimes"
 
 
 def list_runtimes() -> Mapping[str, type[Runtime]]:
-    """Every class by name, those of `auto` in the order in which a node tries them.
+    """Return every runtime class by name, in the order in which `auto` tries them on a node.
 
-    `containers` imports the plan's record alone, so its table cannot ask for plug-ins itself.
+    `containers` imports only the plan's record, so its own table cannot include plug-ins.
     """
     found = dict(RUNTIMES)
     for name in list_plugins(GROUP):

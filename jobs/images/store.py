@@ -1,8 +1,8 @@
-"""`vjob container list` and `clean`: the unpacked images on this node.
+"""List and remove the unpacked images on this node: `vjob container list` and `clean`.
 
-The layout is that of containers/store.py and its prepare.sh. What ranks run in is known by the
-shared lock that each node's agent holds on `.NAME.use`; what is being unpacked, by `.NAME.lock`.
-Nothing of that is removed, and no symbolic link is followed.
+The layout is that of containers/store.py and its prepare.sh. A node's agent holds a shared lock on
+`.NAME.use` while ranks run in an image, and `.NAME.lock` is held while it is unpacked. Locked
+images are not removed, and no symbolic link is followed.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from vjob.jobs.errors import InputError
 
 Say = Callable[[str], None]
 FRESH_S = 60.0
-"""Between the end of a preparation and the start of the ranks nobody holds a lock."""
+"""Seconds between the end of a preparation and the start of ranks, in which no lock is held."""
 STALE_S = 86400.0
 IDLE, IN_USE, PREPARING, LEFT_OVER = "idle", "in use", "being prepared", "left over"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Root:
-    """One entry of the store."""
+    """An entry of the store."""
 
     name: str
     path: str
     state: str
-    """idle, in use, being prepared, or left over: half of one, whose unpacking was killed."""
+    """`idle`, `in use`, `being prepared`, or `left over` from an unpacking that was killed."""
     image: str
-    """What it was unpacked from; empty where that is not known."""
+    """The image that it was unpacked from; empty if not known."""
     in_place: bool
-    """A link to an image folder, which is used as it is."""
+    """True for a link to an image folder, which is used in place."""
     is_stale: bool
-    """Whether the image has changed since: then the next run unpacks it anew."""
+    """True if the image has changed since, so that the next run unpacks it again."""
     bytes: int
     used: float
     """When a run last asked for it, in seconds since 1970."""
@@ -55,9 +55,9 @@ class Cleaned:
     """Result of a removal: entries that went, stayed or failed."""
 
     removed: tuple[Root, ...]
-    """By a dry run: what would be removed."""
+    """Entries that were removed or, in a dry run, would be."""
     kept: tuple[tuple[Root, str], ...]
-    """Each with the reason."""
+    """Entries that were kept, each with the reason."""
 
     def as_json(self) -> dict[str, Any]:
         kept = [{"name": root.name, "image": root.image, "why": why} for root, why in self.kept]
@@ -72,7 +72,7 @@ class Cleaned:
 
 
 class NodeStore:
-    """This user's store below one scratch folder of this node."""
+    """The user's store in one scratch folder of this node."""
 
     def __init__(self, scratch: str, user_id: int) -> None:
         self.base = Path(locate_base(scratch, user_id))
@@ -80,14 +80,14 @@ class NodeStore:
         self._user_id = user_id
 
     def check(self) -> None:
-        """InputError where the folder is not the user's own, as prepare.sh would say."""
+        """Raise InputError if the folder is not the user's own, as prepare.sh would."""
         with contextlib.suppress(FileNotFoundError):
             facts = self.base.lstat()
             if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != self._user_id:
                 raise InputError(f"{self.base} is not a folder of yours; name another --scratch")
 
     def find_roots(self) -> list[Root]:
-        """Every tree, whole or left over, by name."""
+        """Return every tree, complete or left over, by name."""
         self.check()
         names = list_names(self.roots)
         return [
@@ -116,7 +116,7 @@ class NodeStore:
         return None
 
     def _read_facts(self, name: str) -> tuple[str, bool]:
-        """The image, and whether it is another by now: prepare.sh wrote `PATH SIZE TIME`."""
+        """Return the image, and True if it has changed; prepare.sh wrote `PATH SIZE TIME`."""
         try:
             said = read_text(self.roots / f"{name}.facts", "replace")
             path, size, changed = said.partition("\n")[0].rsplit(" ", 2)
@@ -136,12 +136,12 @@ class NodeStore:
         return IN_USE if is_held(self.roots / f".{name}.use") else IDLE
 
     def _read_time(self, path: Path, base: str) -> float:
-        """prepare.sh opens the lock for writing each time, which sets its time."""
+        """Return the time of last use: prepare.sh opens the lock for writing at each use."""
         lock = self.roots / f".{base}.lock"
         return (lock if lock.exists() else path).lstat().st_mtime
 
     def remove(self, root: Root) -> str:
-        """Remove one tree; why it stays, or nothing. Held locks tell runs from leftovers."""
+        """Remove a tree; return why it stays, or an empty text. Held locks show trees in use."""
         base = base_name(root.name)
         with hold(self.roots / f".{base}.lock") as is_free:
             if not is_free:
@@ -187,19 +187,19 @@ class NodeStore:
 
 
 def base_name(name: str) -> str:
-    """Name of a tree, or of what was to become one: `vjob-1a2b` for `vjob-1a2b.part.77`."""
+    """Return the name of a finished or partial tree: `vjob-1a2b` for `vjob-1a2b.part.77`."""
     return name.partition(".part.")[0]
 
 
 def is_held(path: Path, kind: int = fcntl.LOCK_EX) -> bool:
-    """True where another process holds a lock in a way that excludes this one."""
+    """Return True if another process holds a lock that excludes this kind of lock."""
     with hold(path, kind, make=False) as is_free:
         return not is_free
 
 
 @contextlib.contextmanager
 def hold(path: Path, kind: int = fcntl.LOCK_EX, *, make: bool = True) -> Iterator[bool]:
-    """Hold a lock, alone unless shared; yields False where another hold excludes that."""
+    """Hold a lock, exclusive by default; yield False if another holder prevents it."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if make else 0)
     try:
         fd = os.open(path, flags, 0o600)
@@ -218,7 +218,7 @@ def hold(path: Path, kind: int = fcntl.LOCK_EX, *, make: bool = True) -> Iterato
 
 
 def find_mounts(path: Path, mountinfo: str) -> list[str]:
-    """Mount points in a folder; /proc writes spaces and their like in octal."""
+    """Return the mount points in a folder; /proc escapes spaces and similar as octal."""
     found = []
     for line in mountinfo.splitlines():
         fields = line.split(" ")
@@ -230,7 +230,7 @@ def find_mounts(path: Path, mountinfo: str) -> list[str]:
 
 
 def measure(path: Path) -> int:
-    """Bytes on disk; hard links count once, and what may not be read counts nothing."""
+    """Return the bytes on disk; hard links count once, and unreadable files do not count."""
     seen: set[tuple[int, int]] = set()
     total = 0
     todo = [str(path)]
@@ -284,7 +284,7 @@ def clean(
     older_than_days: float | None = None,
     dry_run: bool = False,
 ) -> Cleaned:
-    """Remove what was asked for, and say of each what became of it."""
+    """Remove the images asked for, and report the result for each."""
     if sum((image is not None, everything, older_than_days is not None)) != 1:
         raise InputError("say what to remove: an IMAGE, --older-than DAYS, or --all")
     roots = store.find_roots()
@@ -317,14 +317,14 @@ def clean(
 
 
 def is_named(root: Root, name: str) -> bool:
-    """True where a word is the name of a tree, or its image, however that path is written."""
+    """Return True if a word names a tree or its image, in whatever spelling of the path."""
     if name in (root.name, base_name(root.name), root.image):
         return True
     return bool(root.image) and os.path.realpath(name) == os.path.realpath(root.image)
 
 
 def describe(root: Root) -> tuple[str, str, str, str, str]:
-    """A row of `vjob container list`."""
+    """Return a row of `vjob container list`."""
     size = "in place" if root.in_place else format_size(root.bytes)
     image = root.image + (" (has changed since)" if root.is_stale else "")
     return root.name, size, show_time(root.used), root.state, image
@@ -335,14 +335,14 @@ def _would_stay(root: Root) -> str:
 
 
 def render_table(head: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table below a head line, each column as wide as its longest word."""
+    """Render a table below a head line, each column as wide as its longest cell."""
     if not rows:
         return f"{head}: nothing"
     return "\n".join([head, *(f"  {line}" for line in align_columns([titles, *rows]))])
 
 
 def show_time(moment: float) -> str:
-    """Age of a moment, such as `3 hours ago`."""
+    """Format the age of a time, such as `3 hours ago`."""
     seconds = time.time() - moment
     for size, unit in ((86400, "days"), (3600, "hours"), (60, "min")):
         if seconds >= 2 * size:

@@ -1,4 +1,4 @@
-"""The planner's answer to one question: ranked plans, proof, cost against time."""
+"""Compute the planner's answer to a question: ranked plans, proof, cost against time."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ from varuna_core.planner.search.search import Candidate, Searched
 from vjob.jobs.planning.question import Question
 
 FRONT_SHARE = 0.25
-"""Share of the time of an answer that is kept for the table of cost against time."""
+"""Share of the time limit kept for the table of cost against time."""
 MOST_FRONT_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The result of one question."""
+    """The planner's answer to one question."""
 
     question: Question
     searched: Searched
     plans: tuple[ShapePlan, ...]
-    """The chosen one, then others that were found, fastest first."""
+    """The chosen plan, then the others that were found, fastest first."""
     chosen_for: str
-    """Reason why the first is not the fastest; empty if it is."""
+    """Why the first plan is not the fastest; empty if it is."""
     front: Front | None
-    """None where prices are missing."""
+    """Cost against time; None if prices are missing."""
 
     @property
     def best(self) -> ShapePlan:
@@ -56,7 +56,7 @@ class Answer:
 
     @property
     def is_certified(self) -> bool:
-        """The certificate is of the first plan; it is not where a budget or a deadline chose."""
+        """True if the certificate covers the first plan, which no budget or deadline chose."""
         return self.best.candidate == self.searched.chosen
 
 
@@ -69,7 +69,7 @@ def find_answer(
     deadline_h: float | None = None,
     wants_front: bool = True,
 ) -> Answer:
-    """Search; PlanningError where there is no plan, or none within the budget or the deadline."""
+    """Search for plans; raise PlanningError if there is none, or none within budget or deadline."""
     profile, training, cluster = question.profile, question.training, question.cluster
     wishes, deadline = question.wishes, within(limit_s)
     is_priced = all(kind.price_per_hour is not None for kind in cluster.kinds)
@@ -108,7 +108,7 @@ def find_answer(
 def choose_offer(
     front: Front, steps: int, budget: float | None, deadline_h: float | None
 ) -> tuple[PricedPlan, str]:
-    """Choose by budget or deadline of the whole run; by both, the fastest within the budget."""
+    """Choose by budget or deadline of the whole run; given both, the fastest within the budget."""
     if budget is None:
         assert deadline_h is not None
         offer = choose_by_deadline(front, deadline_h * 3600 / steps)
@@ -152,7 +152,7 @@ def build_json(answer: Answer) -> dict[str, Any]:
 
 
 def _weigh_gap(searched: Searched) -> Value[float]:
-    """The gap of all classes that were searched, with how many of their shapes were wholly."""
+    """Return the gap over all searched classes, with the share of shapes searched wholly."""
     done, of = (sum(getattr(one, name) for one in searched.classes) for name in ("done", "of"))
     model = Evidence("the planner's model", Sure.ESTIMATED, seen=done, expected=of)
     return Value(searched.gap, (model,))
@@ -211,7 +211,7 @@ def _show_plan(plan: ShapePlan, question: Question) -> dict[str, Any]:
 
 
 def list_parts(plan: ShapePlan) -> Mapping[str, float]:
-    """Parts of a step, in seconds."""
+    """Return the parts of a step, in seconds."""
     step = plan.step
     return {
         "data wait": step.data_s,

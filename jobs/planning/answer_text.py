@@ -1,4 +1,4 @@
-"""An answer for people, as text for a terminal."""
+"""Render a planner's answer as text for a terminal."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The best cuts of a layout that the conf gives, and the best layouts of fewer or more nodes.
+"""Find the best cuts of a layout that the conf gives, and the best layouts of other numbers of
+nodes.
 
-A run that may morph goes on with the nodes that are left, or that were added. Its manager has no
-numpy and no time then, so the best layout of each number of nodes is found at submit and is stored
-in plan.json (records/plan.py, Plan.layouts; varuna_core/morph/layout.py reads it).
+A morphing run continues with the nodes that are left or were added. Its manager has neither numpy
+nor the time to plan, so the best layout of each number of nodes is found at submit and stored in
+plan.json (records/plan.py, Plan.layouts; varuna_core/morph/layout.py reads it).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from vjob.jobs.planning.question import PlanOptions, Question, load_question
 
 LIMIT_S = 10.0
 MOST_NODES = 2_000
-"""Nodes of branch and bound, for each of the other layouts."""
+"""Nodes of branch and bound for each of the other layouts."""
 
 
 def plan_fixed_layout(question: Question, conf: JobConf) -> ShapePlan:
@@ -74,7 +75,7 @@ def _find_cuts(
     deadline: Deadline,
     max_nodes: int = 100_000,
 ) -> Candidate | None:
-    """The best cuts of one option; None if none fits, or none is better than `best`."""
+    """Return the best cuts of one option; None if none fits, or none is better than `best`."""
     shape = option.shape
     placed = place_in_turn(nodes, stages, shape.tensor, shape.replicas)
     work = build_schedule_model(option.schedule, stages, option.num_microbatches, option.recompute)
@@ -94,7 +95,7 @@ def _find_several(
     schedule: str,
     best: Candidate | None,
 ) -> Candidate | None:
-    """With several stages a rank: the best cuts that are found, if they are better than `best`."""
+    """Return the best cuts found with several stages a rank, if better than `best`."""
     if guide.shape.zero == 3:
         return None
     option = replace(guide, schedule=schedule)
@@ -107,25 +108,25 @@ def _find_several(
 
 
 def _count_of_fullest(question: Question, conf: JobConf, replicas: int) -> int:
-    """Samples of the replica with the most of them."""
+    """Return the samples of the replica that has the most."""
     size = require_number(conf.train.micro_batch_size)
     return -(-question.training.batch // (size * replicas)) * size
 
 
 @dataclass(frozen=True, kw_only=True)
 class OtherLayouts:
-    """Layouts for fewer or more nodes than the conf asks for, by the nodes' name."""
+    """Layouts for other numbers of nodes than the conf asks for, by the nodes' name."""
 
     layouts: Mapping[str, tuple[int, int, str]]
     """Pipeline, data and partition."""
     steps: Mapping[str, float]
-    """Seconds of a step on those nodes, and on all."""
+    """Seconds of a step on those nodes, and on all nodes."""
 
 
 def plan_other_nodes(question: Question, conf: JobConf, given: ShapePlan) -> OtherLayouts:
-    """Find the best depth, replicas and cuts for other nodes; the rest is as in `given`, for all.
+    """Find the best depth, replicas and cuts for other nodes; the rest is as in `given`.
 
-    Nearest numbers of nodes first; those that time does not suffice for are missing.
+    Numbers near the conf's come first; those for which there is no time are missing.
     """
     option = given.candidate.option
     tables = Tables(question.profile, question.training)
@@ -150,8 +151,8 @@ def plan_other_nodes(question: Question, conf: JobConf, given: ShapePlan) -> Oth
 def plan_by_profile(
     conf: JobConf, fixed: Collection[str], base: Path, file: Path
 ) -> tuple[dict[str, tuple[int, int, str]], dict[str, float]]:
-    """The planner's layouts, and what it expects of a step; PlanningError or InputError where the
-    conf allows none. Partitions count the ends of the model if the conf's does."""
+    """Return the planner's layouts and expected step times; raise PlanningError or InputError if
+    the conf allows none. Partitions count the ends of the model if the conf's does."""
     question = load_question(conf, fixed, base, PlanOptions(prices={}, profile=file))
     found = plan_other_nodes(question, conf, plan_fixed_layout(question, conf))
     num_segments = question.profile.model.num_segments
@@ -172,7 +173,7 @@ def _find_layout(
     least: int,
     deadline: Deadline,
 ) -> Candidate | None:
-    """The best depth, replicas and cuts: whole micro-batches, one layer or more for each stage."""
+    """Return the best depth, replicas and cuts: whole micro-batches, a layer or more a stage."""
     tensor, size = option.shape.tensor, option.shape.micro_batch
     shares = sum(node.gpus // tensor for node in nodes)
     micro_batches = -(-tables.training.batch // size)

@@ -1,7 +1,7 @@
-"""Inputs of planning: numpy, a conf whose layout may be open, and the profile of its model.
+"""Prepare the inputs of planning: numpy, a conf with an open layout, and the model's profile.
 
-It imports nothing that needs numpy: a bare install is told what to do, and a submit with nothing to
-plan stays quick.
+Nothing that needs numpy is imported here: a bare install gets advice, and a submit without planning
+stays fast.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from vjob.jobs.programs.training import name_model
 
 @contextmanager
 def explain_errors() -> Iterator[None]:
-    """Turn the planner's errors into InputError, and refuse where numpy is missing.
+    """Turn the planner's errors into InputError, and refuse if numpy is missing.
 
-    Whatever needs numpy is imported inside.
+    Import whatever needs numpy within this context.
     """
     if importlib.util.find_spec("numpy") is None:
         raise VjobError("planning needs numpy, which is not installed: pip install numpy")
@@ -39,11 +39,11 @@ def explain_errors() -> Iterator[None]:
 
 
 PROFILE_FOLDER = "profiles"
-"""Next to the conf."""
+"""Folder of profiles beside the conf."""
 
 
 def read_open_conf(path: Path, overrides: Sequence[str], *, text: str | None = None) -> ReadConf:
-    """A conf whose layout need not fit its nodes yet; ConfError where planning cannot start."""
+    """Read a conf whose layout need not fit its nodes yet; ConfError if planning cannot start."""
     read = load_conf(path, overrides, text=text)
     conf = read.conf
     findings = [*check_numbers(conf), *check_groups(conf), *check_program(close_layout(conf))]
@@ -56,7 +56,7 @@ def read_open_conf(path: Path, overrides: Sequence[str], *, text: str | None = N
 
 
 def find_profile(conf: JobConf, base: Path) -> Path | None:
-    """The profile's file, or None; InputError where the conf names one that is not there."""
+    """Return the profile's file, or None; raise InputError if the conf names a missing one."""
     path = name_profile(conf, base)
     if path is None or path.exists():
         return path
@@ -68,7 +68,7 @@ def find_profile(conf: JobConf, base: Path) -> Path | None:
 
 
 def name_profile(conf: JobConf, base: Path) -> Path | None:
-    """The file that `vjob profile` writes; None without a model or a name in the conf."""
+    """Return the file that `vjob profile` writes; None if the conf has neither model nor name."""
     if conf.parallel.profile is not None:
         return Path(conf.parallel.profile)
     if conf.model is None:

@@ -1,9 +1,9 @@
-"""A planned layout in a conf, and its file: `vjob plan --write` makes it, `submit --plan` takes it.
+"""Read and write a planned layout: `vjob plan --write` writes it, `submit --plan` reads it.
 
 {"vjob_plan": 1, "of": "conf.yaml", "set": {"parallel.pipeline": "8", ...}, "prediction": {...},
- "layout": "Et*6|t*6|...", "why": "..."}
+"layout": "Et*6|t*6|...", "why": "..."}
 
-`set` holds conf keys with their values as YAML: they count as if given with --set, before those.
+`set` has conf keys with YAML values, which count as if given with --set before other overrides.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from varuna_core.planner.result.plan import ShapePlan, UsedNode
 
 FORMAT = 1
-"""Of the file."""
+"""Format of the file."""
 SETTINGS = (
     "train.micro_batch_size",
     "parallel.pipeline",
@@ -44,12 +44,12 @@ SETTINGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class PlanFile:
-    """A layout that `vjob plan` chose before."""
+    """A layout that `vjob plan` chose earlier."""
 
     settings: Mapping[str, str]
-    """Conf keys, with values as YAML."""
+    """Conf keys with their values as YAML."""
     why: str
-    """Where it is from, in a sentence."""
+    """The origin of the layout, in a sentence."""
     prediction: Prediction | None
 
     @property
@@ -58,9 +58,9 @@ class PlanFile:
 
 
 def read_plan_file(path: Path, overrides: Sequence[str] = ()) -> PlanFile:
-    """Read a plan's file; InputError where it is none of ours.
+    """Read a plan's file; raise InputError if it is not one.
 
-    Nothing is predicted of a layout that `overrides` change.
+    If `overrides` change the layout, its prediction is dropped.
     """
     try:
         fields = parse_json(read_bytes(path))
@@ -85,13 +85,13 @@ def read_plan_file(path: Path, overrides: Sequence[str] = ()) -> PlanFile:
 
 
 def _overlap(key: str, other: str) -> bool:
-    """True for equal keys, and where one holds the other: cluster.nodes, cluster.nodes[0].count."""
+    """Return True if keys are equal or nested: cluster.nodes, cluster.nodes[0].count."""
     short, long = sorted((key, other), key=len)
     return long.startswith(short) and long[len(short) : len(short) + 1] in ("", ".", "[")
 
 
 def describe_promise(plan: Plan) -> str:
-    """The predicted time of a run that was just made, and its basis; empty without a prediction."""
+    """Describe a new run's predicted step time and its basis; empty without a prediction."""
     if plan.prediction is None:
         return ""
     took = plan.prediction.step_s
@@ -113,7 +113,7 @@ def describe_partition(conf: JobConf) -> str:
 
 
 def apply_plan(conf: JobConf, plan: ShapePlan) -> JobConf:
-    """The conf with the plan's layout, on the nodes that it uses."""
+    """Return the conf with the plan's layout, on the nodes that it uses."""
     from varuna_core.planner.result.plan import join_alike, list_used_nodes  # needs numpy
 
     option = plan.candidate.option
@@ -136,7 +136,7 @@ def apply_plan(conf: JobConf, plan: ShapePlan) -> JobConf:
 
 
 def apply_cuts(conf: JobConf, plan: ShapePlan) -> JobConf:
-    """The conf with the plan's partition, and what it decides for a stage's work."""
+    """Return the conf with the plan's partition, schedule and recompute."""
     option = plan.candidate.option
     parallel = replace(
         conf.parallel,
@@ -148,7 +148,7 @@ def apply_cuts(conf: JobConf, plan: ShapePlan) -> JobConf:
 
 
 def regroup(groups: Sequence[NodeGroup], nodes: Sequence[UsedNode]) -> list[NodeGroup]:
-    """The conf's groups in the plan's order; one that is used in several ways becomes several."""
+    """Return the conf's groups in the plan's order; one used in several ways is split."""
     known = {group.group: group for group in groups}
     pieces: dict[str, int] = {}
     made = []
@@ -190,7 +190,7 @@ def render_settings(conf: JobConf) -> dict[str, str]:
 
 
 def spell_layout(counts: Sequence[int]) -> str:
-    """Format as for Megatron-Core's --pipeline-model-parallel-layout: `Et*3|t*4||t*2L`."""
+    """Format for Megatron-Core's --pipeline-model-parallel-layout: `Et*3|t*4||t*2L`."""
     inner = list(counts)
     inner[0] -= 1
     inner[-1] -= 1

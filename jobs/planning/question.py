@@ -1,10 +1,10 @@
-"""A conf to the planner's question: model, batch, nodes, prices, and the keys that are fixed.
+"""Build the planner's question from a conf: model, batch, nodes, prices, and the fixed keys.
 
-`build_question` is pure; `read_question` and `load_question` around it read the conf's file, the
-profile, sinfo, and which torch is installed.
+`build_question` is pure; `read_question` and `load_question` read the conf's file, the profile,
+sinfo, and the installed torch's version.
 
-A key that the conf writes is fixed, unless it says auto; one that it does not write is free for
-`vjob plan`, and has its default for `vjob submit`.
+A key that the conf writes is fixed, unless it is auto. Other keys are free for `vjob plan`, and
+have their defaults for `vjob submit`.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from vjob.jobs.programs.training import build_training, name_model
 from vjob.jobs.schedulers import choose as schedulers
 
 CPU = "cpu"
-"""Kind of a rank without a GPU, as a profile calls it."""
+"""A profile's kind for a rank without a GPU."""
 LINK_GB_S = 12.5
-"""Between nodes, where nothing was measured: 100 Gbit/s."""
+"""Assumed GB/s between nodes without a measurement: 100 Gbit/s."""
 ESTIMATE = (
     "an estimate from data sheets, nothing was measured; in 688 published runs its steps were off "
     "by -75 to +80 %"
 )
-"""Basis of a question without a profile; the figures are from benchmarks/results/estimates.md."""
+"""Basis of a question without a profile, with figures from benchmarks/results/estimates.md."""
 NO_LINK = build_link(0.0, LINK_GB_S)
-"""Of a node that is alone."""
+"""Link of a single node, which is never used."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """Everything that a search needs, and where it is from."""
+    """Everything that a search needs, with its source."""
 
     profile: Profile
     training: TrainingModel
@@ -65,15 +65,15 @@ class Question:
     basis: str
     """Source of the figures, in words."""
     is_estimate: bool
-    """True where nothing was measured."""
+    """True if nothing was measured."""
     steps: int
-    """Of the whole run."""
+    """Steps of the whole run."""
     may_have_zero_3: bool = False
-    """The program could, with the conf's other keys."""
+    """True if the program supports ZeRO 3 with the conf's other keys."""
     notes: tuple[str, ...] = ()
     """Assumptions that were made."""
     lacks: tuple[NotCovered, ...] = ()
-    """Parts that may be otherwise than in the profile, in every plan."""
+    """Parts that may differ from the profile, in every plan."""
 
 
 def build_question(
@@ -88,7 +88,7 @@ def build_question(
 ) -> Question:
     """Build the question; `fixed` are the keys that the search must keep.
 
-    InputError or PlanningError where the conf does not allow one.
+    Raise InputError or PlanningError if the conf does not allow one.
     """
     batch = conf.train.global_batch_size
     if batch is None:
@@ -125,7 +125,7 @@ def build_question(
 def list_not_compared(
     conf: JobConf, profile: Profile, software: Mapping[str, str]
 ) -> Iterator[NotCovered]:
-    """Parts that cannot be compared with the profile."""
+    """Yield the parts that cannot be compared with the profile."""
     if conf.program.kind not in BUILT_IN:
         subject = f"the profile is of {profile.model.name!r}, the program a {conf.program.kind}"
         yield NotCovered(Lack.MODEL, subject, NotKnown("times hold if they are the same"))
@@ -139,7 +139,7 @@ def list_not_compared(
 
 
 def may_have_zero_3(conf: JobConf) -> bool:
-    """False too where only the program itself knows."""
+    """Return True if ZeRO 3 is possible; False also if only the program knows."""
     if conf.program.kind not in BUILT_IN:
         return False
     changed = close_layout(replace(conf, parallel=replace(conf.parallel, zero=3, tensor=1)))
@@ -148,7 +148,7 @@ def may_have_zero_3(conf: JobConf) -> bool:
 
 
 def describe_training(conf: JobConf, batch: int) -> TrainingModel:
-    """Bytes of weights and optimizer state for each parameter, as the program trains it."""
+    """Describe the training's bytes of weights and optimizer state for each parameter."""
     if conf.program.kind in ("megatron", "deepspeed"):
         return replace(MEGATRON, batch=batch)
     train = conf.train
@@ -165,7 +165,7 @@ def describe_training(conf: JobConf, batch: int) -> TrainingModel:
 
 
 def list_recomputes(conf: JobConf) -> tuple[Recompute, ...]:
-    """The ways of recompute that a plan may have; a script's own code says which it takes."""
+    """Return the ways of recompute that a plan may use; a script's code decides its own."""
     if conf.program.kind not in BUILT_IN:
         return ("none", "full")
     on_gpus = all(group.num_gpus for group in conf.cluster.nodes)
@@ -179,7 +179,7 @@ def list_recomputes(conf: JobConf) -> tuple[Recompute, ...]:
 
 
 def check_profile(conf: JobConf, profile: Profile, software: Mapping[str, str]) -> None:
-    """PlanningError where the profile is of another model than the conf's."""
+    """Raise PlanningError if the profile is of another model than the conf's."""
     if conf.program.kind not in BUILT_IN or conf.model is None:
         return  # only the script itself knows its model
     plain = close_layout(conf)
@@ -195,7 +195,7 @@ def check_profile(conf: JobConf, profile: Profile, software: Mapping[str, str]) 
 
 
 def estimate(conf: JobConf, link_gb_s: float | None) -> tuple[Profile, list[str]]:
-    """Estimate a profile from the model's sizes and data sheets; also the assumptions made."""
+    """Estimate a profile from the model's sizes and data sheets; return the assumptions too."""
     model = conf.model
     if model is None:
         raise InputError(
@@ -243,9 +243,9 @@ def estimate(conf: JobConf, link_gb_s: float | None) -> tuple[Profile, list[str]
 def keep_known_groups(
     groups: Sequence[NodeGroup], profile: Profile | None
 ) -> tuple[list[NodeGroup], list[str]]:
-    """Split a cluster's groups into those whose GPUs can be planned for, and notes on the rest.
+    """Return the groups whose GPUs can be planned for, and notes on the others.
 
-    PlanningError where none can.
+    Raise PlanningError if there are none.
     """
     kept, notes = [], []
     for group in groups:
@@ -266,7 +266,7 @@ def keep_known_groups(
 def build_cluster(
     groups: Sequence[NodeGroup], profile: Profile, prices: Mapping[str, float]
 ) -> Cluster:
-    """The planner's cluster: one kind of node for each group."""
+    """Build the planner's cluster, with one kind of node for each group."""
     kinds = []
     for group in groups:
         if group.num_gpus == 0 and CPU in profile.gpus:
@@ -292,8 +292,8 @@ def fill_links(
 ) -> tuple[Profile, list[str]]:
     """Add links that a profile of these nodes lacks, and estimates of others by --link.
 
-    Nobody measures from a kind to itself between nodes where there is one node of it, and no plan
-    uses that: it gets a link that the kind has.
+    A link between nodes of a kind cannot be measured with one such node, and no plan uses it: it
+    gets another link of that kind.
     """
     links = dict(profile.network.links)
     counts: Counter[str] = Counter()
@@ -316,7 +316,7 @@ def fill_links(
 
 
 def name_gpu(group: NodeGroup) -> str:
-    """The GPU of a group, as the conf names it."""
+    """Return the GPU of a group as the conf names it."""
     if group.gpu_type is not None:
         return group.gpu_type
     if group.num_gpus:
@@ -337,7 +337,7 @@ def choose_product(name: str) -> tuple[GpuProduct, list[str]]:
 
 
 def match_kind(name: str, profile: Profile) -> str:
-    """The profile's name of a GPU that the conf or a GRES names differently."""
+    """Return the profile's name for a GPU that the conf or a GRES names differently."""
     if name in profile.gpus:
         return name
     alike = [kind for kind in profile.gpus if kind.casefold() == name.casefold()]
@@ -367,8 +367,8 @@ def _is_same_product(name: str, kind: str) -> bool:
 
 
 def find_price(group: NodeGroup, gpu: str, prices: Mapping[str, float]) -> float | None:
-    """Price of a node and hour, by the conf's name of the GPU, the profile's, the product (`a100`
-    for both of its sizes), or the group's name."""
+    """Return the price of a node-hour by the conf's name of the GPU, the profile's, the product
+    (`a100` for both of its sizes), or the group's name."""
     known = {name.casefold(): price for name, price in prices.items()}
     products = [name.partition("-")[0] for name in (group.gpu_type or "", gpu)]
     for name in (group.gpu_type, gpu, *products, group.group):
@@ -378,7 +378,7 @@ def find_price(group: NodeGroup, gpu: str, prices: Mapping[str, float]) -> float
 
 
 def build_wishes(conf: JobConf, fixed: Collection[str]) -> Wishes:
-    """Build the limits of the search; a key of `fixed` that is auto is free all the same."""
+    """Build the limits of the search; a key in `fixed` whose value is auto stays free."""
     parallel = conf.parallel
 
     def take(key: str, value: int | str | None) -> int | None:
@@ -414,7 +414,7 @@ class PlanOptions:
     overrides: tuple[str, ...] = ()
     profile: Path | None = None
     is_estimated: bool = False
-    """Even where a profile is there."""
+    """True to estimate even if there is a profile."""
     link_gb_s: float | None = None
     prices: Mapping[str, float]
     from_slurm: bool = False
@@ -424,7 +424,7 @@ class PlanOptions:
 def read_question(
     path: Path, options: PlanOptions, *, text: str | None = None
 ) -> tuple[JobConf, Question]:
-    """Read a conf file; return the conf with the nodes that are planned for, and the question."""
+    """Read a conf file; return the conf with the nodes to plan for, and the question."""
     read = read_open_conf(path, options.overrides, text=text)
     conf, fixed, base = read.conf, read.lines.keys(), path.resolve().parent
     if not options.from_slurm:
@@ -439,7 +439,7 @@ def read_question(
 def load_profile(
     conf: JobConf, base: Path, options: PlanOptions
 ) -> tuple[Path | None, Profile | None]:
-    """The profile and its file; no profile where an estimate is to be used."""
+    """Return the profile's file and content; no content if an estimate is to be used."""
     file = options.profile or find_profile(conf, base)
     return file, None if file is None or options.is_estimated else read_profile(file)
 
@@ -447,7 +447,7 @@ def load_profile(
 def load_question(
     conf: JobConf, fixed: Collection[str], base: Path, options: PlanOptions
 ) -> Question:
-    """The question of a conf in the folder `base`; the search must keep the keys `fixed`."""
+    """Return the question for a conf in folder `base`; the search must keep the keys `fixed`."""
     file, profile = load_profile(conf, base, options)
     return build_question(
         conf,
@@ -461,7 +461,7 @@ def load_question(
 
 
 def find_nodes(queue: str | None) -> list[NodeGroup]:
-    """The node groups that the first scheduler with a queue shows now."""
+    """Return the node groups that the first scheduler with a queue shows now."""
     return next(schedulers.list_with_queue()).list_nodes(queue)
 
 
@@ -473,7 +473,7 @@ def describe_basis(file: Path | None, profile: Profile | None) -> str:
 
 
 def find_software(conf: JobConf) -> dict[str, str]:
-    """Versions of libraries that the ranks will have; empty where they have another Python."""
+    """Return the ranks' library versions; empty if they have another Python."""
     if conf.container.image is not None or conf.program.python is not None:
         return {}
     try:

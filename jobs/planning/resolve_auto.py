@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LIMIT_S = 20.0
-"""Of a search at submit."""
+"""Time limit of a search at submit, in seconds."""
 KEYS = (
     "parallel.pipeline",
     "parallel.data",
@@ -48,24 +48,24 @@ KEYS = (
     "parallel.zero",
     "train.micro_batch_size",
 )
-"""They count whether the conf writes them or not: a submit keeps defaults."""
+"""Keys that count as fixed even if the conf does not write them: a submit keeps defaults."""
 LIMIT = "cluster.walltime_min"
 BY_RUNTIME = "the runtime balances stages by counted work"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """A layout that was chosen for a conf, and where it is from."""
+    """A layout chosen for a conf, and its origin."""
 
     conf: JobConf
-    """With the layout in it."""
+    """The conf with the layout."""
     why: str
-    """Where the layout is from, in a sentence; empty for a script without a pipeline."""
+    """The origin of the layout, in a sentence; empty for a script without a pipeline."""
     prediction: Prediction | None = None
     layouts: Mapping[str, tuple[int, int, str]] | None = None
-    """For other nodes than all, of a run that may morph: records/plan.py."""
+    """Layouts for other nodes of a run that may morph: see records/plan.py."""
     layout_steps: Mapping[str, float] | None = None
-    """Seconds of a step there."""
+    """Seconds of a step with those layouts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,17 +73,17 @@ class Resolved:
     """A conf that may be submitted."""
 
     path: Path
-    """Absolute."""
+    """Absolute path of the conf."""
     text: str
-    """Of the file, as it was parsed."""
+    """Text of the file, as parsed."""
     chosen: Chosen
     written: Collection[str] = ()
-    """Keys that the conf, --set or the chosen plan sets."""
+    """Keys set by the conf, --set or the chosen plan."""
     lines: Mapping[str, str] = field(default_factory=dict)
-    """Their places."""
+    """Places of the written keys."""
     site: Site = NO_SITE
     queues: Mapping[str, str] = field(default_factory=dict)
-    """Why each group that left its queue to vjob got the one that it has."""
+    """By group that left its queue to vjob, why it got its queue."""
 
     @property
     def conf(self) -> JobConf:
@@ -98,10 +98,10 @@ def resolve_conf(
     text: str | None = None,
     require_env: bool = True,
 ) -> Resolved:
-    """Read, plan and check a conf. `overrides` count over the keys of a plan's file; `text` is the
+    """Read, plan and check a conf. `overrides` take precedence over a plan's file; `text` is the
     text of a conf that is not in a file.
 
-    ConfError, or InputError where the layout is open and nothing fits.
+    Raise ConfError, or InputError if the layout is open and nothing fits.
     """
     read = read_open_conf(path, [*(plan.overrides if plan else ()), *overrides], text=text)
     if plan is None or is_open(read.conf):
@@ -114,7 +114,7 @@ def resolve_conf(
 def resolve_unplanned(
     path: Path, overrides: Sequence[str], *, require_env: bool = True
 ) -> Resolved:
-    """Read and check a conf that keeps all its nodes: an open layout gives every rank a place."""
+    """Read and check a conf without planning: with an open layout, every rank gets a place."""
     read = load_conf(path, overrides)
     conf = read.conf
     if is_open(conf):
@@ -128,7 +128,7 @@ def resolve_unplanned(
 
 
 def _check(read: ReadConf, chosen: Chosen, *, require_env: bool) -> Resolved:
-    """Check the conf with its layout; a key that was planned has no line in the file."""
+    """Check the conf with its layout; planned keys have no line in the file."""
     keys = ("train.global_batch_size", *SETTINGS)
     changed = [key for key in keys if find_value(read.conf, key) != find_value(chosen.conf, key)]
     read = read.change(chosen.conf, changed)
@@ -154,7 +154,7 @@ def _check(read: ReadConf, chosen: Chosen, *, require_env: bool) -> Resolved:
 
 
 def choose_layout(read: ReadConf) -> Chosen:
-    """Plan what is `auto`; InputError where the layout is open and nothing fits."""
+    """Plan what is `auto`; raise InputError if the layout is open and nothing fits."""
     conf, base = read.conf, read.path.resolve().parent
     if is_open(conf):
         return _search(base, conf)
@@ -172,8 +172,8 @@ def choose_layout(read: ReadConf) -> Chosen:
 
 
 def _add_script_layouts(chosen: Chosen, base: Path, written: Collection[str]) -> Chosen:
-    """The layouts of a script that morphs, for other nodes than all, where anything is known of
-    its speed there."""
+    """Add the layouts of a morphing script for other nodes, if anything is known of its speed
+    there."""
     conf = chosen.conf
     parallel = conf.parallel
     if not may_change_layout(conf) or conf.morph.mode == "world" or parallel.order == "pipeline":
@@ -201,16 +201,16 @@ def _add_script_layouts(chosen: Chosen, base: Path, written: Collection[str]) ->
 
 
 def has_unlike_gpus(conf: JobConf) -> bool:
-    """True where node groups name several types of GPU.
+    """Return True if node groups name several types of GPU.
 
-    Equal stages would wait for the slowest, so a cut even by data sheets beats counted work.
+    Equal stages would wait for the slowest, so cuts by data sheets are better than counted work.
     """
     groups = conf.cluster.nodes
     return len({group.gpu_type for group in groups if group.num_gpus} - {None}) > 1
 
 
 def _find_reason(conf: JobConf) -> str | None:
-    """The reason why cuts are not planned; None if they may be, empty where there are none."""
+    """Return why cuts are not planned; None if they may be, empty if there are none."""
     parallel = conf.parallel
     if parallel.partition != "auto":
         return "the conf gives the partition"
@@ -287,8 +287,8 @@ def _cut(conf: JobConf, base: Path, file: Path | None) -> Chosen:
 
 
 def _leave_to_runtime(conf: JobConf, question: Question) -> Question:
-    """With an estimate `auto` stays, as only the runtime or a profile measures graphs: a search for
-    it has the ways that the runtime then has."""
+    """Leave `auto` to the runtime when estimating, since only the runtime or a profile measures
+    graphs: the search then has the runtime's ways."""
     if not _keeps_auto(conf, question):
         return question
     ways = tuple(way for way in ("none", "full", "auto") if way in question.training.recomputes)
@@ -306,7 +306,7 @@ def _keeps_auto(conf: JobConf, question: Question) -> bool:
 
 
 def _predict(conf: JobConf, plan: ShapePlan, profile: Profile) -> Prediction:
-    """With the kind of GPU it is of, where the conf names none and a node may have another."""
+    """Return the prediction with its kind of GPU, if the conf names none and nodes may differ."""
     prediction = plan.build_prediction()
     if any(group.num_gpus and group.gpu_type is None for group in conf.cluster.nodes):
         (gpu,) = profile.gpus

@@ -22,9 +22,9 @@ Layouts = dict[str, tuple[int, int, str]]
 
 
 def deal_layers(layers: int, speeds: Sequence[float]) -> list[int]:
-    """Layers of each stage, at least one, so that the slowest takes the least time.
+    """Divide layers, at least one a stage, so that the slowest stage is as fast as possible.
 
-    Of stages that take as long those in the middle get more: the ends have other work besides.
+    Of equally slow stages, inner ones get more, since the outer ones have other work too.
     """
     counts = [1] * len(speeds)
     for _ in range(layers - len(speeds)):
@@ -41,11 +41,11 @@ def _rank_stage(
 def choose_by_speed(
     speeds: Sequence[float], layers: int, micro_batches: int | None, pipeline: int
 ) -> tuple[int, int, str] | None:
-    """Depth, replicas and cuts for ranks of these speeds, in their order; replicas of a stage
-    adjoin. None where they are too few.
+    """Return depth, replicas and cuts for ranks of these speeds in order, with a stage's replicas
+    adjacent; None if they are too few.
 
-    Not shallower than asked unless there are too few: less depth is more memory a rank. Where the
-    micro-batches are not known, as deep as asked.
+    The pipeline is not shallower than asked for unless ranks are too few, since less depth means
+    more memory on each rank. If the micro-batches are not known, it has the depth asked for.
     """
     deepest = min(len(speeds), layers)
     least = min(pipeline, deepest)
@@ -64,8 +64,8 @@ def choose_by_speed(
 
 
 def plan_by_data_sheets(conf: JobConf, micro_batches: int | None) -> Layouts:
-    """For every number of nodes of each group that the run may have; PlanningError where a GPU is
-    not known."""
+    """Return layouts for every number of nodes that the run may have; raise PlanningError for an
+    unknown GPU."""
     from vjob.jobs.planning.question import choose_product, name_gpu
 
     size = 4 if conf.train.precision == "fp32" else 2

@@ -1,5 +1,5 @@
-"""Programs started from a conf, our own and those of others: their arguments and their files.
+"""Start programs from a conf, built-in ones and those of others: their arguments and files.
 
-`start` serves every kind. Pure but for `start.Starter.read_files`. Imports the conf and the
+`start` serves every kind. Pure except for `start.Starter.read_files`. Imports the conf and the
 records.
 """

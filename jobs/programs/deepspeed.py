@@ -1,8 +1,8 @@
-"""DeepSpeed from a conf: its ds_config, and its arguments.
+"""Start DeepSpeed from a conf: its ds_config, and its arguments.
 
-The user's own file (`program.config`) wins key by key; the conf fills in what it leaves out or
-calls "auto". Its scheduler is not made of `train.schedule`: DeepSpeed prefers the file's to the
-script's own, and a script that has one would lose it without a word.
+The user's own file (`program.config`) takes precedence for each key; the conf provides keys that it
+omits or sets to "auto". `train.schedule` does not become a scheduler in the file: DeepSpeed prefers
+the file's scheduler to one made by the script, which would silently be lost.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from vjob.jobs.errors import InputError, KeyProblem
 
 CONFIG_FILE = "ds_config.json"
 CONFIG_WORD = "{ds_config}"
-"""Stands for the path of our file in program.args."""
+"""Placeholder in program.args for the path of the generated file."""
 BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 BUCKET = 500_000_000
-"""Elements in a bucket, as DeepSpeed has it by default: written out, to be changed."""
+"""Elements in a bucket: DeepSpeed's default, written out so that it can be changed."""
 
 
 def build_arguments(conf: JobConf, config: str) -> tuple[str, ...]:
-    """The script's arguments; our file's path is added unless they say where it goes."""
+    """Return the script's arguments, with the generated file's path added unless they place it."""
     if any(CONFIG_WORD in word for word in conf.program.args):
         return tuple(word.replace(CONFIG_WORD, config) for word in conf.program.args)
     named = {word.partition("=")[0] for word in conf.program.args}
@@ -33,7 +33,7 @@ def build_arguments(conf: JobConf, config: str) -> tuple[str, ...]:
 
 
 def build_config(conf: JobConf, own: Mapping[str, Any], *, replicas: int) -> dict[str, Any]:
-    """The whole ds_config; InputError where the user's file does not fit the layout."""
+    """Return the ds_config; raise InputError if the user's file does not fit the layout."""
     ours = _build_ours(conf)
     asked = {key: own[key] for key in BATCH_KEYS if own.get(key, "auto") != "auto"}
     batch = _build_batch(conf, replicas)
@@ -44,7 +44,7 @@ def build_config(conf: JobConf, own: Mapping[str, Any], *, replicas: int) -> dic
 
 
 def merge(ours: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Mappings key by key, all the way down; anything else of theirs replaces ours."""
+    """Merge mappings key by key at all levels; other values in `own` replace those in `ours`."""
     found = dict(ours)
     for key, value in own.items():
         inner = found.get(key)
@@ -58,7 +58,7 @@ def render_config(config: Mapping[str, Any]) -> str:
 
 
 def parse_config(text: str, name: str) -> dict[str, Any]:
-    """The user's ds_config."""
+    """Parse the user's ds_config."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -69,17 +69,17 @@ def parse_config(text: str, name: str) -> dict[str, Any]:
 
 
 def build_env(nodes: Sequence[NodeGroup]) -> dict[str, str]:
-    """Variables of every rank: told of no GPUs, DeepSpeed does not look for CUDA's compiler."""
+    """Return variables for every rank: without GPUs, DeepSpeed must not look for nvcc."""
     return {} if any(group.num_gpus for group in nodes) else {"DS_ACCELERATOR": "cpu"}
 
 
 def build_group_env(group: NodeGroup) -> dict[str, str]:
-    """Variables that DeepSpeed's launcher sets beyond torchrun's, as far as a node knows them."""
+    """Return the group's variables that DeepSpeed's launcher sets in addition to torchrun's."""
     return {"LOCAL_SIZE": str(group.num_ranks)}
 
 
 def list_problems(conf: JobConf) -> Iterator[KeyProblem]:
-    """Settings that DeepSpeed cannot do, from the conf alone."""
+    """Yield settings of the conf that DeepSpeed does not support."""
     parallel = conf.parallel
     if parallel.zero > 1 and require_number(parallel.pipeline) > 1:
         message = "its pipeline engine works with 0 and 1 only; or pipeline: 1"
@@ -136,7 +136,7 @@ def _build_ours(conf: JobConf) -> dict[str, Any]:
 
 
 def _build_optimizer(conf: JobConf) -> dict[str, Any]:
-    """For scripts that bring none of their own; DeepSpeed prefers theirs."""
+    """Return an optimizer for scripts without one; DeepSpeed prefers a script's own."""
     optimizer = conf.train.optimizer
     params: dict[str, Any] = {"lr": optimizer.lr, "weight_decay": optimizer.weight_decay}
     if optimizer.name == "sgd":
@@ -150,7 +150,7 @@ def _build_optimizer(conf: JobConf) -> dict[str, Any]:
 
 
 def _fill_auto(own: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
-    """Their values with "auto" replaced; one that we do not know either is left out."""
+    """Replace "auto" in the user's values; drop keys for which there is no value."""
     found: dict[str, Any] = {}
     for key, value in own.items():
         inner = ours.get(key)
@@ -164,7 +164,7 @@ def _fill_auto(own: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any
 
 
 def _check_batch(config: Mapping[str, Any], replicas: int) -> None:
-    """DeepSpeed itself says so only once all nodes are up."""
+    """Check batch sizes as DeepSpeed does, which would fail only once all nodes are up."""
     whole, micro, steps = (config.get(key) for key in BATCH_KEYS)
     values = (whole, micro, steps)
     if any(value is not None and (type(value) is not int or value < 1) for value in values):

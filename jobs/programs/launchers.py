@@ -1,7 +1,7 @@
-"""Launchers: commands that start the ranks of their node by themselves, such as torchrun.
+"""Recognize launchers: commands that start the ranks of their node themselves, such as torchrun.
 
-`find_launcher` looks through what may stand before one: `uv run`, `env A=1`, `python -m`, a shell's
-`-c`. A command that it does not know is no launcher.
+`find_launcher` skips what may precede one: `uv run`, `env A=1`, `python -m`, a shell's `-c`.
+Unknown commands count as no launcher.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LAUNCHERS: Mapping[str, tuple[str, ...]] = {
     "axolotl": ("train",),
     "llamafactory-cli": ("train",),
 }
-"""A command, and the words that must come next for it to start ranks."""
+"""Commands that start ranks, with the words that must follow for that."""
 MODULES: Mapping[str, tuple[str, ...]] = {
     "torch.distributed.run": (),
     "torch.distributed.launch": (),
@@ -43,7 +43,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "lightning.fabric": ("run",),
     "axolotl.cli.main": ("train",),
 }
-"""The same for a module after `python -m`."""
+"""Modules after `python -m` that start ranks, with the words that must follow."""
 WRAPPERS: Mapping[str, tuple[str, ...]] = {
     "env": ("-u", "--unset", "-C", "--chdir"),
     "nice": ("-n", "--adjustment"),
@@ -79,7 +79,7 @@ WRAPPERS: Mapping[str, tuple[str, ...]] = {
 }
 """Wrappers that may precede a command, each with its options that take the next word."""
 OPERANDS: Mapping[str, int] = {"timeout": 1, "taskset": 1, "chrt": 1}
-"""Words of a wrapper's own before the command: a time, a mask, a priority."""
+"""Number of operands of a wrapper before the command: a time, a mask, a priority."""
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 _PYTHON = re.compile(r"python[\d.]*t?|pypy[\d.]*")
 _PYTHON_VALUES = ("-W", "-X", "--check-hash-based-pycs")
@@ -88,7 +88,7 @@ _ENDS = re.compile(r"[;&|()\n]+")
 
 
 def find_launcher(words: Sequence[str]) -> str:
-    """The launcher that the words begin with, as one would call it; empty where there is none."""
+    """Return the launcher with which the words begin, as usually called; empty if none."""
     rest = list(skip_wrappers(words))
     if not rest:
         return ""
@@ -108,9 +108,9 @@ def find_launcher(words: Sequence[str]) -> str:
 
 
 def find_in_script(text: str) -> tuple[str, int]:
-    """The first launcher that a shell script calls, and its line; ("", 0) where it calls none.
+    """Return the first launcher that a shell script calls, and its line; ("", 0) if none.
 
-    Only what stands in the text is known: a script may call another.
+    Only this text is searched; a script may call another script.
     """
     joined = text.replace("\\\n", " \0")
     for number, line in _number_lines(joined):
@@ -122,12 +122,12 @@ def find_in_script(text: str) -> tuple[str, int]:
 
 
 def is_python(name: str) -> bool:
-    """True for a name of Python's interpreter, such as python3.12."""
+    """Return True for the name of a Python interpreter, such as python3.12."""
     return _PYTHON.fullmatch(name) is not None
 
 
 def skip_wrappers(words: Sequence[str]) -> Sequence[str]:
-    """The words from the command on that wrappers such as `env` and `uv run` are to start."""
+    """Return the words without wrappers such as `env` and `uv run` before the command."""
     rest = list(words)
     while rest:
         while rest and _ASSIGNMENT.match(rest[0]):
@@ -153,7 +153,7 @@ def skip_wrappers(words: Sequence[str]) -> Sequence[str]:
 
 
 def split_module(words: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """The module of Python's `-m` and what comes after it; empty where Python runs a file."""
+    """Return the module after Python's `-m` and the words after it; empty if Python runs a file."""
     rest = list(words)
     while rest and rest[0].startswith("-"):
         option = rest.pop(0)
@@ -165,7 +165,7 @@ def split_module(words: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 
 def _list_inner(words: Sequence[str]) -> Iterator[Sequence[str]]:
-    """The simple commands in the text of a shell's `-c`, as in `bash -c TEXT`."""
+    """Yield the simple commands in the text of a shell's `-c`, as in `bash -c TEXT`."""
     for at, word in enumerate(words[:-1]):
         if re.fullmatch(r"-[a-z]*c", word):
             for _, line in _number_lines(words[at + 1]):

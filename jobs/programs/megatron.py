@@ -33,20 +33,20 @@ SCRIPTS = ("pretrain_gpt.py", "pretrain_gpt2.py")
 
 @dataclass(frozen=True, kw_only=True)
 class Checkout:
-    """Traits of a Megatron-LM that decide how it is called; the defaults are today's."""
+    """Traits of a Megatron-LM checkout that decide how it is called; by default the newest's."""
 
     script: str = "pretrain_gpt.py"
-    """File to run, relative to the folder or absolute."""
+    """Script to run, relative to the folder or absolute."""
     generation: Literal["v1", "v2", "core"] = "core"
     partition: Literal["layout", "ends", "balance"] | None = "layout"
-    """The way to give it the layers of each stage: its own layout, the first and last stage alone,
-    the `--balance` of some forks, or none."""
+    """How the checkout takes the layers of each stage: its own layout, the first and last stage
+    alone, the `--balance` of some forks, or not at all."""
     flags: frozenset[str] = frozenset()
-    """Every option of v1 and v2; empty where not known (core makes many of them from types)."""
+    """Every option of v1 and v2; empty if not known (core generates many from types)."""
 
 
 def find_checkout(path: str) -> Checkout:
-    """The checkout at a folder or around a script; today's where it cannot be read from here."""
+    """Return the checkout at a folder or around a script; if unreadable, the newest's traits."""
     given = Path(path)
     is_script = given.suffix == ".py"
     roots = (given.parent, given.parent.parent) if is_script else (given,)
@@ -80,7 +80,7 @@ def _read(path: Path) -> str:
 
 
 Options = Iterator[tuple[str, ...]]
-"""Each a flag with its values."""
+"""Options, each a flag with its values."""
 # Naming one of these in program.args replaces whatever we say of the same matter.
 RIVALS: tuple[frozenset[str], ...] = tuple(
     frozenset(f"--{name}" for name in names.split())
@@ -106,16 +106,16 @@ OWN = {
     "--pipeline-model-parallel-size": "parallel.pipeline",
 }
 OPTIONAL = frozenset({"--timing-log-level", "--exit-signal-handler", "--optimizer"})
-"""Left out without a word where a checkout has none: how it runs is the same."""
+"""Options omitted silently if a checkout lacks them, since they do not change what runs."""
 _DATA = RIVALS[5]
 PROFILED_STEPS = (10, 12)
-"""First step under Nsight, and the one before which it ends: past the warm-up, and short."""
+"""First profiled step under Nsight, and the first one after it: short, and past the warm-up."""
 
 
 def build_arguments(
     conf: JobConf, checkout: Checkout, *, replicas: int, world: int
 ) -> tuple[str, ...]:
-    """All arguments after the script."""
+    """Return all arguments after the script."""
     options = list_options(conf, checkout, replicas=replicas, world=world)
     known = checkout.flags
     words = [
@@ -130,7 +130,7 @@ def build_arguments(
 def list_options(
     conf: JobConf, checkout: Checkout, *, replicas: int, world: int
 ) -> list[tuple[str, ...]]:
-    """Our options, without those that program.args decides."""
+    """Return the conf's options, without those that program.args sets."""
     options = [*_build_model(conf, checkout)]
     options += _build_batch(conf, checkout, replicas)
     options += _build_optimizer(conf, checkout)
@@ -146,12 +146,12 @@ def list_options(
 
 
 def name_flags(args: Sequence[str]) -> set[str]:
-    """The flags among arguments, `--lr=1` included."""
+    """Return the flags among arguments, including forms such as `--lr=1`."""
     return {word.partition("=")[0] for word in args if word.startswith("--")}
 
 
 def split_layers(conf: JobConf) -> tuple[int, ...] | None:
-    """Transformer layers of each stage, or of each chunk; None for as many everywhere."""
+    """Return the transformer layers of each stage or chunk; None for an even division."""
     if conf.parallel.partition == "auto" or conf.model is None:
         return None
     return conf.parallel.partition.blocks(conf.model.layers).counts
@@ -160,7 +160,7 @@ def split_layers(conf: JobConf) -> tuple[int, ...] | None:
 def spell_partition(
     parts: Sequence[int], checkout: Checkout, pipeline: int
 ) -> list[tuple[str, ...]] | None:
-    """Options that give each stage its layers: empty for equal stages, None if there are none."""
+    """Return options for the layers of each stage: empty for equal stages, None if not possible."""
     if checkout.partition == "balance":
         return [("--balance", "-".join(map(str, parts)))]
     if checkout.partition == "layout" and pipeline > 1:
@@ -176,7 +176,7 @@ def spell_partition(
 
 
 def spell_layout(parts: Sequence[int]) -> str:
-    """0-11-8-0 as `E|t*11|t*8|L`: the embedding first, the loss last."""
+    """Spell 0-11-8-0 as `E|t*11|t*8|L`: the embedding first, the loss last."""
     stages = ["" if count == 0 else "t" if count == 1 else f"t*{count}" for count in parts]
     stages[0] = "E" + stages[0]
     stages[-1] += "L"
@@ -202,7 +202,7 @@ def _build_model(conf: JobConf, checkout: Checkout) -> Options:
 
 
 def _build_llama_options(llama: Llama) -> Options:
-    """megatron-core's; `find_unable` refuses the checkouts that lack them."""
+    """Yield megatron-core's options; `find_unable` refuses checkouts that lack them."""
     yield "--ffn-hidden-size", str(llama.inner)
     yield "--kv-channels", str(llama.head_size)
     yield ("--group-query-attention",)
@@ -325,7 +325,7 @@ def _build_profile(conf: JobConf, checkout: Checkout, world: int) -> Options:
 
 
 def list_problems(conf: JobConf) -> Iterator[KeyProblem]:
-    """Settings that no Megatron-LM can do, from the conf alone."""
+    """Yield settings of the conf that no Megatron-LM supports."""
     parallel, named = conf.parallel, name_flags(conf.program.args)
     if conf.model is None:
         yield "model", None, "is required by megatron: a name such as gpt2-small, or a mapping"
@@ -358,7 +358,7 @@ def list_problems(conf: JobConf) -> Iterator[KeyProblem]:
 
 
 def find_unable(conf: JobConf, checkout: Checkout) -> Iterator[KeyProblem]:
-    """Settings that this checkout cannot do, although others can; the conf is checked before."""
+    """Yield settings that this checkout does not support; the conf passed `list_problems`."""
     parallel, parts, model = conf.parallel, split_layers(conf), conf.model
     assert model is not None, "list_problems refuses a conf without one"
     pipeline = require_number(parallel.pipeline)

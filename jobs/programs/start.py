@@ -1,6 +1,7 @@
-"""The start of a conf's program, whatever its kind: command, environment, files beside it. Pure.
+"""Build the start of a conf's program, of any kind: command, environment, and files. Pure
+functions.
 
-What lies on disk comes in as an argument (`ProgramFiles`, read by `Starter.read_files`).
+File contents are passed in as an argument (`ProgramFiles`, read by `Starter.read_files`).
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from vjob.jobs.programs.megatron import Checkout, find_checkout
 from vjob.jobs.programs.training import build_training
 
 MOST_SCRIPT = 100_000
-"""Bytes that are read of a script, to know what it calls."""
+"""Bytes of a script that are read to find what it calls."""
 PROFILE_OUTPUT = "%{folder}/attempt-%{attempt}/ranks/%{rank}"
 
 RUNTIME: Mapping[str, str] = {"python": "3.10", "torch": "2.9", "numpy": "1.26"}
-"""The oldest versions that varuna_core trains with; setup.cfg says the same to pip."""
+"""The oldest versions with which varuna_core trains; setup.cfg has the same for pip."""
 NO_APEX = (
     "train.optimizer.apex is true, and wants NVIDIA's apex with its compiled parts (PyPI's package "
     "of that name is something else): set it to auto or false, or use an image that has it, as "
@@ -49,84 +50,84 @@ NO_TORCHAO = (
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramFiles:
-    """Contents of the files that the start of a program depends on."""
+    """Contents of the files on which the start of a program depends."""
 
     checkout: Checkout | None = None
-    """Of Megatron-LM; None: today's, at the conf's path."""
+    """The Megatron-LM checkout; None means the newest release's traits at the conf's path."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """The user's ds_config."""
     interpreter: str = ""
-    """The program that an executable script's `#!` names, unless it is Python."""
+    """The interpreter that an executable script's `#!` names, unless it is Python."""
     is_led: bool = False
-    """True if a module is imported by PYTHONPATH from its copy, and not from the current folder."""
+    """True if PYTHONPATH leads to a module's copy, instead of the current folder."""
     launcher: str = ""
-    """The launcher that a shell script calls to start ranks, and the line that calls it."""
+    """The launcher that a shell script calls to start ranks, and the calling line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """The processes of a run, as `program.launch` names them, and why it is that."""
+    """The processes of a run, as a value of `program.launch`, and the reason."""
 
     name: str
     why: str = ""
-    """Empty where it goes without saying."""
+    """The reason; empty if it is obvious."""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.why}" if self.why else self.name
 
 
 class Starter:
-    """The start of one kind of program: here what most have in common."""
+    """The start of one kind of program; this base class has what most kinds share."""
 
     def read_files(self, conf: JobConf) -> ProgramFiles:
-        """Read what the start depends on; InputError where it cannot do what the conf asks for."""
+        """Read what the start depends on; raise InputError if the program cannot do as asked."""
         return ProgramFiles()
 
     def build_interpreter(self, conf: JobConf, found: ProgramFiles, python: str) -> tuple[str, ...]:
-        """Words before the program's own."""
+        """Return the words before the program's own."""
         return (python, "-u")
 
     def build_words(self, conf: JobConf, found: ProgramFiles, folder: str) -> tuple[str, ...]:
-        """The script and its arguments."""
+        """Return the script and its arguments."""
         return (conf.program.path or "", *conf.program.args)
 
     def build_rank_options(self, conf: JobConf, found: ProgramFiles) -> tuple[str, ...]:
-        """Arguments with placeholders, for words that differ by rank or by attempt."""
+        """Return arguments with placeholders, for words that differ by rank or attempt."""
         return ()
 
     def build_files(
         self, conf: JobConf, found: ProgramFiles, folder: str, replicas: int
     ) -> dict[str, str]:
-        """Files that the program reads, by name in the folder."""
+        """Return files that the program reads, by name in the folder."""
         return {}
 
     def build_env(self, conf: JobConf) -> dict[str, str]:
-        """Variables that the program wants; the conf's own come over them."""
+        """Return variables that the program needs; the conf's own override them."""
         return {}
 
     def list_modules(self, conf: JobConf) -> tuple[tuple[str, str], ...]:
-        """Modules that the conf asks for by a key, each with what to do where it is missing."""
+        """Return modules that a key of the conf requires, each with what to do if it is missing."""
         return ()
 
     def list_packages(self, conf: JobConf, found: ProgramFiles) -> Mapping[str, str]:
-        """Packages that the program itself takes from the ranks' Python, each with the oldest
-        version that will do, or empty for any; `python` is that Python."""
+        """Return packages that the program needs in the ranks' Python, each with its oldest usable
+        version, or empty for any; `python` stands for that Python."""
         return {}
 
     def build_group_env(self, group: NodeGroup) -> dict[str, str]:
         return {}
 
     def list_problems(self, conf: JobConf) -> Iterator[KeyProblem]:
-        """Settings of the conf that the program cannot do."""
+        """Yield settings of the conf that the program does not support."""
         yield from ()
 
     def marks_steps(self, conf: JobConf, found: ProgramFiles) -> bool:
-        """True where the program itself tells a profiler which steps to record."""
+        """Return True if the program itself tells a profiler which steps to record."""
         return False
 
 
 class Own(Starter):
-    """A program of the user's own that is no script file; as it stands, a Python module."""
+    """A user's program that is not a script file; this class itself is for Python modules."""
 
     def build_interpreter(self, conf: JobConf, found: ProgramFiles, python: str) -> tuple[str, ...]:
         return (python, "-u", *(("-P",) if found.is_led else ()), "-m")
@@ -135,12 +136,12 @@ class Own(Starter):
         return (conf.program.module or "", *conf.program.args)
 
     def find_launcher(self, conf: JobConf, found: ProgramFiles) -> str:
-        """The launcher that the program is or calls; empty for none that is known."""
+        """Return the launcher that the program is or calls; empty if none is known."""
         return find_launcher(("python", "-m", *self.build_words(conf, found, "")))
 
 
 class Command(Own):
-    """A command of the user's own, which runs as it is."""
+    """A user's command, which runs unchanged."""
 
     def build_interpreter(self, conf: JobConf, found: ProgramFiles, python: str) -> tuple[str, ...]:
         return ()
@@ -153,7 +154,7 @@ class Command(Own):
 
 
 class Script(Own):
-    """A script of the user's own."""
+    """A user's script."""
 
     def read_files(self, conf: JobConf) -> ProgramFiles:
         return read_first_line(conf)
@@ -261,7 +262,7 @@ class Megatron(Starter):
 
 
 class DeepSpeed(Starter):
-    """A script of the user's own for DeepSpeed, with a ds_config completed by the conf."""
+    """A user's script for DeepSpeed, with a ds_config completed by the conf."""
 
     def read_files(self, conf: JobConf) -> ProgramFiles:
         program = conf.program
@@ -303,7 +304,7 @@ class DeepSpeed(Starter):
 
 
 class Function(Starter):
-    """A pickled function: `function.pyz` calls it, with the pickle in the run folder."""
+    """A pickled function, called by `function.pyz` with the pickle in the run folder."""
 
     def build_words(self, conf: JobConf, found: ProgramFiles, folder: str) -> tuple[str, ...]:
         return (str(RunFolder(Path(folder)).function), folder)
@@ -324,7 +325,7 @@ PROGRAMS: dict[str, Starter] = {
     "deepspeed": DeepSpeed(),
     FUNCTION: Function(),
 }
-"""By the conf's word for it (`ProgramKind` in jobs/conf/schema.py)."""
+"""Starters by the conf's kind of program (`ProgramKind` in jobs/conf/schema.py)."""
 
 
 def get_starter(conf: JobConf) -> Starter:
@@ -332,13 +333,13 @@ def get_starter(conf: JobConf) -> Starter:
 
 
 def refuse_function(conf: JobConf) -> None:
-    """For a submit from a conf alone: a run's resolved conf names the function, without it."""
+    """Refuse a function in a submit from a conf, which names it but does not contain it."""
     if conf.program.kind == FUNCTION:
         raise InputError(f"program.function: {FUNCTION_REFUSED}")
 
 
 def build_command(conf: JobConf, found: ProgramFiles, folder: str, python: str) -> tuple[str, ...]:
-    """Command of each rank, with placeholders for words that differ by rank."""
+    """Return each rank's command, with placeholders for words that differ by rank."""
     starter = get_starter(conf)
     before = map(escape_placeholders, starter.build_interpreter(conf, found, python))
     words = map(escape_placeholders, starter.build_words(conf, found, folder))
@@ -348,7 +349,7 @@ def build_command(conf: JobConf, found: ProgramFiles, folder: str, python: str) 
 
 
 def choose_launch(conf: JobConf, found: ProgramFiles, written: Collection[str]) -> Launch:
-    """The launch of the conf's program; `written` are the keys that its author wrote."""
+    """Choose the launch of the conf's program; `written` are the keys that the user wrote."""
     starter, asked = get_starter(conf), conf.program.launch
     if not isinstance(starter, Own):
         return Launch(name="torchrun")
@@ -366,17 +367,17 @@ def choose_launch(conf: JobConf, found: ProgramFiles, written: Collection[str]) 
 
 
 def describe_launch(conf: JobConf, written: Collection[str]) -> Launch:
-    """The launch, with what the program's own files tell of it."""
+    """Choose the launch after reading the program's files."""
     return choose_launch(conf, get_starter(conf).read_files(conf), written)
 
 
 def list_layout_keys(written: Collection[str]) -> list[str]:
-    """The keys among those written that say how ranks share the model and the batch."""
+    """Return those written keys that define how ranks share the model and the batch."""
     return [key for key in written if key.startswith("parallel.") and key != "parallel.profile"]
 
 
 def read_first_line(conf: JobConf) -> ProgramFiles:
-    """The facts of a script that its own first line starts; InputError where it cannot."""
+    """Read the facts of a script started by its first line; raise InputError if it cannot be."""
     path = conf.program.path or ""
     try:
         with open(path, "rb") as file:
@@ -404,19 +405,19 @@ def read_first_line(conf: JobConf) -> ProgramFiles:
 
 
 def build_files(conf: JobConf, found: ProgramFiles, folder: str) -> dict[str, str]:
-    """Files that the program reads, by name in the folder."""
+    """Return files that the program reads, by name in the folder."""
     return get_starter(conf).build_files(conf, found, folder, get_replicas(conf) or 1)
 
 
 def list_problems(conf: JobConf) -> Iterator[KeyProblem]:
-    """Settings of the conf that the program, or its profiler, cannot do."""
+    """Yield settings of the conf that the program, or its profiler, does not support."""
     yield from get_starter(conf).list_problems(conf)
     if conf.profile.nsys and conf.profile.ncu:
         yield "profile.ncu", True, "cannot be together with profile.nsys; a rank has one profiler"
 
 
 def describe_missing_module(python: str, *, in_container: bool) -> KnownLine:
-    """The row of the commonest end of a first run, as its verdict says it."""
+    """Return the known line for a missing module, the most common failure of a first run."""
     where = "the image's python3" if in_container else python
     return KnownLine(
         "missing module",
@@ -438,11 +439,12 @@ def describe_missing_module(python: str, *, in_container: bool) -> KnownLine:
 
 
 def build_profiler_prefix(conf: JobConf, *, marks_steps: bool) -> tuple[str, ...]:
-    """NVIDIA's profiler with its options, before a rank's command; empty where none was asked for.
+    """Return NVIDIA's profiler with its options, to precede a rank's command; empty if not asked
+    for.
 
-    Its output lies beside the rank's own: `attempt-<n>/ranks/<rank>.nsys-rep` or `.ncu-rep`.
-    Megatron-LM marks the steps to profile by itself (`--profile`); a script is profiled whole,
-    unless it calls torch.cuda.profiler.start() and `profile.options` says so.
+    Its output is beside the rank's own: `attempt-<n>/ranks/<rank>.nsys-rep` or `.ncu-rep`.
+    Megatron-LM marks the steps to profile itself (`--profile`); a script is profiled whole, unless
+    it calls torch.cuda.profiler.start() and `profile.options` says so.
     """
     profile = conf.profile
     if profile.nsys:

@@ -1,4 +1,4 @@
-"""Conf to training.json: the settings of a built-in program, every default filled in. Pure."""
+"""Convert a conf to training.json: a built-in program's settings, with every default. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vjob.jobs.conf.world_size import require_number
 
 
 def build_training(conf: JobConf, replicas: int) -> Training | None:
-    """The training settings; None where the program is the user's own."""
+    """Return the training settings; None for a user's own program."""
     model, data, train, parallel = conf.model, conf.data, conf.train, conf.parallel
     if conf.program.kind not in BUILT_IN:
         return None
@@ -75,7 +75,7 @@ def build_training(conf: JobConf, replicas: int) -> Training | None:
 
 
 def name_model(model: Model, models: Mapping[str, Model] = MODELS) -> str:
-    """The name of its shape, whatever the dropout; else its numbers."""
+    """Return the name of a model's shape, ignoring dropout; its numbers if it has none."""
     for name, known in models.items():
         if replace(model, dropout=known.dropout) == known:
             return name

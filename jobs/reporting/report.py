@@ -1,4 +1,4 @@
-"""`vjob report`: find a job's files and hand them to `reports`."""
+"""Find a job's files and pass them to `reports`: `vjob report`."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], object]
 MORE_EVENTS = 200_000
-"""Of steps that nothing singles out, for the page's selector: some two megabytes."""
+"""Events of additional steps for the page's selector, about two megabytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOutputs:
-    """Outputs of a report; the page alone if none is named."""
+    """Outputs of a report; only the page if none is named."""
 
     text: bool = False
     as_json: bool = False
     export: str | None = None
-    """The name of one of the exporters."""
+    """Name of an exporter."""
     output: Path | None = None
-    """Where the export goes, or else the page."""
+    """Path of the export, or else of the page."""
     is_opened: bool = False
 
     @property
@@ -52,7 +52,7 @@ class ReportOutputs:
 
 
 def find_folder(job: str, here: Path) -> tuple[Path, RunFolder | None]:
-    """The folder of JOB, which may also be the path of a folder of logs, or of one log."""
+    """Return the folder of JOB, which may also be a path to a folder of logs or to one log."""
     refuse_empty(job)
     try:
         run = find_run(job, here)
@@ -65,7 +65,7 @@ def find_folder(job: str, here: Path) -> tuple[Path, RunFolder | None]:
 
 
 def look_at(run: RunFolder | None) -> RunView | None:
-    """The run and its jobs' state; None for a folder of logs, or where it is not known."""
+    """Return the run with its jobs' state; None for a folder of logs, or if not known."""
     if run is not None:
         with contextlib.suppress(VjobError):
             return view_run(run)
@@ -73,8 +73,8 @@ def look_at(run: RunFolder | None) -> RunView | None:
 
 
 def goes_on(view: RunView | None) -> bool:
-    """True of a run that is not over by the function that `vjob status` has, too: its ranks may
-    have written how it ended some seconds before the scheduler says so."""
+    """Return True for a run that is not over, by the function of `vjob status`: ranks may have
+    written their end seconds before the scheduler reports it."""
     if view is None or view.record.state != records.SUBMITTED:
         return False
     name = view.record.scheduler
@@ -83,7 +83,7 @@ def goes_on(view: RunView | None) -> bool:
 
 
 def write_report(job: str, here: Path, say: Say, wanted: ReportOutputs) -> None:
-    """Write everything that is wanted of one job."""
+    """Write all requested outputs for one job."""
     folder, run = find_folder(job, here)
     check_libraries(*(("plotly", "jinja2") if wanted.has_page else ()))
     from vjob.reports.analysis import findings
@@ -112,7 +112,7 @@ def write_report(job: str, here: Path, say: Say, wanted: ReportOutputs) -> None:
 
 
 def render_report(folder: Path, run: RunFolder | None) -> str:
-    """The page of a job as it is now; VjobError where it cannot be read or drawn."""
+    """Render the present page of a job; raise VjobError if it cannot be read or drawn."""
     check_libraries("plotly", "jinja2")
     from vjob.reports.analysis.findings import find_all
     from vjob.reports.page.run_page import render_page
@@ -135,9 +135,9 @@ def read_job(
     *,
     more_events: int = 0,
 ) -> tuple[Job, Analysis]:
-    """Read a job's files and analyse them; InputError where they cannot be read as a job.
+    """Read and analyse a job's files; raise InputError if they are not those of a job.
 
-    Its state is that of `view`, the same as in `vjob list`.
+    Its state is that of `view`, as in `vjob list`.
     """
     from vjob.reports.analysis.measures import analyse
     from vjob.reports.load.sources import SourceError
@@ -153,7 +153,7 @@ def read_job(
 
 
 def format_now() -> str:
-    """The time at which a page is made."""
+    """Return the time at which a page is made."""
     return f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"
 
 
@@ -198,21 +198,21 @@ def _write_page(page: str, wanted: ReportOutputs, here: Path, folder: Path, say:
 
 
 def _choose_page(folder: Path) -> Path:
-    """The page's path: in the job's folder, or beside a lone log."""
+    """Return the page's path: in the job's folder, or beside a single log."""
     if folder.is_dir():
         return RunFolder(folder).report
     return folder.with_name(f"{folder.name}.report.html")
 
 
 def check_libraries(*more: str) -> None:
-    """VjobError where a library is missing that all reports need, or one of `more`."""
+    """Raise VjobError if a library that reports need, or one of `more`, is missing."""
     for name in ("numpy", "pandas", "pyarrow", *more):
         if importlib.util.find_spec(name) is None:
             raise VjobError(f"reports need {name}, which is not installed: pip install {name}")
 
 
 def load_tables(folder: Path) -> JobTables:
-    """Every table of a job, by name."""
+    """Return every table of a job, by name."""
     check_libraries()
     from vjob.reports.export.tables import load_job
     from vjob.reports.load.sources import SourceError

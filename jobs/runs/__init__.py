@@ -1,4 +1,4 @@
-"""The runs of this user: found by what was typed, brought up to date, listed, cancelled, explained.
+"""Find, update, list, cancel and explain the runs of this user.
 
-`find.find_run` and `find.view_run` are the way in. Imports the schedulers and the records.
+`find.find_run` and `find.view_run` are the entry points. Imports the schedulers and the records.
 """

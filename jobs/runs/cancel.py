@@ -1,4 +1,4 @@
-"""Cancel a run: ask it to checkpoint first where it can, then end it."""
+"""Cancel a run, asking it to checkpoint first if it can."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ POLL_S = 1.0
 NOT_YOURS = "only its owner cancels it through vjob (an operator: scancel, by its job id)"
 CALLS_AT_ONCE = 16
 FRESH_S = 3.0
-"""An agent's beat shows a change on its node within this time."""
+"""Seconds within which an agent's beat reflects a change on its node."""
 
 
 def cancel_run(run: RunFolder, *, now: bool, wait_s: int, say: Callable[[str], object]) -> str:
-    """Returns one sentence for the user."""
+    """Cancel a run; return a sentence for the user."""
     expect_ours(run, NOT_YOURS)
     view = view_run(run, warn=False, after=time.time())
     if is_over(view):
@@ -74,7 +74,7 @@ def cancel_run(run: RunFolder, *, now: bool, wait_s: int, say: Callable[[str], o
 
 
 def _note_failure(run: RunFolder) -> None:
-    """A later end is not by this cancel."""
+    """Record that the cancel failed, so that a later end is not attributed to it."""
     with contextlib.suppress(OSError):
         append_event(run.vjob_events, CANCEL_FAILED)
 
@@ -82,8 +82,8 @@ def _note_failure(run: RunFolder) -> None:
 def cancel_runs(
     runs: Sequence[RunFolder], *, now: bool, wait_s: int, say: Callable[[str], object]
 ) -> str:
-    """`cancel_run` of many at once; returns one sentence. Those that wait are cancelled first, the
-    last of them before the others: none starts because one before it ends."""
+    """Cancel many runs; return a sentence for the user. Waiting runs are cancelled first, in
+    reverse order, so that none starts because one before it ends."""
     views = [view for view in view_runs(runs) if not is_over(view)]
     if not views:
         raise InputError("all of these runs are over already")
@@ -120,7 +120,7 @@ def cancel_runs(
 
 
 def describe_cancelled(runs: Sequence[RunFolder], text: str) -> dict[str, Any]:
-    """The runs as they are now, for scripts."""
+    """Return the present state of the runs, for scripts."""
     views = view_runs(runs)
     found = [
         {
@@ -135,7 +135,7 @@ def describe_cancelled(runs: Sequence[RunFolder], text: str) -> dict[str, Any]:
 
 
 def _ask_all(views: Sequence[RunView]) -> list[RunView]:
-    """Ask runs to checkpoint and leave; returns those that could be asked."""
+    """Ask runs to checkpoint and leave; return those that could be asked."""
     asked = []
     for view in views:
         with contextlib.suppress(OSError):
@@ -147,13 +147,13 @@ def _ask_all(views: Sequence[RunView]) -> list[RunView]:
 
 
 def call_agents(run: RunFolder) -> bool:
-    """Ask the run's agents to look at its files now; else they do so some seconds later."""
+    """Ask the run's agents to check its files now instead of some seconds later."""
     attempts = run.attempts()
     return call_hub(run.morph.link) or bool(attempts and call_hub(attempts[-1].link))
 
 
 def _try_cancel(view: RunView) -> list[str]:
-    """Cancel a run's jobs; the problems of one that goes on all the same."""
+    """Cancel a run's jobs; return the problems if the run goes on nevertheless."""
     problems = _cancel_all(view, schedulers.get_scheduler(view.record.scheduler, view.run).cancel)
     if not problems or is_over(view_run(view.run, after=time.time())):
         return []
@@ -162,7 +162,7 @@ def _try_cancel(view: RunView) -> list[str]:
 
 
 def _wait_all(views: Sequence[RunView], wait_s: int, cancelled: float = 0.0) -> list[RunView]:
-    """Wait for the end of runs, with one query for all; returns those that go on."""
+    """Wait for the end of runs, with one query for all; return those that go on."""
     deadline = time.monotonic() + wait_s
     going = list(views)
     while True:
@@ -184,14 +184,14 @@ def _explain_leave(view: RunView) -> str:
 
 
 def _has_left(view: RunView) -> bool:
-    """True where all ranks exited 0 after they were asked to."""
+    """Return True if all ranks exited 0 after they were asked to."""
     end = view.record.end
     return end is not None and end.cause is EndCause.CANCELLED and end.code == 0
 
 
 def _has_saved(run: RunFolder) -> bool:
-    """True where files were seen to be written since the ranks were asked to save; a script may
-    save where nobody but itself knows."""
+    """Return True if files were seen to be written since ranks were asked to save; a script may
+    save where only it knows."""
     plan, since = read_plan(run.plan), read_mtime(run.attempts()[-1].signal)
     store = None if plan is None else find_store(run, plan)
     if read_mtime(run.submitted_pickle) >= since:
@@ -200,7 +200,7 @@ def _has_saved(run: RunFolder) -> bool:
 
 
 def _cancel_all(view: RunView, cancel: Callable[[str], None]) -> list[VjobError]:
-    """Every job of the run, the last one first: the others wait for the start of the first."""
+    """Cancel every job of the run, last first, since the others wait for the first to start."""
     cancel_joined(view)
     problems = []
     for job in reversed(view.record.jobs):
@@ -216,7 +216,7 @@ def _can_checkpoint(view: RunView) -> bool:
 
 
 def _find_saving(views: Sequence[RunView]) -> list[RunView]:
-    """Those of which the ranks of every node catch SIGUSR1; it would end others without a save."""
+    """Return the runs whose ranks on every node catch SIGUSR1, which would kill others unsaved."""
     begun = time.monotonic()
     found: list[RunView] = []
     open_ = list(views)
@@ -230,7 +230,7 @@ def _find_saving(views: Sequence[RunView]) -> list[RunView]:
 
 
 def _catches(view: RunView, waited_s: float) -> bool | None:
-    """True if the ranks of every node catch SIGUSR1; None where it is too early to say."""
+    """Return True if the ranks of every node catch SIGUSR1; None if it is too early to tell."""
     running = any(info.state is JobState.RUNNING for info in view.infos)
     attempts = view.run.attempts()
     plan = read_attempt_plan(view.run, attempts[-1].number) if attempts else None
@@ -247,7 +247,7 @@ def _catches(view: RunView, waited_s: float) -> bool | None:
 
 
 def _is_pending(view: RunView) -> bool:
-    """True where a cancelled job is over at once; one that runs says so by its files."""
+    """Return True if a cancelled job is over at once; a running one reports it by its files."""
     return any(info.state is JobState.PENDING for info in view.infos)
 
 

@@ -1,8 +1,8 @@
-"""Finds a run by what the user types, and brings its record up to date with the scheduler.
+"""Find a run by what the user types, and update its record from the scheduler.
 
-Adopts the jobs of a submit that was cut off, records how a run ended, and ends the jobs that joined
-it. Those stand beside the run's own jobs, not among them: one that is cancelled or fails is lost
-nodes, and says nothing of how the run is or ended.
+This adopts the jobs of an interrupted submit, records how a run ended, and ends the jobs that
+joined it. Joined jobs are kept apart from the run's own: if one is cancelled or fails, nodes are
+lost, but it does not tell how the run is or ended.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ LIVE = (
     JobState.PENDING,
     JobState.REQUEUED,
 )
-"""The first of these that a job of the run has is the run's own state."""
+"""States of a live run, in order: the first that any job of the run has is the run's state."""
 SUBMIT_S = 120.0
-"""A submit on another host may still be at work for so long."""
+"""Seconds for which a submit on another host may still be running."""
 ORPHAN_S = 600.0
-"""An intent without a job after this long was never given to the scheduler."""
+"""An intent without a job after this many seconds never reached the scheduler."""
 AFTER_A_SAVE = {
     EndCause.CANCELLED: JobState.CANCELLED.value,
     EndCause.TIME_LIMIT: JobState.TIMEOUT.value,
@@ -71,41 +71,41 @@ AFTER_A_SAVE = {
 """Verdicts of runs whose ranks exited 0 because they were asked to."""
 NOT_OURS = "; a job that vjob did not submit has no run"
 Asked = tuple[str, int | None, Path | None]
-"""Scheduler, user and folder of the jobs that are asked about together."""
+"""Scheduler, user and folder by which jobs are queried together."""
 ENDING_S = (1.0, 5.0)
-"""A job is over for Slurm so long after its batch script wrote the outcome, or at the latest."""
+"""Seconds, usual and most, until Slurm ends a job after its batch script wrote the outcome."""
 FRESH_S = 120.0
-"""A `vjob grow` on another host may still be at work for so long, and the scheduler show no job."""
+"""Seconds for which a `vjob grow` on another host may be running without showing a job."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunView:
-    """A run, and the state of its jobs by the scheduler."""
+    """A run, with the state of its jobs by the scheduler."""
 
     run: RunFolder
     record: RunRecord
     infos: tuple[SchedulerJob, ...]
-    """One a component; empty where the scheduler has forgotten."""
+    """State of each component; empty if the scheduler has forgotten the job."""
     joined: tuple[SchedulerJob, ...] = ()
-    """Components of the jobs that brought more nodes to it."""
+    """Components of jobs that brought more nodes to the run."""
     problem: str = ""
     """Why the scheduler did not answer."""
 
     @property
     def asked(self) -> float | None:
-        """The time for which the states are good; None where they are as of now."""
+        """The time at which the states were true; None for now."""
         times = [info.asked for info in (*self.infos, *self.joined) if info.asked is not None]
         return min(times, default=None)
 
     @property
     def is_under_way(self) -> bool:
-        """True once the ranks of the last attempt were started: no job of the run is waited for."""
+        """True once the ranks of the last attempt were started, so that no job is waited for."""
         attempts = self.run.attempts()
         return bool(attempts) and read_mtime(attempts[-1].go) > 0
 
     @property
     def state(self) -> str:
-        """One word for the run."""
+        """One word for the state of the run."""
         if self.record.state == records.ENDED:
             return self.record.verdict
         if self.record.state in (records.REFUSED, records.INTENT):
@@ -120,12 +120,12 @@ class RunView:
 
 
 def is_over(view: RunView) -> bool:
-    """True where nothing of the run goes on."""
+    """Return True if nothing of the run goes on."""
     return view.record.state in (records.ENDED, records.REFUSED)
 
 
 def refuse_empty(job: str) -> None:
-    """InputError for `vjob status "$UNSET"`, which is not a question about the current folder."""
+    """Raise InputError for an empty word, such as `vjob status "$UNSET"`."""
     if not job.strip():
         raise InputError(
             "JOB is empty: give a job id, a run's name, `last`, or a folder; `.` is this one"
@@ -133,7 +133,7 @@ def refuse_empty(job: str) -> None:
 
 
 def find_run(job: str, here: Path) -> RunFolder:
-    """JOB is an id, a name, a run id, `last`, or the path of a run folder."""
+    """Return the run of JOB: an id, a name, a run id, `last`, or the path of a run folder."""
     refuse_empty(job)
     path = Path(job).expanduser()
     try:
@@ -161,7 +161,7 @@ def find_run(job: str, here: Path) -> RunFolder:
 
 
 def _find_last() -> RunFolder | None:
-    """The newest run that was not refused, which is said; where all were, the newest."""
+    """Return the newest run that was not refused, logging skipped ones; else the newest."""
     passed: list[str] = []
     newest = None
     for run in index.list_newest():
@@ -178,8 +178,8 @@ def _find_last() -> RunFolder | None:
 
 
 def _find_latest(name: str | None) -> RunFolder | None:
-    """The newest run, of this name if one is given; InputError where a newer one's folder is gone
-    and its job goes on: another run than the one meant would be shown, or cancelled."""
+    """Return the newest run, of this name if given. Raise InputError if a newer one's folder is
+    gone while its job goes on, since another run than the one meant would be shown or cancelled."""
     found = index.find_latest(name) if name is not None else _find_last()
     for removed in find_removed(index.list_removed(name, found)):
         raise InputError(removed.explain())
@@ -204,8 +204,7 @@ class RemovedRun:
 
 
 def find_removed(runs: Sequence[str]) -> list[RemovedRun]:
-    """Those of these runs, whose folders are gone, that a scheduler still has a job of; it is asked
-    where there are any."""
+    """Return those runs without a folder of which a scheduler still has a job."""
     removed = []
     for scheduler in schedulers.list_with_queue() if runs else ():
         found: dict[str, list[SchedulerJob]] = {}
@@ -220,7 +219,7 @@ def find_removed(runs: Sequence[str]) -> list[RemovedRun]:
 
 
 def _explain_removed(job: str) -> str:
-    """A sentence for a run whose folder is gone; else empty."""
+    """Explain a run whose folder is gone; empty if it is none."""
     for scheduler in schedulers.list_with_queue():
         with contextlib.suppress(VjobError):
             for run, infos in scheduler.find_orphans().items():
@@ -237,7 +236,7 @@ def _explain_removed(job: str) -> str:
 
 
 def _find_link(here: Path, name: str) -> RunFolder | None:
-    """<log>/<jobid> below this folder, for runs that another user's or machine's index holds."""
+    """Return the run linked by <log>/<jobid> here, as for runs in another user's index."""
     for folder in (here / "log", here):
         path = folder / name
         if name not in (".", "..") and (path / "plan.json").is_file():
@@ -248,7 +247,7 @@ def _find_link(here: Path, name: str) -> RunFolder | None:
 def view_run(
     run: RunFolder, *, warn: bool = True, floor_s: float = FLOOR_S, after: float = 0.0
 ) -> RunView:
-    """The run as it is now; adopts, ends and records what has changed."""
+    """Return the present view of a run, after updating its record."""
     views = view_runs([run], warn=warn, floor_s=floor_s, after=after)
     if not views:
         raise InputError(f"{run.path} holds no readable record.json; is it a run folder of vjob?")
@@ -258,10 +257,10 @@ def view_run(
 def view_runs(
     runs: Sequence[RunFolder], *, warn: bool = True, floor_s: float = FLOOR_S, after: float = 0.0
 ) -> list[RunView]:
-    """Many runs with one query to each scheduler; runs without a record are left out.
+    """Return views of many runs, with one query to each scheduler; skip those without a record.
 
-    With `warn` a scheduler that does not answer is logged too. Its answer may be `floor_s` old, but
-    not from before `after`, nor from before the last change that a run's files show.
+    With `warn`, a scheduler that does not answer is logged too. Its answer may be `floor_s` old,
+    but not from before `after` or from before the last change in a run's files.
     """
     known: list[tuple[RunFolder, RunRecord]] = []
     for run in runs:
@@ -311,17 +310,17 @@ def view_runs(
 
 
 def _find_asked(run: RunFolder, record: RunRecord) -> Asked:
-    """Jobs of one user go into one question; what runs on this machine is in its run's files."""
+    """Return how a run's jobs are queried: together by user, or by the folder of a local run."""
     if schedulers.has_queue(record.scheduler):
         return record.scheduler, find_owner(run), None
     return record.scheduler, None, run.path
 
 
 def read_change_time(run: RunFolder) -> float:
-    """When the run's files last said something that its scheduler knows too; 0 without any.
+    """Return when the run's files last changed in a way that its scheduler reflects; 0 if never.
 
-    A job was submitted, an attempt began, its ranks ended. The job itself ends a little later than
-    they: what the scheduler said until then counts as said before.
+    Such changes: a job was submitted, an attempt began, its ranks ended. The job ends a little
+    later than its ranks; answers up to then count as earlier.
     """
     attempts = run.attempts()
     started = read_mtime(attempts[-1].master) if attempts else 0.0
@@ -331,7 +330,7 @@ def read_change_time(run: RunFolder) -> float:
 
 
 def read_mtime(path: Path) -> float:
-    """Time of the last change by the file server's clock; 0 where it is not there."""
+    """Return the time of the last change by the file server's clock; 0 if there is no file."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -339,7 +338,7 @@ def read_mtime(path: Path) -> float:
 
 
 def bring_up_to_date(run: RunFolder, record: RunRecord) -> RunRecord:
-    """Update a record by what needs no scheduler: a submit cut off, an outcome that came late."""
+    """Update a record without the scheduler: an interrupted submit, or a late outcome."""
     if not is_ours(run):
         return record
     if record.state == records.INTENT:
@@ -354,7 +353,7 @@ def bring_up_to_date(run: RunFolder, record: RunRecord) -> RunRecord:
 
 
 def adopt(run: RunFolder, record: RunRecord) -> RunRecord:
-    """Take over the jobs of a submit that was cut off: those that carry this run's id."""
+    """Adopt the jobs of an interrupted submit, which have this run's id as a comment."""
     if _is_submitting(record):
         return record
     cut_off = _cut_off.setdefault(str(run.path), time.time())
@@ -387,7 +386,7 @@ def adopt(run: RunFolder, record: RunRecord) -> RunRecord:
 
 
 _cut_off: dict[str, float] = {}
-"""When this process first saw that nobody submits these runs any more."""
+"""By run, when this process first saw that its submit is no longer running."""
 
 
 def _refuse(record: RunRecord, message: str) -> RunRecord:
@@ -395,14 +394,14 @@ def _refuse(record: RunRecord, message: str) -> RunRecord:
 
 
 def _is_submitting(record: RunRecord) -> bool:
-    """True while the submit runs; on another host, while it may still run by its age."""
+    """Return True while the submit runs or, on another host, may still run by its age."""
     if record.host == platform.node():
         return start_time(record.pid) == record.pid_start is not None
     return time.time() - record.submitted < SUBMIT_S
 
 
 def find_jobs(run: RunFolder, record: RunRecord, after: float = 0.0) -> tuple[JobRecord, ...]:
-    """Every job of the run that shows anywhere: in the record, the queue, or the run folder."""
+    """Return every known job of the run, from the record, the queue, or the run folder."""
     groups = {job.id: job.group for job in record.jobs}
     place = record.array
     comment = run.name if place is None else place.name
@@ -421,7 +420,7 @@ def find_jobs(run: RunFolder, record: RunRecord, after: float = 0.0) -> tuple[Jo
 
 
 def record_end(run: RunFolder, record: RunRecord, infos: Sequence[SchedulerJob]) -> RunRecord:
-    """Once every job is over, record how the run ended and who was the culprit."""
+    """Record how the run ended and which node was at fault, once every job is over."""
     if any(info.state not in OVER for info in infos):
         _end_rest(run, record, infos)
         return record
@@ -471,7 +470,7 @@ def list_earlier(
 
 
 def keep_end(info: SchedulerJob, earlier: Sequence[EndCause] = ()) -> JobEnd:
-    """The end of a job for the record."""
+    """Return the end of a job for the record."""
     return JobEnd(
         id=info.id,
         state=info.state.value,
@@ -488,7 +487,7 @@ def keep_end(info: SchedulerJob, earlier: Sequence[EndCause] = ()) -> JobEnd:
 
 
 def _end_rest(run: RunFolder, record: RunRecord, infos: Sequence[SchedulerJob]) -> None:
-    """A split run whose first job is over needs no other job to start any more."""
+    """Cancel pending jobs of a split run whose first job is over."""
     if not is_ours(run):
         return
     over = {info.leader for info in infos if info.state in OVER}
@@ -501,7 +500,7 @@ def _end_rest(run: RunFolder, record: RunRecord, infos: Sequence[SchedulerJob]) 
 
 
 def _record_forgotten(run: RunFolder, record: RunRecord) -> RunRecord:
-    """The scheduler has forgotten a job: our own outcome is the last word, if there is one."""
+    """Record the end of a run that the scheduler has forgotten, by its outcome if it has one."""
     attempts = run.attempts()
     judged = read_judgement(attempts[-1]) if attempts else None
     if judged is not None:
@@ -544,7 +543,7 @@ def _ask_canceller(record: RunRecord) -> str:
 
 
 def _explain_chain(run: RunFolder, record: RunRecord, verdict: str) -> End | None:
-    """The end of a run that was cancelled as one before it did not end well; None of others."""
+    """Return the end of a run cancelled because one before it did not end well; None for others."""
     if not record.after or verdict != JobState.CANCELLED.value or run.attempts():
         return None
     views = view_runs([RunFolder(Path(path)) for path in record.after])
@@ -568,7 +567,7 @@ def _explain_chain(run: RunFolder, record: RunRecord, verdict: str) -> End | Non
 
 
 def _save(run: RunFolder, record: RunRecord) -> None:
-    """A full disk, or a colleague's run, is no reason not to show what is known."""
+    """Save the record if possible; on a full disk or for another user's run, it is only shown."""
     if not is_ours(run):
         return
     try:
@@ -578,13 +577,13 @@ def _save(run: RunFolder, record: RunRecord) -> None:
 
 
 def name_host(run: RunFolder, seat: int) -> str:
-    """The host of a node of a run that may morph, as the node itself says."""
+    """Return the host of a node of a morphing run, as the node itself reports."""
     value = read_json(run.morph.node(seat))
     return str(value.get("host")) if isinstance(value, dict) else f"node {seat}"
 
 
 def list_joined(run: RunFolder) -> dict[str, str]:
-    """Ids of the jobs that were given to the scheduler, and their groups."""
+    """Return the ids of joined jobs that were given to the scheduler, with their groups."""
     found = {}
     for join in read_joins(run.morph):
         said = read_join_job(run.morph, join)
@@ -594,7 +593,7 @@ def list_joined(run: RunFolder) -> dict[str, str]:
 
 
 def find_joined_over(view: RunView) -> set[int]:
-    """Numbers of the joins whose nodes are gone for good, or never come."""
+    """Return the numbers of joins whose nodes are gone for good, or never come."""
     folder = view.run.morph
     states = {info.leader: info.state for info in view.joined}
     over = set()
@@ -621,7 +620,7 @@ def _is_asking(join: Join) -> bool:
 
 
 def cancel_joined(view: RunView, joins: Sequence[Join] | None = None) -> None:
-    """End the jobs that joined, or these; those that are over already are no matter."""
+    """Cancel the jobs that joined, or these joins; skip those that are over."""
     folder = view.run.morph
     scheduler = schedulers.get_scheduler(view.record.scheduler, view.run)
     over = find_joined_over(view)
@@ -635,7 +634,7 @@ def cancel_joined(view: RunView, joins: Sequence[Join] | None = None) -> None:
 
 
 def end_joined(view: RunView) -> None:
-    """The run has just ended. After a good end those that run go home by themselves."""
+    """End the joined jobs of a run that has just ended; after a good end they end themselves."""
     if not is_ours(view.run):
         return
     states = {info.leader: info.state for info in view.joined}

@@ -1,4 +1,4 @@
-"""JOB, as a run of vjob or as a job of a scheduler that vjob did not submit."""
+"""Find JOB as a run of vjob, or as a scheduler's job that vjob did not submit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vjob.jobs.schedulers.foreign_job import ForeignJob
 
 
 def find_run_or_job(job: str, here: Path) -> RunFolder | ForeignJob:
-    """The run that JOB names, else the job of that id; InputError where it is neither."""
+    """Return the run that JOB names, or else the job with that id; InputError if neither."""
     try:
         return find_run(job, here)
     except InputError:
@@ -23,7 +23,7 @@ def find_run_or_job(job: str, here: Path) -> RunFolder | ForeignJob:
 
 
 def find_foreign_job(word: str) -> ForeignJob | None:
-    """The job by its id; None where no scheduler knows it, or answers."""
+    """Return the job with this id; None if no scheduler knows it, or none answers."""
     for scheduler in schedulers.list_with_queue():
         try:
             found = scheduler.ask_foreign_job(word)
@@ -35,5 +35,5 @@ def find_foreign_job(word: str) -> ForeignJob | None:
 
 
 def ask_again(job: ForeignJob) -> ForeignJob | None:
-    """The job as it is now; UncertainError where its scheduler does not answer."""
+    """Return the job's present state; raise UncertainError if its scheduler does not answer."""
     return schedulers.get_scheduler(job.scheduler).ask_foreign_job(job.word)

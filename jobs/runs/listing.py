@@ -1,4 +1,4 @@
-"""`vjob list`: every run of this user, one line each."""
+"""List every run of this user, one in a line: `vjob list`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from vjob.jobs.runs.find import RunView, find_removed, view_runs
 from vjob.jobs.schedulers import run_index as index
 
 MOST_NAMED = 5
-"""Sweeps that are named where one is not known."""
+"""The most sweeps named if one is not known."""
 
 
 def list_runs(limit: int | None) -> list[dict[str, Any]]:
-    """Runs as plain rows, the newest last."""
+    """Return runs as plain rows, newest last."""
     index.check_readable()
     runs = index.list_runs()
     rows = []
@@ -40,7 +40,7 @@ def list_runs(limit: int | None) -> list[dict[str, Any]]:
 
 
 def choose_message(view: RunView) -> str:
-    """The record's words; for a run that goes on, the hang that its agents see."""
+    """Return the record's message or, for a live run, the hang that its agents see."""
     attempts = view.run.attempts() if view.is_under_way and not view.record.message else []
     hang = read_hang(attempts[-1]) if attempts else None
     if hang is None or hang.until is not None:
@@ -49,7 +49,7 @@ def choose_message(view: RunView) -> str:
 
 
 def _list_removed() -> list[dict[str, Any]]:
-    """Rows of the runs whose folders are gone and whose jobs go on."""
+    """Return rows for the runs whose folders are gone and whose jobs go on."""
     return [
         {
             "run": removed.run,
@@ -64,7 +64,7 @@ def _list_removed() -> list[dict[str, Any]]:
 
 
 def find_sweep(name: str) -> list[RunFolder]:
-    """The runs of a sweep; InputError where there is none of this name."""
+    """Return the runs of a sweep; raise InputError if no sweep has this name."""
     index.check_readable()
     runs = index.find_sweep(name)
     if not runs:
@@ -75,7 +75,7 @@ def find_sweep(name: str) -> list[RunFolder]:
 
 
 def list_sweep(name: str) -> list[dict[str, Any]]:
-    """The runs of a sweep as plain rows, with the values that they have of its keys."""
+    """Return the runs of a sweep as plain rows, with their values of its keys."""
     return [
         {
             "run": view.record.run,
@@ -91,7 +91,7 @@ def list_sweep(name: str) -> list[dict[str, Any]]:
 
 
 def render_sweep(rows: Sequence[dict[str, Any]], width: int | None = None) -> str:
-    """A table with a column for each key of the sweep."""
+    """Render a table with a column for each key of the sweep."""
     keys = dict.fromkeys(key for row in rows for key in row["swept"])
     cells = [("JOB", "STATE", "RUN", *shorten_keys(keys).values(), "")]
     for row in rows:
@@ -102,7 +102,7 @@ def render_sweep(rows: Sequence[dict[str, Any]], width: int | None = None) -> st
 
 
 def shorten_keys(keys: Iterable[str]) -> dict[str, str]:
-    """Each key by its last parts, as few as make it unique: lr, optimizer.name."""
+    """Shorten keys to the fewest last parts that are unique: lr, optimizer.name."""
     split = {key: key.split(".") for key in keys}
     found = {}
     for key, parts in split.items():
@@ -115,7 +115,7 @@ def shorten_keys(keys: Iterable[str]) -> dict[str, str]:
 
 
 def render(rows: list[dict[str, Any]], width: int | None = None) -> str:
-    """A table, or what to do where there is nothing; messages wrap at `width`, if one is given."""
+    """Render a table, or advice if it is empty; messages wrap at `width`, if given."""
     if not rows:
         return "no runs yet; `vjob submit conf.yaml` makes one"
     cells = [("JOB", "STATE", "SUBMITTED", "RUN", "")]
@@ -129,13 +129,13 @@ def render(rows: list[dict[str, Any]], width: int | None = None) -> str:
 
 
 def fit_lines(cells: Sequence[Sequence[str]], width: int | None) -> list[str]:
-    """The lines of a table, whose last column wraps at `width`, if one is given."""
+    """Return the lines of a table, whose last column wraps at `width`, if given."""
     cells = [[clean_name(cell) for cell in row] for row in cells]
     return align_columns(cells) if width is None else wrap_columns(cells, width)
 
 
 def known_jobs() -> list[str]:
-    """Words that stand for a run, for shell completion; asks no scheduler."""
+    """Return words that name a run, for shell completion, without asking a scheduler."""
     from varuna_core.records.record import read_record
 
     words = {"last"}

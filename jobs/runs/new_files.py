@@ -1,4 +1,4 @@
-"""Files that ranks wrote into the copy of their code, where the next run will not find them."""
+"""Find files that ranks wrote into the copy of their code, where the next run will not see them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.monitor.model.snapshot import NewFiles
 
 MOST_ENTRIES = 20_000
-"""Limit on the entries of the copy that are looked at; a submit copies fewer by itself."""
+"""The most entries of the copy that are examined; a submit copies fewer by default."""
 CACHES = frozenset(("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache"))
-"""Folders that Python and its tools write beside any code."""
+"""Folders that Python and its tools create beside any code."""
 
 
 def find_new_files(run: RunFolder) -> NewFiles | None:
-    """Files of the copy that its list lacks, the largest first; None where there are none."""
+    """Return files in the copy that are not in its list, largest first; None if there are none."""
     listed = read_json(run.code_files)
     if not isinstance(listed, dict) or not isinstance(listed.get("files"), list):
         return None
@@ -29,7 +29,7 @@ def find_new_files(run: RunFolder) -> NewFiles | None:
 
 
 def _walk(root: Path, known: Set[str]) -> Iterator[tuple[str, int]]:
-    """Name and size of each plain file that is not known; links lead out of the copy."""
+    """Yield name and size of each unknown plain file, without following links."""
     folders, num_seen = [""], 0
     while folders:
         folder = folders.pop()

@@ -1,4 +1,4 @@
-"""How a run ended, from what its ranks left and what the scheduler says."""
+"""Determine how a run ended, from what its ranks left and the scheduler's answers."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from vjob.jobs.schedulers.job import END_CAUSES, JobState, SchedulerJob
 
 NOT_BEGUN = (EndCause.LAUNCH_FAILED, EndCause.NO_OUTPUT, EndCause.BATCH_KILLED)
 LAST_LINES = 400
-"""Of a log, looked through for a known message."""
+"""The most last lines of a log that are searched for a known message."""
 TELLS_REMEDY = (EndCause.PREFLIGHT, EndCause.CONTAINER)
-"""Causes whose witness, an agent, names the remedy."""
+"""Causes for which the reporting agent names the remedy."""
 ACTORS = {
     EndCause.COMPLETED: Actor.RANK,
     EndCause.NODE_FAIL: Actor.NODE,
@@ -36,11 +36,11 @@ ACTORS = {
     EndCause.SUPERVISOR_NOT_STARTED: Actor.UNKNOWN,
     EndCause.BATCH_KILLED: Actor.UNKNOWN,
 }
-"""Who ended a job of that cause, where it was not the scheduler."""
+"""Actor for causes in which the scheduler did not end the job."""
 
 
 def judge_run(run: RunFolder, infos: Sequence[SchedulerJob]) -> Judgement | None:
-    """How the last attempt ended, judged here if its own batch script could not."""
+    """Return how the last attempt ended, judged here if its batch script could not judge it."""
     attempts = run.attempts()
     if not attempts:
         return None
@@ -89,10 +89,10 @@ def end_of_job(
     started: bool | None = None,
     ask_canceller: Callable[[], str] = str,
 ) -> End:
-    """The end of a job by its scheduler alone.
+    """Return the end of a job as known from its scheduler alone.
 
-    `is_asked`: `vjob cancel` was called; `ask_canceller` returns the user who cancelled it, empty
-    where that is not known.
+    `is_asked`: `vjob cancel` was called. `ask_canceller` returns the user who cancelled it, empty
+    if not known.
     """
     cause = job.end_cause or END_CAUSES.get(job.state, EndCause.UNKNOWN)
     actor, by, text = ACTORS.get(cause, Actor.SCHEDULER), "", job.reason_text or job.native_word
@@ -123,7 +123,7 @@ def _name_signal(number: int | None) -> str:
 
 
 def decide_end(run: RunFolder, judged: Judgement | None, job: End | None) -> End:
-    """The end of a run, from those of its last attempt and of its job."""
+    """Return the end of a run, from those of its last attempt and of its job."""
     end = choose_end(None if judged is None else judged.end, job)
     if end.cause is EndCause.COMPLETED and is_cancel_asked(run):
         return replace(end, cause=EndCause.CANCELLED, actor=Actor.VJOB, code=0, started=True)
@@ -134,10 +134,10 @@ def decide_end(run: RunFolder, judged: Judgement | None, job: End | None) -> End
 
 
 def choose_deciding_job(infos: Sequence[SchedulerJob], *, has_cause: bool) -> SchedulerJob:
-    """The job, of those of a run that is over, whose word is the run's.
+    """Return the job that decides the end of a finished run.
 
-    The first that did not end well; but a split run whose jobs left because one of them was ended
-    from outside has that one's word, unless its ranks have a cause of their own.
+    It is the first that did not end well. But if the jobs of a split run left because one was ended
+    from outside, it is that one, unless the ranks have a cause of their own.
     """
     bad = [info for info in infos if info.state is not JobState.COMPLETED]
     from_outside = [info for info in bad if info.end_cause is not None]
@@ -145,10 +145,10 @@ def choose_deciding_job(infos: Sequence[SchedulerJob], *, has_cause: bool) -> Sc
 
 
 def match_container_message(run: RunFolder, judged: Judgement) -> str:
-    """The remedy of a known message of the container's runtime that is behind this end.
+    """Return the remedy for a known message of the container's runtime that caused this end.
 
-    Such a message may stand in the reason, in the last lines of the culprit's node, or, where srun
-    itself started the container, in the batch script's.
+    The message may be in the reason, in the last lines of the node at fault, or, if srun itself
+    started the container, in the batch script's output.
     """
     plan, attempts = read_plan(run.plan), run.attempts()
     rows = () if plan is None else read_known_lines(run, plan)

@@ -1,7 +1,8 @@
-"""Whose a run is. What belongs to somebody else is shown; nothing of it is run, changed or ended.
+"""Find out who owns a run. Other users' runs are shown, but nothing in them is run, changed or
+ended.
 
-Its files say which program takes stacks, which command notifies, which jobs are its own: whoever
-may write them would decide what another user's command does, an administrator's too.
+A run's files name the program that takes stacks, the command that notifies, and the run's jobs:
+whoever can write them would control what another user's command does, even an administrator's.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def is_ours(run: RunFolder) -> bool:
 
 
 def find_owner(run: RunFolder) -> int | None:
-    """The user whose jobs the run's are; None where that cannot be known."""
+    """Return the user id of a run's owner; None if not known."""
     try:
         return os.lstat(run.path).st_uid
     except OSError:
@@ -32,7 +33,7 @@ def find_owner(run: RunFolder) -> int | None:
 
 
 def expect_ours(run: RunFolder, why: str) -> None:
-    """InputError for a run of another user; `why` says what would be done for its owner."""
+    """Raise InputError for a run of another user; `why` says what only its owner can do."""
     if is_ours(run):
         return
     owner = name_owner(run.path)
@@ -42,7 +43,7 @@ def expect_ours(run: RunFolder, why: str) -> None:
 
 
 def name_owner(path: Path) -> str | None:
-    """Name of the user whose file or folder it is; None where that cannot be seen."""
+    """Return the name of a file's or folder's owner; None if it cannot be seen."""
     try:
         number = os.lstat(path).st_uid
     except OSError:

@@ -1,4 +1,4 @@
-"""The resolved conf in a run folder, which may be another user's."""
+"""Read the resolved conf in a run folder, which may be another user's."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from varuna_core.records.files import read_text
 from varuna_core.records.runfolder import RunFolder
 
 MOST_BYTES = 1 << 20
-"""Of a resolved conf; a larger file is none of ours, and takes long to read."""
+"""Size limit of a resolved conf in bytes; a larger file is not ours, and slow to read."""
 
 
 def read_resolved(run: RunFolder) -> dict[str, Any]:
-    """The conf as it was submitted, its secrets hidden; empty where it cannot be read."""
+    """Return the conf as submitted, without secrets; empty if it cannot be read."""
     try:
         return parse_resolved(read_text(run.resolved, most=MOST_BYTES))
     except (OSError, UnicodeDecodeError):

@@ -1,10 +1,10 @@
-"""Many runs of one conf: a Slurm array where it can be one, else one job each.
+"""Submit many runs of one conf: as a Slurm array if possible, else as one job each.
 
     one conf, many fills ─► run folders name-0, name-1, ... ─► array.sh ─► sbatch --array
                                                             └► batch.sh ─► sbatch, one by one
 
-A het job cannot be an array's element, nor can a run that may morph, and this machine has no
-arrays: those are jobs of their own, of which at most so many run at once.
+A het job or a run that may morph cannot be an array element, and this machine has no arrays. Such
+runs are separate jobs, of which at most a given number run at once.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def submit_array(
     executor: ScriptExecutor,
     after: AfterRuns = NO_RUNS,
 ) -> list[RunFolder]:
-    """Submit a run for each of `fills`, all or none; at most so many run at once."""
+    """Submit a run for each of `fills`, all or none; at most `at_most` run at once."""
     ready = prepare(resolved)
     waits = resolve_after(after, ready.plan.scheduler)
     obstacle = find_obstacle(ready)
@@ -102,7 +102,7 @@ def submit_array(
 
 
 def find_obstacle(ready: Prepared) -> str:
-    """Return the reason why these runs cannot be one array; empty where they can."""
+    """Return why these runs cannot be one array; empty if they can."""
     scheduler = schedulers.get_scheduler(ready.plan.scheduler)
     if not scheduler.can.arrays:
         return f"{scheduler.title} has no job arrays"
@@ -114,7 +114,7 @@ def find_obstacle(ready: Prepared) -> str:
 
 
 def make_folders(path: Path, count: int) -> tuple[str, list[RunFolder]]:
-    """Make new folders path-0, path-1, ...; returns the start of their names, and the folders."""
+    """Make new folders path-0, path-1, ...; return their common prefix, and the folders."""
     try:
         path.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
         for number in range(1000):
@@ -141,8 +141,8 @@ def submit_elements(
     after: After,
     executor: ScriptExecutor,
 ) -> list[RunRecord]:
-    """Submit the array; with UncertainError the records say intent, and the next command looks for
-    the jobs. Where it is refused, no record has changed."""
+    """Submit the array. After UncertainError the records say intent, and the next command looks for
+    the jobs. After a refusal no record has changed."""
     limits = written[0].limits or JobLimits()
     submission = Submission(run=runs[0], array=script, after=after, limits=limits)
     done = []

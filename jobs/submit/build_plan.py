@@ -1,7 +1,7 @@
-"""Conf to plan: a pure function; user, interpreter and environment come in as arguments.
+"""Build a plan from a conf, as a pure function of conf, user, interpreter and environment.
 
-Rank numbers follow the groups in order, node by node, as Slurm numbers a step over components.
-The stage of a rank follows from the stage map (`varuna_core.records.rank_map.build_stages`).
+Rank numbers follow the groups in order, node by node, as Slurm numbers a step over components. The
+stage of a rank follows from the stage map (`varuna_core.records.rank_map.build_stages`).
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ from vjob.jobs.programs import start
 from vjob.jobs.schedulers import choose as schedulers
 
 BEAT_S = 5.0
-"""Between two heartbeats of a node; longer on a large run, for each rewrites a file."""
+"""Seconds between heartbeats of a node, more on a large run since each rewrites a file."""
 NODES_PER_BEAT_S = 50
 SAVE_S = 300
-"""For the checkpoint before a morph, where cluster.signal_before_end_s does not say."""
+"""Seconds for the checkpoint before a morph, unless cluster.signal_before_end_s is set."""
 
 
 NOT_SHOWN = ("env", "pass_env", "notify", "setup", "sbatch", "track")
-"""Keys that no tool is given: they hold what is the user's alone, or nothing of the training."""
+"""Keys not passed to tracking tools: they are private, or do not concern the training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +63,11 @@ class PlanContext:
     """Inputs of a plan besides the conf."""
 
     run: str
-    """Run id."""
+    """Id of the run."""
     scheduler: str
     """slurm, local or ssh."""
     python: str
-    """Interpreter that runs vjob."""
+    """The interpreter that runs vjob."""
     base: str
     """The conf's folder."""
     user_id: int
@@ -81,13 +81,13 @@ class PlanContext:
     found: start.ProgramFiles = field(default_factory=start.ProgramFiles)
     """Facts from the program's own files."""
     written: Collection[str] = ()
-    """Keys that the conf writes: those reach a script that defaults do not."""
+    """Keys that the conf writes; some reach a script only if they are written."""
     mounts: tuple[str, ...] = ()
-    """Folders that containers see besides, at their own paths."""
+    """Additional folders that containers see, at their own paths."""
 
 
 def build_plan(conf: JobConf, here: PlanContext) -> Plan:
-    """The plan of one run."""
+    """Build the plan of a run."""
     asked, conf = conf, fill_references(conf)
     starter, launch = start.get_starter(conf), start.choose_launch(asked, here.found, here.written)
     groups = tuple(
@@ -174,7 +174,7 @@ def build_plan(conf: JobConf, here: PlanContext) -> Plan:
 
 
 def join_ranks(groups: Sequence[GroupPlan]) -> tuple[GroupPlan, ...]:
-    """The groups with one process a node, which starts the ranks of the node itself."""
+    """Return groups with one process on each node, which itself starts the node's ranks."""
     return tuple(
         replace(group, ranks=1, first_rank=group.first_node, inner_ranks=group.ranks)
         for group in groups
@@ -182,21 +182,21 @@ def join_ranks(groups: Sequence[GroupPlan]) -> tuple[GroupPlan, ...]:
 
 
 def list_known_lines(python: str, containers: Sequence[ContainerPlan]) -> tuple[KnownLine, ...]:
-    """The rows that a node needs: those of the runtimes that may run there, and of Python's own."""
+    """Return the known lines that a node needs: for its possible runtimes, and for Python."""
     runtimes = [container.runtime for container in containers]
     rows = load_catalogue().rows(Scope.CONTAINER, runtimes) if runtimes else ()
     return (start.describe_missing_module(python, in_container=bool(containers)), *rows)
 
 
 def get_python(conf: JobConf, containers: Sequence[ContainerPlan], own: str) -> str:
-    """The interpreter of the ranks; `own` is that of this vjob."""
+    """Return the interpreter of the ranks; `own` is the one that runs vjob."""
     return conf.program.python or ("python3" if containers else own)
 
 
 def choose_path(conf: JobConf, here: PlanContext, python: str) -> str:
-    """PATH of a program that is no Python's argument: the folder of the ranks' Python leads it
-    where the conf names that, or where it is on PATH here and no `setup` lines choose another;
-    else it is looked at last."""
+    """Return PATH for a program that Python does not start. The folder of the ranks' Python comes
+    first if the conf names that Python, or if it is on PATH here and no `setup` lines choose
+    another; else it comes last."""
     if start.get_starter(conf).build_interpreter(conf, here.found, python) or "/" not in python:
         return "%{path}"
     folder = os.path.dirname(python)
@@ -206,7 +206,7 @@ def choose_path(conf: JobConf, here: PlanContext, python: str) -> str:
 
 
 def build_track(conf: JobConf, here: PlanContext, python: str) -> TrackPlan | None:
-    """The tools of `track`; None where the conf names none."""
+    """Return the tracking tools; None if the conf names none."""
     track = conf.track
     if track == Track():
         return None
@@ -223,7 +223,7 @@ def build_track(conf: JobConf, here: PlanContext, python: str) -> TrackPlan | No
 
 
 def build_config(conf: JobConf, written: Collection[str]) -> dict[str, Any]:
-    """The conf by its dotted keys, as a tool shows it: without environment and secrets."""
+    """Return the conf by dotted keys for tracking tools, without environment and secrets."""
     plain = redact_value(drop_unwritten(conf, resolve_conf(conf), written))
     found: dict[str, Any] = {}
 
@@ -249,7 +249,7 @@ def build_config(conf: JobConf, written: Collection[str]) -> dict[str, Any]:
 
 
 def build_morphing(conf: JobConf, written: Collection[str] = ()) -> MorphPlan:
-    """The limits of a morph; by default from one node to all that the conf asks for."""
+    """Return the limits of a morph, by default from one node to all that the conf asks for."""
     nodes = sum(group.count for group in conf.cluster.nodes)
     limits = MorphPlan(
         min_nodes=conf.morph.min_nodes or 1,
@@ -267,8 +267,8 @@ def build_morphing(conf: JobConf, written: Collection[str] = ()) -> MorphPlan:
 
 
 def build_facts(conf: JobConf, written: Collection[str]) -> TrainingFacts:
-    """Facts of the training that a script's conf gives; `conf` has its references, for a value
-    that a script gets by one is as good as written."""
+    """Return facts about the training from a script's conf. `conf` has its references, since a
+    value that a script gets by reference counts as written."""
     train, partition = conf.train, conf.parallel.partition
     layers = None if conf.model is None else conf.model.layers
     return TrainingFacts(
@@ -284,7 +284,7 @@ def build_facts(conf: JobConf, written: Collection[str]) -> TrainingFacts:
 
 
 def reserve_spare_nodes(plan: Plan) -> Plan:
-    """Add a group for the machines that may still join a run on a list of machines."""
+    """Add a group for machines that may still join a run on a list of machines."""
     limits = plan.morphing
     if limits is None or plan.machine_list is None or limits.max_nodes <= plan.num_nodes:
         return plan
@@ -300,10 +300,10 @@ def reserve_spare_nodes(plan: Plan) -> Plan:
 
 
 def choose_layout(conf: JobConf) -> str:
-    """One group of nodes is a plain job; several are a het job, or split where the conf says so.
+    """Return the job layout: one group is a plain job; several are a het job, or split.
 
-    A run that may morph is split unless the conf says hetjob: Slurm ends all components of a het
-    job when a node of one goes down, so there would be nothing left to go on with.
+    A run that may morph is split unless the conf says hetjob, since Slurm ends all components of a
+    het job if a node of one fails, which would leave nothing to continue with.
     """
     if len(conf.cluster.nodes) == 1:
         return "single"
@@ -313,10 +313,10 @@ def choose_layout(conf: JobConf) -> str:
 
 
 def collect_passed_env(conf: JobConf, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of the submitting shell that `pass_env` names.
+    """Return the variables of the submitting shell named in `pass_env`.
 
-    One that is missing was refused with the conf; a dry run, which may be on another machine than
-    the submit, goes on without it.
+    A missing one was refused when the conf was checked; a dry run, which may be on another machine
+    than the submit, continues without it.
     """
     return {name: environ[name] for name in conf.pass_env if name in environ}
 
@@ -324,7 +324,7 @@ def collect_passed_env(conf: JobConf, environ: Mapping[str, str]) -> dict[str, s
 def find_needed_paths(
     conf: JobConf, workdir: str, containers: Sequence[ContainerPlan]
 ) -> list[str]:
-    """Paths that must exist where each node's agent runs."""
+    """Return the paths that must exist where a node's agent runs."""
     container, bare = conf.container, not containers
     program = [path for path in (conf.program.path, conf.program.config) if path]
     if conf.program.kind == FUNCTION:
@@ -344,7 +344,7 @@ def find_needed_paths(
 
 
 def build_containers(conf: JobConf, here: PlanContext, workdir: str) -> tuple[ContainerPlan, ...]:
-    """Commands of each runtime that can run the image; a node takes the first that works."""
+    """Return commands for each runtime that can run the image; a node uses the first that works."""
     container = conf.container
     if container.image is None or container.runtime == "none":
         return ()
@@ -378,7 +378,7 @@ def build_containers(conf: JobConf, here: PlanContext, workdir: str) -> tuple[Co
 
 
 def build_request(conf: JobConf, here: PlanContext, image: str, workdir: str) -> Request:
-    """Mount the run folder at its own path, and so the run's working directory."""
+    """Return the container request, which mounts the run folder and the working directory."""
     container = conf.container
     seen = [] if container.workdir else dict.fromkeys([workdir, *here.mounts])
     inner = f"{here.folder}/"  # of a copy that is seen with the run folder
@@ -404,7 +404,7 @@ def build_request(conf: JobConf, here: PlanContext, image: str, workdir: str) ->
 
 
 def parse_mount(text: str) -> Mount:
-    """Parse `source:target` or `source:target:ro`, which was checked with the conf."""
+    """Parse `source:target` or `source:target:ro`, already checked with the conf."""
     read_only = text.endswith(":ro")
     source, _, target = text.removesuffix(":ro").partition(":")
     return Mount(source=source, target=target, read_only=read_only)

@@ -1,7 +1,7 @@
-"""Chains: the runs that must be over before a run starts, as job ids for its scheduler.
+"""Resolve the runs that must end before a run starts to job ids of its scheduler.
 
-A run that is over already needs no dependency, and gets none: Slurm forgets old jobs, and refuses
-what names them.
+A run that is over needs no dependency and gets none: Slurm forgets old jobs, and refuses
+dependencies on them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from vjob.jobs.schedulers.job import After, JobState
 
 @dataclass(frozen=True, kw_only=True)
 class AfterRuns:
-    """Runs that a run waits for; all of them."""
+    """Runs that another run waits for."""
 
     succeeded: tuple[RunFolder, ...] = ()
-    """They must end well; where one does not, the waiting run is cancelled."""
+    """Runs that must succeed; if one does not, the waiting run is cancelled."""
     ended: tuple[RunFolder, ...] = ()
-    """They must end."""
+    """Runs that must end, in any way."""
 
     @property
     def runs(self) -> tuple[RunFolder, ...]:
@@ -38,7 +38,7 @@ NO_RUNS = AfterRuns()
 
 
 def find_after(after: Sequence[str], after_any: Sequence[str], here: Path) -> AfterRuns:
-    """The runs that JOB words name; InputError for a word that names none."""
+    """Return the runs named by JOB words; raise InputError for a word that names none."""
     return AfterRuns(
         succeeded=tuple(find_run(job, here) for job in after),
         ended=tuple(find_run(job, here) for job in after_any),
@@ -46,9 +46,10 @@ def find_after(after: Sequence[str], after_any: Sequence[str], here: Path) -> Af
 
 
 def resolve_after(after: AfterRuns, scheduler: str) -> After:
-    """The jobs that a run of this scheduler is to wait for; all problems at once as InputError.
+    """Return the jobs that a run of this scheduler must wait for; raise InputError with all
+    problems.
 
-    Asks each scheduler once, and records what has ended.
+    Each scheduler is asked once, and runs that have ended are recorded.
     """
     runs = after.runs
     views = {str(view.run.path): view for view in (view_runs(runs) if runs else ())}
@@ -75,7 +76,7 @@ def resolve_after(after: AfterRuns, scheduler: str) -> After:
 def _explain_problem(
     run: RunFolder, view: RunView | None, scheduler: str, *, must_succeed: bool
 ) -> str:
-    """The reason why a run cannot be waited for; empty where it can."""
+    """Return why a run cannot be waited for; empty if it can."""
     if view is None:
         return f"{run.path} holds no readable record.json; is it a run folder of vjob?"
     if view.record.state == records.INTENT:
@@ -102,6 +103,6 @@ def _explain_problem(
 
 
 def _may_lose_jobs(run: RunFolder) -> bool:
-    """True for a run that may morph: only its first job says how it ended."""
+    """Return True for a run that may morph, of which only the first job tells how it ended."""
     plan = read_plan(run.plan)
     return plan is not None and bool(plan.morph)

@@ -1,6 +1,6 @@
-"""Checks before a run on this machine: what its conf names is looked at while the user waits.
+"""Check, before a local run, what its conf names, while the user waits.
 
-On a cluster the nodes check the same before the ranks start (`varuna_core/agent/checks`).
+On a cluster, nodes check the same before the ranks start (`varuna_core/agent/checks`).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.errors import InputError, VjobError
 
 MOST_RANKS = 64
-"""Ranks a processor; more is a mistake, and so many Pythons stop the machine."""
+"""The most ranks for each processor; more are a mistake, and would stall the machine."""
 PYTHON_S = 20.0
-"""For an interpreter to say that it is one."""
+"""Seconds for an interpreter to prove that it is one."""
 
 
 def check_here(conf: JobConf, plan: Plan) -> None:
-    """InputError where this machine cannot run the plan."""
+    """Raise InputError if this machine cannot run the plan."""
     check_gpus(conf)
     check_ranks(plan, len(os.sched_getaffinity(0)))
     if plan.workdir == conf.workdir and not os.path.isdir(plan.workdir):  # else a copy to be made
@@ -34,8 +34,8 @@ def check_here(conf: JobConf, plan: Plan) -> None:
 
 
 def check_gpus(conf: JobConf) -> None:
-    """InputError where the conf wants GPUs of this machine, which has none: the preflight would
-    fail. Where nothing tells how many there are, it is left to that."""
+    """Raise InputError if the conf asks for GPUs and this machine has none, for which the preflight
+    would fail. If the number is not known, the preflight decides."""
     if not any(group.num_gpus for group in conf.cluster.nodes):
         return
     counted = count_visible(choose_accelerator(), {**os.environ, **conf.env})
@@ -47,7 +47,7 @@ def check_gpus(conf: JobConf) -> None:
 
 
 def check_command(conf: JobConf, plan: Plan) -> None:
-    """InputError where a run on this machine would not find its command."""
+    """Raise InputError if a run on this machine would not find its command."""
     word = plan.command[0].replace("%{percent}", "%")
     if conf.program.kind != "command" or plan.containers or conf.setup or "PATH" in plan.env:
         return
@@ -71,7 +71,7 @@ def check_ranks(plan: Plan, processors: int) -> None:
 
 
 def check_python(python: str, path: str | None, *, is_set_up: bool) -> None:
-    """InputError unless the interpreter is one; `setup` lines may put a bare name on PATH."""
+    """Raise InputError unless this is an interpreter; `setup` lines may put a bare name on PATH."""
     found = shutil.which(python, path=path)
     if found is None and is_set_up and "/" not in python:
         return

@@ -1,7 +1,7 @@
-"""`vjob submit --like JOB`: JOB again, of the conf as it was resolved, with the code that it ran.
+"""Submit a job again (`vjob submit --like JOB`), with its resolved conf and its code.
 
-The resolved conf has JOB's overrides and its planned layout, and lacks its secrets: those must be
-given again. Where JOB has no copy of its code, today's runs, and a warning says if it differs.
+The resolved conf has JOB's overrides and its planned layout, but no secrets, which must be given
+again. If JOB has no copy of its code, the present code runs, with a warning if it differs.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from vjob.jobs.submit.snapshot import COPIED_KINDS, Snapshot, read_snapshot, tak
 
 @dataclass(frozen=True, kw_only=True)
 class Again:
-    """A run to be submitted again."""
+    """A run prepared to be submitted again."""
 
     resolved: Resolved
     snapshot: Snapshot
     warning: str = ""
-    """How today's code differs from what JOB ran, where that is not kept."""
+    """How the present code differs from what JOB ran, if that was not kept."""
 
 
 def resolve_like(
@@ -46,7 +46,7 @@ def resolve_like(
     plan: PlanFile | None = None,
     require_env: bool = True,
 ) -> Again:
-    """Read JOB's conf with `overrides` over it; InputError where it lacks something."""
+    """Read JOB's conf with `overrides` applied; raise InputError if something is missing."""
     record = read_record(run)
     plain = read_resolved(run)
     if record is None or not plain:
@@ -81,7 +81,7 @@ def resolve_like(
 
 
 def _read_conf(run: RunFolder) -> str:
-    """The conf's own text, its secrets hidden; empty where it cannot be read."""
+    """Return the conf's own text without secrets; empty if it cannot be read."""
     try:
         return read_text(run.conf)
     except (OSError, ValueError):
@@ -89,7 +89,7 @@ def _read_conf(run: RunFolder) -> str:
 
 
 def _read_program(plain: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The program's key and its file; None for one without."""
+    """Return the program's key and file; None for a program without a file."""
     program = plain.get("program")
     kinds = [kind for kind in PROGRAM_KEYS if isinstance(program, dict) and kind in program]
     return (kinds[0], str(plain["program"][kinds[0]])) if kinds else None
@@ -98,7 +98,7 @@ def _read_program(plain: Mapping[str, Any]) -> tuple[str, str] | None:
 def _fill_secrets(
     run: RunFolder, plain: dict[str, Any], overrides: Sequence[str], given: Sequence[str]
 ) -> None:
-    """Take out variables that `pass_env` now names; InputError where another secret is missing."""
+    """Drop variables that `pass_env` now names; raise InputError if another secret is missing."""
     passed = set(plain.get("pass_env") or ())
     for text in overrides:
         key, _, value = text.partition("=")
@@ -117,7 +117,7 @@ def _fill_secrets(
 
 
 def find_hidden(value: Any, key: str = "") -> Iterator[str]:
-    """Keys of values whose secrets were left out."""
+    """Yield the keys of values whose secrets were left out."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             yield from find_hidden(inner, join_key(key, str(name)))
@@ -129,12 +129,12 @@ def find_hidden(value: Any, key: str = "") -> Iterator[str]:
 
 
 def _is_at(key: str, place: str) -> bool:
-    """True for a key that lies at a place, or below it."""
+    """Return True for a key at, or below, a place."""
     return key == place or key.startswith((f"{place}.", f"{place}["))
 
 
 def _keep_plan(run: RunFolder, resolved: Resolved) -> Resolved:
-    """With what was planned for JOB besides its layout: nothing of it has changed."""
+    """Add the rest of JOB's planning, which still holds since nothing has changed."""
     plan = read_plan(run.plan)
     if plan is None:
         return resolved
@@ -149,7 +149,7 @@ def _keep_plan(run: RunFolder, resolved: Resolved) -> Resolved:
 
 
 def explain_difference(run: RunFolder, record: RunRecord, today: Snapshot) -> str:
-    """How today's code differs from a run's; empty where it is the same."""
+    """Explain how the present code differs from a run's; empty if it is the same."""
     then, now = record.code, today.build_record()
     if then is None or not then.commit:
         return f"the code of {run.name} was not kept: this is today's"
@@ -169,5 +169,5 @@ def _read_change(run: RunFolder) -> str:
 
 
 def _drop_head(text: str) -> str:
-    """The patch of a code.diff, without its own lines on branch and untracked files."""
+    """Return the patch in a code.diff, without its lines on branch and untracked files."""
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("# "))

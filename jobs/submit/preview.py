@@ -1,4 +1,4 @@
-"""Output of `vjob submit --dry-run` and `--test-only`; nothing is written."""
+"""Render the output of `vjob submit --dry-run` and `--test-only`, which write nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def render_preview(ready: Prepared, after: AfterRuns = NO_RUNS) -> str:
-    """Each file that a submit would write, headed by a shell comment with its name."""
+    """Render each file that a submit would write, headed by a shell comment with its name."""
     parts = list(_list_scripts(ready).items())
     parts += [(name, _comment(redact_string(text))) for name, text in ready.files.items()]
     value = _describe_plan(ready)
@@ -54,7 +54,7 @@ def _list_origins(ready: Prepared) -> dict[str, Origin]:
 
 
 def render_origins(origins: Mapping[str, Origin], conf: str, left_out: Collection[str]) -> str:
-    """The values that a conf does not write, a paragraph for each place where they are from."""
+    """Render the values that a conf does not write, a paragraph for each origin."""
     found: dict[str, list[str]] = {}
     for key, origin in origins.items():
         place = origin.where.rpartition(":")[0] if origin.source in ("site", "user") else ""
@@ -78,7 +78,7 @@ def render_origins(origins: Mapping[str, Origin], conf: str, left_out: Collectio
 
 
 def describe_preview(ready: Prepared, after: AfterRuns = NO_RUNS) -> dict[str, Any]:
-    """The same for scripts: texts by file name, and the plan as an object."""
+    """Return the preview for scripts: texts by file name, and the plan as an object."""
     others = {name: redact_string(text) for name, text in ready.files.items()}
     return {
         "run": ready.run.name,
@@ -97,7 +97,7 @@ def describe_preview(ready: Prepared, after: AfterRuns = NO_RUNS) -> dict[str, A
 
 
 def describe_sweep_preview(sweep: Sweep, after: AfterRuns = NO_RUNS) -> dict[str, Any]:
-    """The runs of a sweep, and all of its first one."""
+    """Return the runs of a sweep, with the whole preview of the first."""
     runs = [
         {
             "run": run.ready.run.name,
@@ -112,7 +112,7 @@ def describe_sweep_preview(sweep: Sweep, after: AfterRuns = NO_RUNS) -> dict[str
 
 
 def _list_scripts(ready: Prepared) -> dict[str, str]:
-    """The scripts by file name, without secrets."""
+    """Return the scripts by file name, without secrets."""
     batch = ready.scripts.batch.items()
     shown = replace(ready.conf, setup=tuple(redact_string(line) for line in ready.conf.setup))
     return {
@@ -122,14 +122,14 @@ def _list_scripts(ready: Prepared) -> dict[str, str]:
 
 
 def _describe_plan(ready: Prepared) -> dict[str, Any]:
-    """The plan as plan.json has it, without secrets."""
+    """Return the content of plan.json without secrets."""
     value: dict[str, Any] = redact_value(json.loads(render_plan(ready.plan)))
     value["env"].update(dict.fromkeys(ready.conf.pass_env, REDACTED))
     return value
 
 
 def render_sweep_preview(sweep: Sweep, after: AfterRuns = NO_RUNS) -> str:
-    """The runs of a sweep, and the files of its first one."""
+    """Render the runs of a sweep, and the files of the first."""
     short = shorten_keys(sweep.keys)
     cells = [("RUN", *short.values(), "RANKS", "NODES")]
     for run in sweep.runs:
@@ -145,7 +145,7 @@ def render_sweep_preview(sweep: Sweep, after: AfterRuns = NO_RUNS) -> str:
 
 
 def _break_lines(value: Any) -> Any:
-    """Texts of several lines, such as a container's scripts, as lists of lines."""
+    """Convert texts of several lines, such as a container's scripts, to lists of lines."""
     if isinstance(value, dict):
         return {key: _break_lines(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -158,7 +158,7 @@ def _comment(text: str) -> str:
 
 
 def test_only(ready: Prepared) -> dict[str | None, StartEstimate]:
-    """The scheduler's estimate for each job of the run, by its group; None for all in one."""
+    """Return the scheduler's estimate for each job, by its group; None if one job holds all."""
     scheduler = schedulers.get_scheduler(ready.plan.scheduler)
     if not scheduler.can.test_only:
         raise InputError(
@@ -172,6 +172,6 @@ def test_only(ready: Prepared) -> dict[str | None, StartEstimate]:
 def describe_estimates(
     ready: Prepared, estimates: Mapping[str | None, StartEstimate]
 ) -> dict[str, Any]:
-    """The estimates for scripts; of a sentence that is not known, the text alone."""
+    """Return the estimates for scripts; an unknown message is given as its text only."""
     jobs = [{"group": group, **one.as_json()} for group, one in estimates.items()]
     return {"run": ready.run.name, "jobs": jobs}

@@ -1,7 +1,7 @@
-"""Plan to scripts: the Jinja environment, and what its templates are given.
+"""Render a plan's scripts from Jinja templates.
 
-Every value is shell-quoted by the environment's finalizer unless it is a `Raw`, so that a name or
-path can never become shell text. An undefined name in a template is an error.
+The environment's finalizer shell-quotes every value unless it is a `Raw`, so that a name or path
+can never become shell text. An undefined name in a template is an error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.base import Capabilities, ScriptRequest
 
 ENTER_CONTAINER = """/bin/sh -c 'exec bash "$1"' node"""
-"""Starts a step in a container: srun would run `bash` by its path on the host."""
+"""Starts a step inside a container, where srun would run `bash` by its path on the host."""
 
 
 class Raw(str):
@@ -33,11 +33,11 @@ class Raw(str):
 
 
 LEAVE_S = 30
-"""Beyond the ranks' grace: for the agents of a run that may morph to exit when it has ended."""
+"""Seconds beyond the ranks' grace for agents of a morphing run to exit when it has ended."""
 
 
 GRANTED_NODES = Raw('"$SLURM_JOB_NUM_NODES"')
-"""The number of nodes of a job that asked for a range."""
+"""The number of nodes of a job that asked for a range, as shell text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Scripts:
     """The rendered scripts of a run, by file name."""
 
     batch: Mapping[str | None, str]
-    """By group; None where one job holds all groups."""
+    """Batch scripts by group; None if one job holds all groups."""
     node: str
 
 
@@ -65,7 +65,7 @@ def render_batch(
 ) -> str:
     """Render the batch script; for a split run that of the group `only`.
 
-    The group of a job that joins is not in the conf: it gets the sbatch options of the group
+    The group of a job that joins is not in the conf, and gets the sbatch options of the group
     `like`.
     """
     groups = [group for group in plan.groups if only in (None, group.name)]
@@ -149,13 +149,13 @@ def render_node(conf: JobConf, plan: Plan, run: RunFolder) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayShape:
-    """An array of runs: element i is the run NAME-i."""
+    """An array of runs; element i is the run NAME-i."""
 
     name: str
     size: int
     first: int = 0
     at_most: int | None = None
-    """Number of runs at the same time; None for all."""
+    """The most runs at the same time; None for all."""
 
     def spell(self) -> str:
         limit = "" if self.at_most is None else f"%{min(self.at_most, self.size)}"
@@ -165,7 +165,7 @@ class ArrayShape:
 def render_array_header(
     conf: JobConf, plan: Plan, run: RunFolder, shape: ArrayShape, job_name: str
 ) -> list[str]:
-    """Render the scheduler's options of an array; runs with the same ones may be one array."""
+    """Render an array's scheduler options; runs with equal options can be one array."""
     (group,), (asked,) = plan.groups, conf.cluster.nodes
     request = ScriptRequest(
         run=shape.name,
@@ -185,7 +185,7 @@ def render_array(
 ) -> str:
     """Render the script of a Slurm array, whose element i runs the batch script of run `name`-i.
 
-    `run` is one of them, and the header holds for all.
+    `run` is one of the runs, whose header is valid for all.
     """
     options = render_array_header(conf, plan, run, shape, job_name)
     return (
@@ -204,7 +204,7 @@ def render_array(
 
 
 def build_limits(conf: JobConf, scheduler: str) -> JobLimits:
-    """Build the limits that a job of this conf is submitted with."""
+    """Return the limits with which a job of this conf is submitted."""
     cluster, limit_s = conf.cluster, find_limit_s(conf, schedulers.get_capabilities(scheduler))
     return JobLimits(
         walltime_s=None if limit_s is None else float(limit_s),
@@ -214,7 +214,7 @@ def build_limits(conf: JobConf, scheduler: str) -> JobLimits:
 
 
 def find_limit_s(conf: JobConf, can: Capabilities) -> int | None:
-    """The time limit of the run's jobs; None where they have none."""
+    """Return the time limit of the run's jobs; None if there is none."""
     limit_min = conf.cluster.walltime_min
     return None if limit_min is None or not can.time_limit else 60 * limit_min
 
@@ -224,12 +224,12 @@ def _as_raw(lines: Sequence[str]) -> list[Raw]:
 
 
 def find_step_container(plan: Plan) -> ContainerPlan | None:
-    """The container whose runtime srun itself starts, around the agent; None for other runtimes."""
+    """Return the container that srun itself starts around the agent; None for other runtimes."""
     return next((container for container in plan.containers if container.step), None)
 
 
 def build_exports(plan: Plan, container: ContainerPlan) -> list[Raw]:
-    """`NAME=value` for each variable of the runtime; the step's --export names them."""
+    """Return `NAME=value` for each variable of the runtime, for the step's --export."""
     asked = {name: plan.env.get(name, value) for name, value in container.defaults.items()}
     values = {**container.env, **asked}
     return [Raw(f"{name}={shlex.quote(value)}") for name, value in values.items()]
@@ -240,9 +240,9 @@ def choose_fixed(plan: Plan) -> str:
 
 
 def find_min_nodes(conf: JobConf, plan: Plan) -> int | None:
-    """The fewest nodes that the job may start with; None where it must have all.
+    """Return the fewest nodes with which the job may start; None if it needs all.
 
-    A range holds for the first start too, so it is asked for only where the conf names a minimum.
+    A range applies to the first start too, so it is used only if the conf names a minimum.
     """
     min_nodes = conf.morph.min_nodes
     if not plan.morph or plan.layout != "single" or min_nodes is None:
@@ -253,7 +253,7 @@ def find_min_nodes(conf: JobConf, plan: Plan) -> int | None:
 def build_step_options(
     group: GroupPlan, index: int, groups: Sequence[GroupPlan], granted: Raw | None = None
 ) -> dict[str, Any]:
-    """srun options of one component of the step."""
+    """Return the srun options of one component of the step."""
     return {
         "het_group": index if len(groups) > 1 else None,
         "nodes": group.count if granted is None else granted,
@@ -263,7 +263,7 @@ def build_step_options(
 
 
 def _quote_whole(text: str) -> Raw:
-    """Quote always: shellcheck takes a bare comma in an array for a mistake."""
+    """Quote in all cases, since shellcheck takes a bare comma in an array for a mistake."""
     return Raw("'" + text.replace("'", "'\\''") + "'")
 
 

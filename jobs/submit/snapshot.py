@@ -31,45 +31,45 @@ from vjob.jobs.programs.code.tree import MB, Limits, Tree, copy_tree, list_tree
 from vjob.jobs.submit.build_plan import PlanContext, parse_mount
 
 AUTO = Limits(num_files=500, size_mb=20)
-"""Under which a submit takes no longer than one would notice, on a shared file system too."""
+"""Limits within which a submit's copy is not noticeable, on a shared file system too."""
 MOST = Limits(num_files=20_000, size_mb=500)
 AUTO_KINDS = (*OWN, "deepspeed")
-"""Programs of the user's own; a Megatron-LM checkout is large, and is edited less."""
+"""Users' programs that `auto` may copy; a Megatron-LM checkout is large and rarely edited."""
 COPIED_KINDS = (*AUTO_KINDS, "megatron")
 CODE = (".py", ".sh", ".bash")
 NAMED = 3
-"""Files that a note names."""
+"""Files named in a note."""
 _PATH = "PYTHONPATH"
 SAFE_PATH = 11
-"""Python 3.11 has -P, with which `python -m` does not import from its current folder first."""
+"""Python 3.11 has -P, which keeps `python -m` from importing from its current folder first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """Copy of the user's code that a run keeps."""
+    """The copy of the user's code that a run keeps."""
 
     state: CodeState = field(default_factory=CodeState)
     kept: str = ""
-    """copy or git, where files are copied."""
+    """`copy` or `git` if files are copied, else empty."""
     tree: Tree | None = None
-    """Those files."""
+    """The files to copy."""
     root: Path = Path()
-    """The tree's root in the user's folders, though an earlier run's copy may be what is copied."""
+    """The tree's root in the user's folders, even if an earlier run's copy is copied."""
     seen_root: Path = Path()
-    """The same as the ranks see it."""
+    """The tree's root as ranks see it."""
     program: str = ""
     """The program's file or folder, relative to the root."""
     moves_workdir: bool = False
     editable: tuple[str, ...] = ()
-    """Folders of the tree that ranks import from, as packages in them were installed with -e."""
+    """Folders of the tree that ranks import from, since packages there are installed with -e."""
     note: str = ""
     record: CodeRecord | None = None
-    """Of the run whose code it is; None where it is today's."""
+    """Code record of the run whose code it is; None for the present code."""
     source: RunFolder | None = None
-    """That run."""
+    """The run whose code it is."""
 
     def build_record(self) -> CodeRecord | None:
-        """None where there is nothing to record."""
+        """Return the code record; None if there is nothing to record."""
         if self.record is not None:
             return self.record
         found = self.state.build_record()
@@ -84,7 +84,7 @@ class Snapshot:
         )
 
     def write(self, run: RunFolder) -> None:
-        """Copy the files into the run folder, and write their names beside them."""
+        """Copy the files into the run folder, with a list of their names."""
         if self.tree is None:
             return
         must_have = self.program if self.program in self.tree.files else ""
@@ -104,7 +104,7 @@ class Snapshot:
 
 
 def read_snapshot(run: RunFolder, record: RunRecord, *, moves_workdir: bool) -> Snapshot | None:
-    """The code that a run has, for another run; None where it has none, or no more."""
+    """Return a run's code for another run; None if it has none, or it is gone."""
     listed = read_json(run.code_files)
     if not isinstance(listed, dict) or record.code is None or not run.code.is_dir():
         return None
@@ -131,7 +131,7 @@ def read_snapshot(run: RunFolder, record: RunRecord, *, moves_workdir: bool) -> 
 
 
 def find_folder(conf: JobConf, base: Path) -> Path:
-    """The folder here whose repository is the program's, else the conf's folder."""
+    """Return the local folder whose repository is the program's, else the conf's folder."""
     path = find_program(conf, base)
     if path is None or not path.exists():
         return base
@@ -139,9 +139,9 @@ def find_folder(conf: JobConf, base: Path) -> Path:
 
 
 def find_program(conf: JobConf, base: Path) -> Path | None:
-    """The program's file or folder here; None where it is not known to be here.
+    """Return the local file or folder of the program; None if it is not known to be here.
 
-    Of a command it is the first file of code that a word names.
+    For a command, it is the first file of code that a word names.
     """
     program = conf.program
     if program.kind == "module":
@@ -155,7 +155,7 @@ def find_program(conf: JobConf, base: Path) -> Path | None:
 
 
 def find_code(conf: JobConf, base: Path) -> tuple[Path, Path] | None:
-    """The file here of a conf's module, and the folder that it is imported from."""
+    """Return the local file of a conf's module, and the folder that it is imported from."""
     entries = ("", *filter(None, conf.env.get(_PATH, "").split(os.pathsep)))
     folders = [find_word(entry, conf, base) for entry in entries]
     with suppress(FileNotFoundError):  # the conf's checks say what is wrong
@@ -164,7 +164,7 @@ def find_code(conf: JobConf, base: Path) -> tuple[Path, Path] | None:
 
 
 def find_word(word: str, conf: JobConf, base: Path) -> Path | None:
-    """The path here of what a word names in the ranks' folder; that folder itself for an empty."""
+    """Return the local path of a word in the ranks' folder; an empty word is the folder."""
     workdir = conf.container.workdir or conf.workdir or str(base)
     return None if has_references(word) else find_here(os.path.join(workdir, word), conf, base)
 
@@ -176,7 +176,7 @@ def is_code(path: Path) -> bool:
 def take_snapshot(
     conf: JobConf, base: Path, environ: Mapping[str, str], python: str = sys.executable
 ) -> Snapshot:
-    """Choose what is kept; reads only. InputError where a copy was asked for and cannot be."""
+    """Choose what is kept, without writing; InputError if a requested copy is not possible."""
     git = Git(environ)
     log_folder = Path(conf.log_folder)
     state = read_state(git, find_folder(conf, base), log_folder)
@@ -236,7 +236,7 @@ def take_snapshot(
 
 
 def _find_import_problem(conf: JobConf, base: Path, python: str) -> str:
-    """The reason why a module cannot be imported from a copy while ranks stay in their folder."""
+    """Return why a module cannot be imported from a copy while ranks stay in their folder."""
     found = find_code(conf, base)
     if found is None or found[1] != find_word("", conf, base):
         return ""  # by PYTHONPATH
@@ -259,14 +259,14 @@ def _find_editable(conf: JobConf, snapshot: Snapshot, python: str) -> tuple[str,
 
 
 def choose_python(conf: JobConf, python: str) -> str:
-    """The ranks' interpreter where they run bare, with its folder; `python` runs vjob."""
+    """Return the bare ranks' interpreter with its folder; `python` runs vjob."""
     chosen = conf.program.python or python
     return chosen if "/" in chosen else shutil.which(chosen) or ""
 
 
 def _choose_root(conf: JobConf, base: Path, path: Path) -> Path:
-    """The folder to copy without git: of a module what it is imported from, of a command the
-    ranks' own."""
+    """Return the folder to copy without git: a module's import folder, or a command's working
+    one."""
     found = find_code(conf, base) if conf.program.kind == "module" else None
     folder = found[1] if found is not None else path if path.is_dir() else path.parent
     workdir = find_word("", conf, base) if conf.program.kind == "command" else None
@@ -287,7 +287,7 @@ def _find_problem(tree: Tree, program: str | None, path: Path) -> str:
 
 
 def _decline(asked: str, state: CodeState, problem: str) -> Snapshot:
-    """No copy: where the conf asks for one that is an error."""
+    """Return a snapshot without a copy; raise an error if the conf asks for one."""
     if asked == "auto":
         return Snapshot(state=state, note=f"not copied: {problem}")
     raise InputError(
@@ -313,7 +313,7 @@ def _require_commit(state: CodeState) -> None:
 
 
 def _note_arguments(conf: JobConf, base: Path, snapshot: Snapshot) -> str:
-    """Arguments that name files of the copy, where ranks read the user's own all the same."""
+    """Describe arguments that name files of the copy although ranks read the user's own files."""
     if snapshot.moves_workdir or snapshot.tree is None:
         return ""
     files = set(snapshot.tree.files)
@@ -336,7 +336,7 @@ def _note_arguments(conf: JobConf, base: Path, snapshot: Snapshot) -> str:
 
 
 def find_here(path: str | None, conf: JobConf, base: Path) -> Path | None:
-    """The path on this machine of one that ranks see; None where it lies in the image."""
+    """Return the local path for one that ranks see; None if it is inside the image."""
     if path is None:
         return None
     container = conf.container
@@ -351,7 +351,7 @@ def find_here(path: str | None, conf: JobConf, base: Path) -> Path | None:
 
 
 def map_to_ranks(root: Path, conf: JobConf, base: Path) -> Path:
-    """A folder here as ranks see it: by the mount that holds it, else at its own path."""
+    """Return a local folder as ranks see it: through the mount that holds it, or unchanged."""
     container = conf.container
     if container.image is None or container.runtime == "none" or container.workdir is None:
         return root
@@ -363,7 +363,7 @@ def map_to_ranks(root: Path, conf: JobConf, base: Path) -> Path:
 
 
 def find_inside(path: Path, root: Path) -> str | None:
-    """The path relative to a tree, whatever links lead to it; None outside of the tree."""
+    """Return the path relative to a tree, resolving links; None outside of the tree."""
     absolute = os.path.abspath(path)
     folder, name = os.path.split(absolute)
     for one in (os.path.join(os.path.realpath(folder), name), os.path.realpath(absolute)):
@@ -379,7 +379,7 @@ def find_inside(path: Path, root: Path) -> str | None:
 def relocate(
     conf: JobConf, here: PlanContext, snapshot: Snapshot, code: Path
 ) -> tuple[JobConf, PlanContext]:
-    """The conf, and what its plan depends on, with the program and its imports in the copy."""
+    """Return the conf and its plan context with the program and its imports in the copy."""
     if snapshot.tree is None:
         return conf, here
     base = Path(here.base)
@@ -426,7 +426,7 @@ class _Moved:
         self.tree = snapshot.tree
 
     def map_path(self, path: str) -> str:
-        """The path in the copy; one that the copy lacks stays as it is."""
+        """Return the path in the copy; one that the copy lacks stays unchanged."""
         here = find_here(path, self.conf, self.base)
         inside = find_inside(here, self.snapshot.root) if here is not None else None
         if inside is None or not (inside in self.tree.files or self.tree.has_folder(inside)):
@@ -434,7 +434,7 @@ class _Moved:
         return str(self.code) if inside == os.curdir else str(self.code / inside)
 
     def map_program(self) -> Program:
-        """The program, with its file in the copy, or those that words of a command name."""
+        """Return the program with its file, or the files in a command's words, in the copy."""
         program = self.conf.program
         if program.kind == "command":
             command, args = (tuple(map(self.map_word, w)) for w in (program.command, program.args))
@@ -443,7 +443,7 @@ class _Moved:
         return program if program.kind == "module" else replace(program, path=path)
 
     def map_word(self, word: str) -> str:
-        """A word of a command, which may name a file of code."""
+        """Return a word of a command, with a file of code replaced by its copy."""
         here = find_word(word, self.conf, self.base)
         inside = find_inside(here, self.snapshot.root) if here is not None else None
         if inside is None or inside not in self.tree.files or not is_code(self.tree.root / inside):
@@ -451,7 +451,7 @@ class _Moved:
         return str(self.code / inside).replace("${", "$${")
 
     def find_lead(self, module: str, workdir: str) -> str:
-        """The copy of the ranks' folder, where that is what they import a module from."""
+        """Return the copy of the ranks' folder, if they import a module from there."""
         here = find_here(workdir, self.conf, self.base)
         inside = find_inside(here, self.snapshot.root) if here is not None else None
         folders = [self.tree.root / inside] if inside is not None else []

@@ -1,9 +1,9 @@
-"""Submit: conf to run folder to scheduler, in an order that loses no job.
+"""Submit a conf: write its run folder and give it to the scheduler, in an order that loses no job.
 
     1 run folder   2 conf, plan, scripts, agent   3 record: intent   4 sbatch   5 record: ids
 
-A cut between 4 and 5 leaves a job whose comment holds the run id: the next command adopts it
-(`jobs.runs`). Ctrl-C is deferred from 4 to 5.
+An interruption between 4 and 5 leaves a job whose comment has the run id; the next command adopts
+it (`jobs.runs`). Ctrl-C is deferred from 4 to 5.
 """
 
 from __future__ import annotations
@@ -71,20 +71,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Fill = Callable[[RunFolder], None]
-"""Writes further files of a run before its job is submitted."""
+"""Function that writes further files of a run before its job is submitted."""
 
 
 def no_more(run: RunFolder) -> None:
-    """Write nothing more."""
+    """Write no further files."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """All that a submit needs, before anything is written."""
+    """Everything that a submit needs, before anything is written."""
 
     resolved: Resolved
     conf: JobConf
-    """The resolved one, with image and machines as they are found here."""
+    """The resolved conf, with image and machines as found here."""
     here: PlanContext
     words: Sequence[str]
     """Further arguments of the program."""
@@ -93,14 +93,14 @@ class Prepared:
     files: Mapping[str, str]
     """Files that the program reads from the run folder, by name."""
     snapshot: Snapshot
-    """Of the user's own code."""
+    """Snapshot of the user's code."""
     run: RunFolder
     notes: Sequence[str] = ()
-    """For the user, of the scheduler."""
+    """Notes of the scheduler for the user."""
 
     @property
     def launch(self) -> start.Launch:
-        """The processes that the program has, and why."""
+        """The processes of the program, with the reason."""
         return start.choose_launch(self.conf, self.here.found, self.here.written)
 
 
@@ -112,10 +112,10 @@ def prepare(
     for_preview: bool = False,
     snapshot: Snapshot | None = None,
 ) -> Prepared:
-    """Build the plan and the scripts of a run; a preview ends here, and needs no Slurm.
+    """Build the plan and the scripts of a run; a preview stops here, and needs no Slurm.
 
-    `run_id` names the run; by default its conf's name and the time do. `snapshot` is of another
-    run with the same code.
+    `run_id` is by default made from the conf's name and the time. `snapshot` is that of another run
+    with the same code.
     """
     conf = resolved.conf
     if "%" in conf.log_folder:
@@ -148,7 +148,7 @@ def prepare(
 
 
 def move(ready: Prepared, run: RunFolder) -> Prepared:
-    """The same run in another folder; only what depends on the folder is rebuilt."""
+    """Return the same run in another folder, rebuilding only what depends on the folder."""
     here = replace(ready.here, run=run.name, folder=str(run.path))
     moved = _build(ready.resolved, ready.conf, here, ready.words, run, ready.snapshot)
     return replace(moved, notes=ready.notes)
@@ -192,7 +192,7 @@ def make_run_id(name: str, now: time.struct_time) -> str:
 
 
 def choose_scheduler(conf: JobConf, *, for_preview: bool = False) -> str:
-    """The name in the plan; a preview needs no scheduler that is there."""
+    """Return the scheduler's name for the plan; a preview does not require its presence."""
     scheduler = schedulers.choose_for(conf.cluster)
     obstacle = "" if for_preview else scheduler.find_obstacle()
     if obstacle:
@@ -209,9 +209,9 @@ def submit(
     fill: Fill = no_more,
     snapshot: Snapshot | None = None,
 ) -> tuple[RunFolder, RunRecord]:
-    """Make the run folder, write it, and submit its jobs; on VjobError no job is lost.
+    """Make and write the run folder, and submit its jobs; on VjobError no job is lost.
 
-    `fill` writes what else the run needs; where it fails, nothing is left and nothing submitted.
+    `fill` writes what else the run needs; if it fails, nothing is left and nothing submitted.
     """
     ready = prepare(resolved, words, snapshot=snapshot)
     return submit_prepared(ready, after=after, executor=executor, fill=fill)
@@ -226,7 +226,7 @@ def submit_prepared(
     sweep: str = "",
     swept: Mapping[str, str] | None = None,
 ) -> tuple[RunFolder, RunRecord]:
-    """`submit`, of a run that is prepared; `swept` are its values of a sweep's keys."""
+    """Submit a prepared run, as `submit` does; `swept` has its values of a sweep's keys."""
     if schedulers.get_capabilities(ready.plan.scheduler).one_host:
         check_here(ready.conf, ready.plan)
     if fill is no_more:  # the pickle would not be written
@@ -259,7 +259,7 @@ def write_run(
     sweep: str = "",
     swept: Mapping[str, str] | None = None,
 ) -> RunRecord:
-    """Write a run's files and its record into its new folder; where that fails, remove it."""
+    """Write a run's files and its record into its new folder; remove the folder on failure."""
     record = RunRecord(
         run=run.name,
         name=ready.conf.name,
@@ -305,7 +305,7 @@ def submit_jobs(
     after: After = NOTHING,
     executor: ScriptExecutor | None = None,
 ) -> RunRecord:
-    """Submit each batch script; where one is refused, the jobs before it are cancelled."""
+    """Submit each batch script; after a refusal, cancel the jobs submitted before."""
     from vjob.jobs.schedulers.script_executor import ScriptExecutor  # submitit: only a submit pays
 
     executor = executor or ScriptExecutor(run.path)
@@ -351,7 +351,7 @@ def record_submitted(run: RunFolder, record: RunRecord) -> RunRecord:
 
 
 def cancel_submitted(scheduler: Scheduler, record: RunRecord) -> str:
-    """Cancel the run's jobs; the returned text names those that could not be cancelled."""
+    """Cancel the run's jobs; return a text that names those that could not be cancelled."""
     kept = []
     for job in record.jobs:
         try:
@@ -373,13 +373,13 @@ def _write_submitted(run: RunFolder, record: RunRecord) -> None:
 
 
 def find_warnings(run: RunFolder, plan: Plan) -> list[str]:
-    """Warnings for the user: the scheduler's settings, and its first answer about the jobs."""
+    """Return warnings about the scheduler's settings, and from its first answer about the jobs."""
     texts = schedulers.get_scheduler(plan.scheduler).list_warnings(plan)
     return [text for text in (*texts, check_start(run)) if text]
 
 
 def check_start(run: RunFolder) -> str:
-    """The scheduler's reason why a job may never start, if it gives one at once; else empty."""
+    """Return the scheduler's reason why a job may never start; empty if it gives none at once."""
     record = read_record(run)
     if record is None:
         return ""
@@ -437,7 +437,7 @@ def write_code(ready: Prepared, run: RunFolder) -> None:
 
 
 def find_rank_python(ready: Prepared) -> str:
-    """The ranks' interpreter, as this machine knows it; empty for one in a container."""
+    """Return the ranks' interpreter as known on this machine; empty if it is in a container."""
     if ready.plan.containers:
         return ""
     return choose_python(ready.conf, ready.here.python)
@@ -458,7 +458,7 @@ def link_run(run: RunFolder, record: RunRecord) -> None:
 
 
 def _is_own_link(link: Path) -> bool:
-    """True for a link to a run folder beside it."""
+    """Return True for a link to a run folder beside it."""
     try:
         target = os.readlink(link)
     except OSError:
@@ -467,7 +467,7 @@ def _is_own_link(link: Path) -> bool:
 
 
 def _add_to_index(run: RunFolder, name: str, sweep: str) -> None:
-    """Add the run to the user's index; a failure is logged, for the index is a shortcut."""
+    """Add the run to the user's index; log a failure, since the index is only a shortcut."""
     try:
         index.add_run(run, name, sweep)
     except OSError as error:

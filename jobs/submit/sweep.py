@@ -64,14 +64,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 MOST_RUNS = 1000
 MOST_NAMED = 3
-"""Runs that a problem names."""
+"""The most runs named in a problem."""
 MOST_SHOWN = 20
-"""Rows of the table of what was submitted."""
+"""The most rows in the table of submitted runs."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _JOB = re.compile(r"last|L?\d+")
 
 Values = Mapping[str, str]
-"""Of each swept key its value, as it was written."""
+"""The value of each swept key, as written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +89,9 @@ class Sweep:
     name: str
     runs: tuple[SweepRun, ...]
     at_most: int | None
-    """Number of runs at the same time; None for all."""
+    """The most runs at the same time; None for all."""
     array_obstacle: str = ""
-    """The reason why the runs are jobs of their own; empty where they are one array."""
+    """Why the runs are separate jobs; empty if they are one array."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ class Sweep:
 Submitted = tuple[RunFolder, RunRecord]
 Taken = dict[tuple[object, ...], Snapshot]
 Progress = Callable[[int, int], None]
-"""Called with how many runs are done, and of how many."""
+"""Function called with the number of finished runs, and of all runs."""
 
 
 def no_progress(done: int, total: int) -> None:
@@ -109,7 +109,7 @@ def no_progress(done: int, total: int) -> None:
 
 
 def parse_sweep(text: str) -> tuple[str, list[str]]:
-    """`train.steps=10,20`: the key, and its values as `--set` would take each."""
+    """Parse `train.steps=10,20`: a key, and its values as `--set` takes them."""
     key, equals, rest = text.partition("=")
     if not equals or not key.strip():
         raise InputError(f"--sweep {text}: want key=value,value, such as train.steps=10,20")
@@ -123,7 +123,7 @@ def parse_sweep(text: str) -> tuple[str, list[str]]:
 
 
 def split_values(text: str, shown: str) -> list[str]:
-    """The parts of a text between commas that stand in no bracket and in no quotes."""
+    """Split a text at commas outside brackets and quotes."""
     parts, start, depth, at = [], 0, 0, 0
     while at < len(text):
         char = text[at]
@@ -145,12 +145,12 @@ def split_values(text: str, shown: str) -> list[str]:
 
 
 def _begins_word(before: str) -> bool:
-    """True where a quote would open a text: elsewhere, as in `it's`, it is a letter."""
+    """Return True if a quote here would begin a quoted text; in `it's` it is a letter."""
     return before.rstrip()[-1:] in ("", ",", "[", "{", ":")
 
 
 def _find_quote_end(text: str, start: int) -> int:
-    """End of the quoted text that begins at `start`, by YAML's rules; -1 without an end."""
+    """Return the end of the quoted text that begins at `start`, by YAML's rules, or -1."""
     quote, at = text[start], start + 1
     while at < len(text):
         if quote == '"' and text[at] == "\\":
@@ -164,7 +164,7 @@ def _find_quote_end(text: str, start: int) -> int:
 
 
 def parse_rows(text: str, source: str) -> list[dict[str, str]]:
-    """The rows of a CSV file by the keys of its header; an empty cell leaves the conf's value."""
+    """Return the rows of a CSV file by its header's keys; an empty cell keeps the conf's value."""
     try:
         read = list(csv.reader(io.StringIO(text, newline=""), strict=True))
     except csv.Error as error:
@@ -192,7 +192,7 @@ def parse_rows(text: str, source: str) -> list[dict[str, str]]:
 def build_rows(
     sweeps: Sequence[str], rows: Sequence[Values] = (), overrides: Sequence[str] = ()
 ) -> list[Values]:
-    """The values of each run: each row with each combination, in the order they were given."""
+    """Return the values of each run: each row with each combination, in the given order."""
     parsed = [parse_sweep(text) for text in sweeps]
     given = [key for key, _ in parsed]
     given += list(dict.fromkeys(key for row in rows for key in row))
@@ -217,7 +217,7 @@ def build_rows(
 def find_rows(
     sweeps: Sequence[str], file: Path | None, overrides: Sequence[str] = ()
 ) -> list[Values]:
-    """The values of each run, of a file and of options."""
+    """Return the values of each run, from a file and from options."""
     rows = [] if file is None else parse_rows(read_text(file, str(file)), str(file))
     return build_rows(sweeps, rows, overrides)
 
@@ -233,7 +233,7 @@ def prepare_sweep(
     for_preview: bool = False,
     progress: Progress = no_progress,
 ) -> Sweep:
-    """Resolve and prepare every run; InputError with the problems of all of them."""
+    """Resolve and prepare every run; raise InputError with the problems of all."""
     if name is not None:
         check_name(name)
     problems: dict[str, list[Values]] = {}
@@ -276,7 +276,7 @@ def check_name(name: str) -> None:
 
 
 def _explain_problems(problems: Mapping[str, Sequence[Values]], num_rows: int) -> str:
-    """Each problem once, with the values of the runs that have it."""
+    """Explain each problem once, with the values of the affected runs."""
     bad = {describe_values(row) for rows in problems.values() for row in rows}
     lines = [f"{len(bad)} of {num_rows} runs have problems; nothing was submitted"]
     for problem, rows in problems.items():
@@ -291,12 +291,12 @@ def _explain_problems(problems: Mapping[str, Sequence[Values]], num_rows: int) -
 
 
 def describe_values(values: Values) -> str:
-    """`train.steps=10 parallel.pipeline=2`, secrets hidden."""
+    """Format values as `train.steps=10 parallel.pipeline=2`, without secrets."""
     return " ".join(f"{key}={show(key, value)}" for key, value in values.items()) or "(the conf's)"
 
 
 def find_array_obstacle(sweep: Sweep) -> str:
-    """Return the reason why these runs cannot be one array; empty where they can."""
+    """Return why these runs cannot be one array; empty if they can."""
     if len(sweep.runs) == 1:
         return "it is one run"
     readies = [run.ready for run in sweep.runs]
@@ -327,10 +327,10 @@ def submit_sweep(
     after: AfterRuns = NO_RUNS,
     progress: Progress = no_progress,
 ) -> list[Submitted]:
-    """Submit the runs, as one array where they can be one; see `describe_how`.
+    """Submit the runs, as one array if possible; see `describe_how`.
 
-    Others are submitted one by one, and where one is refused, those before it are taken back.
-    Ctrl-C waits for the run that is being submitted; runs reported to `progress` go on.
+    Otherwise they are submitted one by one, and after a refusal the earlier ones are taken back.
+    Ctrl-C waits for the run being submitted; runs reported to `progress` stay submitted.
     """
     waits = resolve_after(after, sweep.runs[0].ready.plan.scheduler)
     if not sweep.array_obstacle:
@@ -348,7 +348,7 @@ def _submit_array(
     executor: ScriptExecutor | None,
     progress: Progress,
 ) -> list[Submitted]:
-    """All runs as one array; where it is refused nothing is left of them."""
+    """Submit all runs as one array; after a refusal, remove everything."""
     from vjob.jobs.schedulers.script_executor import ScriptExecutor  # submitit: only a submit pays
 
     runs, written, sources = list[RunFolder](), list[RunRecord](), dict[Path, Path]()
@@ -418,7 +418,7 @@ def _submit_one_by_one(
 
 
 def take_snapshot_once(resolved: Resolved, taken: Taken) -> Snapshot:
-    """The code that a run keeps; looked at once for runs of the same program."""
+    """Return the code that a run keeps, computed once for runs of the same program."""
     conf = resolved.conf
     program = replace(conf.program, args=())
     key = (resolved.path, program, conf.container, conf.workdir, conf.log_folder)
@@ -428,7 +428,7 @@ def take_snapshot_once(resolved: Resolved, taken: Taken) -> Snapshot:
 
 
 def share_code(ready: Prepared, sources: Mapping[Path, Path]) -> Prepared:
-    """The run with the code of an earlier one of the sweep: an edit meanwhile changes nothing."""
+    """Return the run with the code of the sweep's first one, so that later edits have no effect."""
     snapshot = ready.snapshot
     source = sources.get(snapshot.root)
     if snapshot.tree is None or source is None:
@@ -438,7 +438,7 @@ def share_code(ready: Prepared, sources: Mapping[Path, Path]) -> Prepared:
 
 
 def find_before(number: int, at_most: int | None) -> list[int]:
-    """The run that a run waits for, by number; none of the first so many, nor without a limit."""
+    """Return the number of the run to wait for, as a list; empty for the first `at_most` runs."""
     return [] if at_most is None or number < at_most else [number - at_most]
 
 
@@ -455,7 +455,7 @@ def build_json(submitted: Sequence[Submitted]) -> list[dict[str, Any]]:
 
 
 def render_submitted(sweep: Sweep, submitted: Sequence[Submitted]) -> str:
-    """Render the submitted runs as a table, a long one without its middle; and what to type."""
+    """Render the submitted runs as a table, a long one shortened, and what to type next."""
     cells = [("JOB", "RUN", *shorten_keys(sweep.keys).values())]
     for run, record in submitted:
         jobs = ",".join(job.id for job in record.jobs)
@@ -473,7 +473,7 @@ def render_submitted(sweep: Sweep, submitted: Sequence[Submitted]) -> str:
 
 
 def describe_how(sweep: Sweep, submitted: Sequence[Submitted]) -> str:
-    """The scheduler, and whether the runs are one array of it; if not, the reason."""
+    """Return the scheduler, and that the runs are one array, or why they are not."""
     _, record = submitted[0]
     if record.array is not None:
         return f"{record.scheduler}, one array: {record.jobs[0].id.partition('_')[0]}"
@@ -485,7 +485,7 @@ def describe_how(sweep: Sweep, submitted: Sequence[Submitted]) -> str:
 def _take_back(
     done: Sequence[Submitted], sweep: Sweep, run: SweepRun, error: VjobError
 ) -> VjobError:
-    """Cancel what was submitted, the last first, and return the error that says so."""
+    """Cancel submitted runs, the last first; return the error that reports it."""
     what = f"run {len(done) + 1} of {len(sweep.runs)} ({describe_values(run.values)})"
     kept = []
     for folder, record in reversed(done):

@@ -1,5 +1,5 @@
-"""`vjob doctor`: what of this machine, its Slurm and its containers would trouble a job.
+"""Examine what in this machine, its Slurm and its containers would trouble a job: `vjob doctor`.
 
-`doctor.examine` looks at everything, `containers.examine_containers` at the container runtimes.
-Imports the conf, the programs, the schedulers, the images, the containers and the agent's checks.
+`doctor.examine` checks everything, `containers.examine_containers` the container runtimes. Imports
+the conf, the programs, the schedulers, the images, the containers and the agent's checks.
 """

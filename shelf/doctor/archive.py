@@ -1,7 +1,7 @@
-"""`vjob doctor --report`: an archive for a bug report, which says nothing of its sender.
+"""Make an anonymous archive for a bug report: `vjob doctor --report`.
 
-The home folder, the user's name, the machine's names and its addresses are replaced by words; what
-looks like a secret is hidden as in `vjob share`.
+The home folder, the user's name, the machine's names and its addresses are replaced by
+placeholders; what looks like a secret is hidden as in `vjob share`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vjob.shelf.doctor.doctor import find_version, render
 
 ARCHIVE = "vjob-report.zip"
 EXTRAS = ("torch", "nvidia-ml-py", "tokenizers", "zstandard", "isal", "torchao")
-"""Packages that vjob uses where they are installed."""
+"""Optional packages that vjob uses if they are installed."""
 NAMES_NOBODY = ("127.0.0.1", "/", "root", "localhost")
 
 
@@ -68,15 +68,15 @@ def list_versions() -> dict[str, str | dict[str, str]]:
 
 
 class Hider:
-    """Replaces what names a person or a machine, and hides secrets."""
+    """Replaces names of persons and machines, and hides secrets."""
 
     def __init__(self, words: Mapping[str, str]) -> None:
-        """`words` has what stands for each text."""
+        """`words` maps each text to its replacement."""
         self._words = dict(sorted(words.items(), key=lambda item: -len(item[0])))
 
     @classmethod
     def of_this_machine(cls) -> Hider:
-        """The hider of this user's and this machine's names."""
+        """Return a hider for this user's and this machine's names."""
         name = socket.gethostname()
         words = {str(Path.home()): "~", name: "HOST", name.partition(".")[0]: "HOST"}
         words |= dict.fromkeys(list_addresses(), "ADDRESS")

@@ -36,18 +36,18 @@ VERSIONS: Mapping[str, tuple[str, ...]] = {
 }
 GIB = 1 << 30
 LOW_SCRATCH = 30 * GIB
-"""A PyTorch image unpacked takes about 25 GB."""
+"""Least free bytes: an unpacked PyTorch image takes about 25 GB."""
 LOW_RUN = 30 * GIB
 HOOKS = ("/etc/enroot/hooks.d", "/usr/local/etc/enroot/hooks.d")
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
 START_S = 60.0
 FOLDERS = ("dev", "etc", "proc", "run", "sys", "tmp", "var")
 OF_HOST = ("usr", "bin", "lib", "lib32", "lib64", "sbin")
-"""Whatever a program of this machine needs; links on most systems now."""
+"""Directories that this machine's programs need; links on most systems now."""
 
 
 def examine_containers() -> list[Diagnosis]:
-    """Look at everything; nothing here raises."""
+    """Examine everything without raising."""
     scratch = Container().scratch
     found = [name for name, command in VERSIONS.items() if shutil.which(command[0])]
     diagnoses = [examine_runtime(name, scratch) for name in found]
@@ -68,7 +68,8 @@ def examine_containers() -> list[Diagnosis]:
 
 
 def examine_runtime(name: str, scratch: str) -> Diagnosis:
-    """Its version, and a start; docker's daemon is asked, for docker starts images alone."""
+    """Check a runtime's version and try a start; docker's daemon is asked, since it only starts
+    images."""
     env = {**os.environ, "USER": os.environ.get("USER") or str(os.getuid())}
     _, said = try_out(VERSIONS[name], env)
     kind = RUNTIMES.get(name)
@@ -85,7 +86,7 @@ def examine_runtime(name: str, scratch: str) -> Diagnosis:
 
 
 def judge_start(name: str, version: str, problem: str, *, does: str) -> Diagnosis:
-    """From what it said of its version, and of a start that failed."""
+    """Judge a runtime by its version output, and by the error of a start."""
     match = re.search(r"(?<!\d)\d+(\.\d+)+\S*", version)
     what = f"{name} {match.group().rstrip(',')}" if match else name
     if not problem:
@@ -117,7 +118,8 @@ def judge_missing(found: Collection[str], missing: Collection[str]) -> Diagnosis
 
 
 def judge_pyxis(help_text: str, plugstack: str, run: tuple[str, str, int]) -> Diagnosis:
-    """`run` is the type, options and free bytes of /run, where pyxis unpacks by default."""
+    """Judge pyxis; `run` is the type, options and free bytes of /run, where it unpacks by
+    default."""
     if "--container-image" not in help_text:
         return Diagnosis(name="pyxis", status="note", text="srun has no pyxis")
     match = re.search(r"runtime_path=(\S+)", plugstack)
@@ -131,7 +133,7 @@ def judge_pyxis(help_text: str, plugstack: str, run: tuple[str, str, int]) -> Di
 
 
 def judge_scratch(path: str, kind: str, options: str, free: int) -> Diagnosis:
-    """The default of container.scratch: local, executable, with room."""
+    """Judge the default of container.scratch: it must be local, executable, with free space."""
     text = f"{path}, the default of container.scratch, is {kind or 'of unknown type'}"
     text += f" with {free / GIB:.0f} GiB free"
     advice = "set container.scratch in confs to a node-local folder"
@@ -161,7 +163,7 @@ def judge_squashfs(unpacker: str | None, packer: str | None) -> Diagnosis:
 
 
 def examine_gpus(found: Collection[str]) -> list[Diagnosis]:
-    """On a machine with an NVIDIA driver."""
+    """Examine how GPUs enter containers, on a machine with an NVIDIA driver."""
     has_hook = any(Path(folder, "98-nvidia.sh").exists() for folder in HOOKS)
     has_cdi = any(
         "nvidia" in path.name for folder in CDI_FOLDERS for path in Path(folder).glob("*")
@@ -176,7 +178,7 @@ def examine_gpus(found: Collection[str]) -> list[Diagnosis]:
 def judge_gpus(
     found: Collection[str], tools: Mapping[str, bool], *, has_hook: bool, has_cdi: bool
 ) -> list[Diagnosis]:
-    """For each runtime, whether GPUs can enter its containers."""
+    """Judge for each runtime if GPUs can enter its containers."""
     cli = tools["nvidia-container-cli"]
     rows = {
         "enroot": (cli and has_hook, "nvidia-container-cli, or enroot's hook 98-nvidia.sh"),
@@ -205,7 +207,7 @@ def judge_gpus(
 
 
 def find_mount(path: str, mounts: str) -> tuple[str, str]:
-    """Type and options of the file system that holds a path, from /proc/self/mounts."""
+    """Return type and options of the file system that holds a path, from /proc/self/mounts."""
     best = ("", "", "")
     for line in mounts.splitlines():
         point, kind, options = (*line.split(" "), "", "", "", "")[1:4]
@@ -216,7 +218,7 @@ def find_mount(path: str, mounts: str) -> tuple[str, str]:
 
 
 def _find_mount(path: str) -> tuple[str, str, int]:
-    """The same with its free bytes."""
+    """Return type, options and free bytes of the file system that holds a path."""
     real = os.path.realpath(path)
     try:
         facts = os.statvfs(real)
@@ -227,14 +229,14 @@ def _find_mount(path: str) -> tuple[str, str, int]:
 
 
 def _read_plugstack() -> str:
-    """slurmd's SPANK settings, as far as they may be read."""
+    """Return slurmd's SPANK settings, as far as they are readable."""
     folder = Path(os.environ.get("SLURM_CONF", "/etc/slurm/slurm.conf")).parent
     paths = [folder / "plugstack.conf", *sorted(folder.glob("plugstack.conf.d/*.conf"))]
     return "\n".join(read_text(str(path)) or "" for path in paths)
 
 
 def try_start(kind: type[Runtime], scratch: str) -> str:
-    """Start a container by the commands that a plan holds for a node; the error, or nothing."""
+    """Start a container by the commands that a plan has for a node; return the error, or ""."""
     with make_room(scratch) as folder:
         mounts = make_skeleton(folder / "root", Path("/"))
         commands = kind().plan(build_request(folder, mounts))
@@ -253,7 +255,7 @@ def try_start(kind: type[Runtime], scratch: str) -> str:
 
 @contextlib.contextmanager
 def make_room(scratch: str) -> Iterator[Path]:
-    """Temporary folder below scratch, as a run's store would be."""
+    """Make a temporary folder in scratch, like a run's store."""
     folder = Path(tempfile.mkdtemp(prefix="vjob-doctor-", dir=scratch))
     try:
         yield folder
@@ -263,7 +265,8 @@ def make_room(scratch: str) -> Iterator[Path]:
 
 
 def make_skeleton(root: Path, host: Path) -> tuple[Mount, ...]:
-    """Make empty folders and the machine's own links; the mounts that make a system of them."""
+    """Make empty folders and copies of the machine's links; return mounts that complete a
+    system."""
     mounts = []
     for name in FOLDERS:
         (root / name).mkdir(parents=True)
@@ -297,7 +300,8 @@ def build_request(folder: Path, mounts: tuple[Mount, ...]) -> Request:
 
 
 def build_environment(commands: ContainerPlan, environ: Mapping[str, str]) -> dict[str, str]:
-    """The agent's environment; Slurm's and Python's variables are for jobs."""
+    """Return the agent's environment, without Slurm's and Python's variables, which are for
+    jobs."""
     base = {
         name: value
         for name, value in environ.items()
@@ -308,5 +312,5 @@ def build_environment(commands: ContainerPlan, environ: Mapping[str, str]) -> di
 
 
 def fill_in(words: Sequence[str]) -> tuple[str, ...]:
-    """Words with `%{node}` and the like filled in, as the agent does on a node."""
+    """Fill `%{node}` and other placeholders in words, as the agent does on a node."""
     return tuple(re.sub(r"%\{\w+\}", "doctor", word) for word in words)

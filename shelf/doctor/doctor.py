@@ -1,6 +1,6 @@
-"""`vjob doctor`: what of this machine and its Slurm would trouble a job, each with its remedy.
+"""Find what in this machine and its Slurm would trouble a job, each with a remedy: `vjob doctor`.
 
-Diagnoses are made by pure functions from what commands said, so that each has a test from a
+Pure functions make diagnoses from the output of commands, so that each can be tested with a
 recorded text.
 """
 
@@ -26,7 +26,7 @@ BROKEN = "no conf can be read until it is right; `VJOB_SITE= vjob ...` leaves th
 
 
 def examine() -> list[Diagnosis]:
-    """Look at everything; nothing here raises."""
+    """Examine everything without raising."""
     diagnoses = examine_site(os.environ)
     for scheduler in schedulers.list_with_queue():
         obstacle = scheduler.find_obstacle()
@@ -47,7 +47,7 @@ def examine() -> list[Diagnosis]:
 
 
 def examine_site(environ: Mapping[str, str]) -> list[Diagnosis]:
-    """The site's file and the user's: what each sets for every conf, and where."""
+    """Examine the site's file and the user's: what each sets for every conf, and where."""
     try:
         site = load_site(environ, load.read_text)
     except VjobError as error:
@@ -71,7 +71,7 @@ def examine_site(environ: Mapping[str, str]) -> list[Diagnosis]:
 
 
 def judge_python(torch: str | None, numpy: str | None, has_gpus: bool) -> Diagnosis:
-    """Versions from the packages' metadata: importing torch takes seconds."""
+    """Judge versions from the packages' metadata, since importing torch takes seconds."""
     missing = [name for name, version in (("torch", torch), ("numpy", numpy)) if version is None]
     if missing:
         return Diagnosis(
@@ -117,7 +117,7 @@ def judge_host_name(name: str, address: str | None) -> Diagnosis:
 
 
 def judge_interfaces(names: Mapping[str, str]) -> Diagnosis:
-    """The interface of each address, as the agent finds them: a machine may lack `ip`."""
+    """Judge the interface of each address, as the agent finds them without `ip`."""
     shown = [f"{name} {address}" for address, name in names.items() if name != "lo"]
     if not shown:
         return Diagnosis(name="interfaces", status="warn", text="no network address but loopback")
@@ -138,7 +138,7 @@ def judge_ports(text: str | None) -> Diagnosis:
 
 
 def render(diagnoses: list[Diagnosis]) -> str:
-    """One line a diagnosis, the remedy below."""
+    """Render each diagnosis in a line, with the remedy below."""
     lines = []
     for diagnosis in diagnoses:
         lines.append(f"{diagnosis.status:<5} {diagnosis.name}: {withhold(diagnosis.text)}")

@@ -64,23 +64,23 @@ from vjob.shelf.elastic.growth import (
 
 RECENT_STEPS = 50
 ENOUGH_POINTS = 5
-"""Lines of a log, or steps of a trace."""
+"""Least number of log lines, or steps of a trace, to judge by."""
 ENOUGH_STEPS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """Steps and times of one attempt."""
+    """Steps and step time of one attempt."""
 
     step: int
-    """The last one that was done."""
+    """The last finished step."""
     step_s: float
     num_steps: int | None = None
-    """Of the training, as far as its lines say."""
+    """Steps of the training, if log lines tell."""
 
 
 def find_pace(progress: Progress | None) -> Pace | None:
-    """The median of its last steps; None as long as they are few."""
+    """Return the median of the last steps; None while there are few."""
     if progress is None or not progress.points:
         return None
     first = progress.first_step if progress.first_step is not None else progress.points[0].step
@@ -98,7 +98,7 @@ def find_pace(progress: Progress | None) -> Pace | None:
 
 
 class AttemptPace:
-    """One attempt, looked at again and again."""
+    """Reads the pace of one attempt repeatedly."""
 
     def __init__(self, attempt: AttemptFolder, plan: Plan) -> None:
         self.number, self._plan = attempt.number, plan
@@ -109,29 +109,29 @@ class AttemptPace:
         return find_pace(self._reader.read().progress)
 
     def read_works(self) -> dict[int, dict[int, float]]:
-        """Seconds that each rank with a trace computed itself, by step, without the first steps."""
+        """Return each traced rank's own seconds of work by step, without the first steps."""
         self._traces.find()
         self._traces.poll()
         return {rank: end.works_s() for rank, end in self._traces.ranks.items()}
 
     def list_steps_s(self) -> dict[int, float]:
-        """Seconds of a step by rank, from the same lines as `read_works`."""
+        """Return the seconds of a step by rank, from the same lines as `read_works`."""
         medians = {rank: end.medians()[0] for rank, end in self._traces.ranks.items()}
         return {rank: step_s for rank, step_s in medians.items() if step_s is not None}
 
     def list_peers(self) -> list[list[int]]:
-        """Ranks that do the same on the same kind of device."""
+        """Return groups of ranks that do the same work on the same kind of device."""
         return list_peers(
             self._plan, {rank: end.device for rank, end in self._traces.ranks.items()}
         )
 
     def map_nodes(self) -> dict[int, int]:
-        """Each rank's node, by its index in the attempt's plan."""
+        """Return each rank's node, by its index in the attempt's plan."""
         return {rank: self._plan.node_of_rank(rank).index for rank in range(self._plan.world)}
 
 
 def list_peers(plan: Plan, devices: dict[int, str]) -> list[list[int]]:
-    """By a rank's place in the pipeline, hence all the stages that it holds, and its device."""
+    """Group ranks by place in the pipeline (and so by all their stages) and by device."""
     groups: dict[tuple[int, str], list[int]] = {}
     for rank, found in sorted(locate_ranks(plan.stage_map, plan.tensor).items()):
         groups.setdefault((found.place, devices.get(rank, "")), []).append(rank)
@@ -139,15 +139,15 @@ def list_peers(plan: Plan, devices: dict[int, str]) -> list[list[int]]:
 
 
 LONGEST_WAIT_S = 3600.0
-"""After jobs that never came to anything."""
+"""Longest wait in seconds after jobs that were of no use."""
 LONGEST_PENDING_S = 600.0
-"""Its nodes were idle when it was asked for."""
+"""Seconds that a requested job may wait, since its nodes were idle at the request."""
 SPARE_MIN = 2
-"""Minutes beyond the run's own time that a job which joins asks for."""
+"""Minutes beyond the run's own time that a joining job asks for."""
 
 
 class Autoscaler:
-    """Adds and drops nodes of one run."""
+    """Adds nodes to a run, and drops slow ones."""
 
     def __init__(self, run: RunFolder, say: Callable[[str], None]) -> None:
         plan = read_plan(run.plan)
@@ -161,7 +161,7 @@ class Autoscaler:
         self._told = ""
 
     def poll(self) -> bool:
-        """Evaluate the run once, and act; False once the run is over."""
+        """Evaluate the run once, and act; return False once the run is over."""
         view = view_run(self._run, warn=False, floor_s=SELDOM_S)
         if view.record.state not in (records.INTENT, records.SUBMITTED):
             return False
@@ -185,7 +185,7 @@ class Autoscaler:
     def _find_standing(
         self, view: RunView, state: ManagerState, scheduler: Scheduler
     ) -> Standing | None:
-        """Pace and outlook of the run; None until the attempt has done enough steps."""
+        """Return pace and outlook of the run; None until the attempt has done enough steps."""
         number = state.attempt
         if self._pace is None or self._pace.number != number:
             plan = read_attempt_plan(self._run, number)
@@ -255,8 +255,8 @@ class Autoscaler:
         self._tell(f"job {job} is to bring {why}")
 
     def _compute_walltime_min(self, left_s: float) -> int | None:
-        """No longer than the run itself lasts, so that it starts sooner; as the run's where that
-        comes back with its guests."""
+        """Return the time limit of a joining job: no longer than the run lasts, so that it starts
+        sooner, or the run's own if the run is requeued with its guests."""
         cluster = self.conf.cluster
         if cluster.requeue or math.isinf(left_s):
             return None
@@ -264,7 +264,7 @@ class Autoscaler:
         return min(cluster.walltime_min or wanted_min, wanted_min)
 
     def _is_wanted(self) -> bool:
-        """True unless the last request of a user was for fewer nodes."""
+        """Return True unless a user's last request was for fewer nodes."""
         asked = [
             event["kind"]
             for event in read_lines(self._run.vjob_events)
@@ -273,7 +273,7 @@ class Autoscaler:
         return not asked or asked[-1] == "grow-asked"
 
     def _is_early(self, view: RunView) -> bool:
-        """After jobs that ended before they were of use: each doubles the wait."""
+        """Return True while waiting after useless jobs, each of which doubles the wait."""
         over = find_joined_over(view)
         own = [join for join in read_joins(self._run.morph) if join.by_itself]
         failed = sum(1 for join in own if join.number in over)
@@ -281,8 +281,8 @@ class Autoscaler:
         return bool(own) and failed > 0 and time.time() - own[-1].asked < wait_s
 
     def _withdraw(self, view: RunView, standing: Standing) -> None:
-        """Jobs of ours that wait and are not worth their morph any more, or whose nodes others
-        took: fewer may be idle by now."""
+        """Cancel our waiting jobs that are no longer worth a morph, or whose nodes were taken by
+        others."""
         states = {info.leader: info.state for info in view.joined}
         for join in read_joins(self._run.morph):
             said = read_join_job(self._run.morph, join)
@@ -333,7 +333,7 @@ class Autoscaler:
         return True
 
     def _tell(self, text: str) -> None:
-        """Once, until there is something else to say."""
+        """Print a text, but only once in a row."""
         if text != self._told:
             self._told = text
             self._say(text)
@@ -345,7 +345,7 @@ def is_event(value: Any, *kinds: str) -> bool:
 
 @contextlib.contextmanager
 def _hear_signals() -> Iterator[threading.Event]:
-    """Set by the signal that ends us; afterwards signals do what they did."""
+    """Set an event on a signal that ends this process; restore the handlers afterwards."""
     left = threading.Event()
     before = {
         number: signal.signal(number, lambda number, frame: left.set())
@@ -359,7 +359,7 @@ def _hear_signals() -> Iterator[threading.Event]:
 
 
 def run_autoscaler(run: RunFolder, say: Callable[[str], None]) -> int:
-    """Poll until the run ends or a signal comes; one process a run."""
+    """Poll until the run ends or a signal comes; one process for each run."""
     expect_ours(run, "only its owner looks after its size")
     autoscaler = Autoscaler(run, say)
     morph = autoscaler.conf.morph

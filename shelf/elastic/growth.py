@@ -1,4 +1,4 @@
-"""Decisions of the autoscaler: whether more nodes, or fewer slow ones, are worth a morph. Pure.
+"""Decide if more nodes, or fewer slow ones, are worth a morph. Pure functions.
 
 idle nodes, pace, pause, time ─► choose_growth ─► how many more, of which group
 slow nodes, the same ──────────► choose_leaving ─► who is to go
@@ -21,14 +21,14 @@ from varuna_core.records.training import TrainingFacts
 
 @dataclass(frozen=True, kw_only=True)
 class SlowNode:
-    """A node with a slow rank; the worst one, where it has several."""
+    """A node with a slow rank; its slowest one, if it has several."""
 
     seat: int
     rank: int
     ratio: float
-    """Its work over that of its peers, in the median step."""
+    """The rank's work divided by its peers', in the median step."""
     extra_s: float
-    """Seconds that it works longer than they, each step."""
+    """Seconds that the rank works longer than its peers in each step."""
     num_steps: int
     num_peers: int
 
@@ -46,8 +46,8 @@ def find_slow_nodes(
     seats: Mapping[int, int],
     steps_s: Mapping[int, float] | None = None,
 ) -> list[SlowNode]:
-    """The slowest first. `works_s` is what each rank worked in each step, `seats` its node,
-    `steps_s` what a step takes, so that a rank that costs little of it is left alone."""
+    """Return slow nodes, slowest first. `works_s` is the work of each rank in each step, `seats`
+    its node, and `steps_s` the time of a step, so that ranks with little work are ignored."""
     worst: dict[int, SlowNode] = {}
     # One node alone is nobody's peer.
     across = [ranks for ranks in peers if len({seats[rank] for rank in ranks}) > 1]
@@ -68,16 +68,16 @@ def find_slow_nodes(
 
 
 DEFAULT_PAUSE_S = 120.0
-"""As long as the run has no morph behind it."""
+"""Assumed pause in seconds until the run has had a morph."""
 NUM_PAUSES = 5
-"""The last ones count."""
+"""The number of last pauses that count."""
 CAUTION = 2.0
-"""A gain is to be worth so many pauses: a forecast may be off, and the first steps are slow."""
+"""A gain must be worth this many pauses, since a forecast may be off and first steps are slow."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pause:
-    """How long a morph keeps the run from its steps."""
+    """How long a morph interrupts the run's steps."""
 
     seconds: float
     num_morphs: int
@@ -91,7 +91,7 @@ class Pause:
 
 
 def compute_pause(pauses_s: Sequence[float]) -> Pause:
-    """`pauses_s` are those of the run's own morphs, oldest first."""
+    """Compute the pause from `pauses_s`, those of the run's own morphs, oldest first."""
     last = pauses_s[-NUM_PAUSES:]
     seconds = statistics.median(last) if last else DEFAULT_PAUSE_S
     return Pause(seconds=seconds, num_morphs=len(last))
@@ -99,19 +99,19 @@ def compute_pause(pauses_s: Sequence[float]) -> Pause:
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Pace and outlook of a run, by which offers are compared."""
+    """Pace and outlook of a run, with which offers are compared."""
 
     plan: Plan
-    """With the nodes that joined behind those of the conf."""
+    """The plan, with joined nodes after those of the conf."""
     facts: TrainingFacts
     here: tuple[int, ...]
-    """Seats of nodes that are here and stay."""
+    """Seats of nodes that are present and stay."""
     steps_left: float
     step_s: float
-    """As measured on these nodes."""
+    """Step time measured on these nodes."""
     pause: Pause
     left_s: float = math.inf
-    """Until the time limit."""
+    """Seconds until the time limit."""
 
     def is_worth(self, then_s: float, caution: float = CAUTION) -> bool:
         pause_s = caution * self.pause.seconds
@@ -123,15 +123,15 @@ class GrowthOffer:
     """A number of further nodes of one group, with the step time that they would give."""
 
     group: GroupPlan
-    """The nodes to add are like those of this group."""
+    """The group whose nodes are like those to add."""
     count: int
     then_s: float
     is_predicted: bool
 
 
 def choose_growth(standing: Standing, room: int, idle: Mapping[str, int]) -> GrowthOffer | None:
-    """The offer with the shortest step, then the fewest nodes, whose gain exceeds the pause; `idle`
-    has the idle nodes by group."""
+    """Return the offer with the shortest step, then the fewest nodes, whose gain exceeds the pause;
+    `idle` has the number of idle nodes by group."""
     best: GrowthOffer | None = None
     for group in standing.plan.groups:
         for count in range(1, min(idle.get(group.name, 0), room) + 1):
@@ -150,14 +150,14 @@ def choose_growth(standing: Standing, room: int, idle: Mapping[str, int]) -> Gro
 
 
 def still_pays(standing: Standing, seats: Sequence[int]) -> bool:
-    """True if nodes on their way are worth a morph if they come now."""
+    """Return True if nodes on their way are still worth a morph."""
     found = forecast(standing.plan, standing.facts, standing.here, (*standing.here, *seats))
     return found is not None and standing.is_worth(standing.step_s * found.ratio, caution=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parting:
-    """Slow nodes whose absence is worth a morph."""
+    """Slow nodes whose removal is worth a morph."""
 
     seats: tuple[int, ...]
     then_s: float
@@ -165,10 +165,10 @@ class Parting:
 
 
 def choose_leaving(standing: Standing, slow: Sequence[SlowNode], fewest: int) -> Parting | None:
-    """The slowest one, or as many of the slowest as it takes; the rest is at least `fewest`.
+    """Return the slowest nodes to remove, as few as needed, keeping at least `fewest` nodes.
 
-    Each step waits for the slowest node, so without it a step is shorter by what it works longer
-    than the next one; and longer by what a layout for fewer nodes costs.
+    Each step waits for the slowest node. Without it, a step is shorter by its lag behind the next
+    slowest, and longer by the cost of a layout for fewer nodes.
     """
     best: Parting | None = None
     worst = sorted(slow, key=lambda item: -item.extra_s)
@@ -188,5 +188,5 @@ def choose_leaving(standing: Standing, slow: Sequence[SlowNode], fewest: int) ->
 
 
 def format_basis(*, is_predicted: bool) -> str:
-    """Origin of a forecast, in words."""
+    """Return the basis of a forecast, in words."""
     return "planned at submit" if is_predicted else "by a count of slots and ranks"

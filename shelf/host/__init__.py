@@ -1,5 +1,5 @@
-"""`vjob --host LOGIN ...`: the same command, run by the vjob of a login node over the user's ssh.
+"""Run a command by the vjob of a login node over the user's ssh: `vjob --host LOGIN ...`.
 
-`here` is the laptop's side, `there` the login node's; their lines are in `frames`.
-Imports of `jobs` how a page is opened, which files a working tree has, processes and errors.
+`here` is the laptop's side, `there` the login node's; `frames` has the lines between them. Imports
+from `jobs` the opening of pages, the listing of working trees, processes and errors.
 """

@@ -1,6 +1,6 @@
-"""Lines that the two sides of `vjob --host` exchange before files: `{"vjob": 2, ...}`.
+"""Exchange lines between the two sides of `vjob --host`, before files: `{"vjob": 2, ...}`.
 
-Other lines, such as a greeting of the login shell, are passed over. Files follow as a tar stream.
+Other lines, such as a greeting of the login shell, are skipped. Files follow as a tar stream.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def write_line(stream: IO[bytes], **said: Any) -> None:
 
 
 def read_line(stream: IO[bytes]) -> dict[str, Any] | None:
-    """The next line of the other side; None where the stream ends."""
+    """Return the next line from the other side; None at the end of the stream."""
     while line := stream.readline(MOST_LINE_BYTES):
         if line.startswith(b'{"vjob": ') and line.endswith(b"\n"):
             try:

@@ -33,7 +33,7 @@ PAGED = frozenset({"report", "compare"})
 COMMAND = "VJOB_HOST_COMMAND"
 SSH = "VJOB_SSH"
 LOGIN = "VJOB_LOGIN"
-"""Tells the command there what this machine calls it."""
+"""Variable that gives the remote command the name by which this machine calls it."""
 MOST = Limits(num_files=20_000, size_mb=500)
 OPTIONS = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4", "-o", "LogLevel=ERROR")
 FAILED = 255
@@ -41,7 +41,7 @@ NOT_FOUND = 127
 
 
 def run_there(login: str, words: Sequence[str]) -> int:
-    """Run `vjob WORDS` on the login node; its exit code."""
+    """Run `vjob WORDS` on the login node; return its exit code."""
     if login.startswith("-") or not login:
         raise InputError(f"--host {login}: name a machine as for ssh: LOGIN or user@LOGIN")
     conf = next((word for word in words[1:] if _is_conf(word)), None)
@@ -64,7 +64,7 @@ def _is_conf(word: str) -> bool:
 
 
 def _build_ssh(login: str, option: str, *words: str) -> list[str]:
-    """The ssh that runs `vjob there WORDS`."""
+    """Return the ssh command that runs `vjob there WORDS`."""
     command = f"{_get_command()} {shlex.join(['there', *words])}"
     script = f"export {LOGIN}={shlex.quote(login)}; {command}"
     ssh = shlex.split(os.environ.get(SSH, "ssh"))
@@ -76,7 +76,7 @@ def _get_command() -> str:
 
 
 def _hand_over(login: str, folder: str, words: Sequence[str]) -> int:
-    """The command in this terminal, which Ctrl-C reaches as it would there."""
+    """Run the command in this terminal, so that Ctrl-C reaches it as on the login node."""
     has_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     option = "-t" if has_terminal else "-T"
     interrupts: list[int] = []
@@ -107,10 +107,10 @@ def _explain(login: str, code: int | None) -> str:
 
 
 def take_page(words: Sequence[str]) -> tuple[Path | None, bool, list[str]]:
-    """The page to write here, whether to open it, and the words without both.
+    """Return the page to write here, if it is to be opened, and the words without both.
 
-    A report is a page unless something else is asked for; a comparison is one with -o. An export
-    is written there.
+    A report makes a page unless another output is asked for; a comparison makes one with -o. An
+    export is written on the login node.
     """
     if any(word.startswith("--export") for word in words):
         return None, False, list(words)
@@ -138,8 +138,8 @@ def take_page(words: Sequence[str]) -> tuple[Path | None, bool, list[str]]:
 
 
 def send_tree(login: str, conf: Path) -> tuple[str, str]:
-    """Bring the copy of a conf's working tree up to date; the folder there in which the command
-    runs, below the home folder, and the conf's name in it."""
+    """Update the copy of a conf's working tree; return the remote folder in which the command runs,
+    relative to the home folder, and the conf's name in it."""
     root, files, links = list_files(conf.parent)
     folder = Path.cwd() if Path.cwd().is_relative_to(root) else conf.parent
     name = name_tree(root)
@@ -171,7 +171,7 @@ def send_files(
 
 
 def _fetch(login: str, words: Sequence[str], page: Path) -> int:
-    """Run a command there and write here the page that it makes."""
+    """Run a remote command, and write the page that it makes here."""
     with process.talk(_build_ssh(login, "-T", "--page", page.name, "--", *words)) as ssh:
         assert ssh.stdout is not None
         answer = read_line(ssh.stdout)
@@ -194,14 +194,14 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def name_tree(root: Path) -> str:
-    """Name of the folder there, which is the same for each submit of this working tree."""
+    """Return the name of the remote folder, equal for each submit of this working tree."""
     mark = hashlib.sha256(f"{os.uname().nodename}:{root}".encode()).hexdigest()[:8]
     return f"{root.name or 'root'}-{mark}"
 
 
 def list_files(folder: Path) -> tuple[Path, dict[str, tuple[int, int, str]], dict[str, str]]:
-    """Root, files and links of the working tree around a folder: what git does not ignore, or
-    without git all of the folder."""
+    """Return root, files and links of the working tree around a folder: what git does not ignore
+    or, without git, the whole folder."""
     git: Git | None = Git(os.environ)
     repository = find_repository(git, folder) if git is not None else None
     root, git = (folder, None) if repository is None else (repository.root.resolve(), git)

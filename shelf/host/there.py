@@ -27,13 +27,13 @@ from vjob.jobs.errors import InputError
 from vjob.shelf.host.frames import add_file, read_line, write_line
 
 PLACE = "vjob"
-"""In the home folder: one folder for each working tree of a laptop."""
+"""Folder in the home folder that has a folder for each working tree of a laptop."""
 SENT = ".vjob-sent.json"
 LOCK_S = 60.0
-"""For an earlier connection of the same working tree to have brought its files."""
+"""Seconds to wait for an earlier connection of the same working tree to send its files."""
 POLL_S = 0.1
 MADE_S = 3600.0
-"""Longest time that a page may take."""
+"""The longest time in seconds that a page may take."""
 
 
 @click.command(hidden=True, context_settings={"ignore_unknown_options": True})
@@ -54,7 +54,7 @@ def there(folder: str | None, page: str | None, words: tuple[str, ...]) -> None:
 
 
 def send_made(words: tuple[str, ...], page: str, answers: BinaryIO) -> None:
-    """Run a command, and send what it said and the page that it made."""
+    """Run a command, and send its output and the page that it made."""
     with tempfile.TemporaryDirectory(prefix="vjob-host-") as made:
         command = process.build_own_command(*words, "-o", f"{made}/{page}")
         done = process.run(command, timeout_s=MADE_S)
@@ -69,7 +69,7 @@ def send_made(words: tuple[str, ...], page: str, answers: BinaryIO) -> None:
 
 
 def receive_tree(said: BinaryIO, answers: BinaryIO) -> None:
-    """Make the folder's files those of the laptop; only what differs is sent."""
+    """Make the folder's files equal to the laptop's; only differing ones are sent."""
     request = read_line(said)
     if request is None:
         raise InputError("this command is run by vjob --host LOGIN; it says nothing to people")
@@ -103,8 +103,8 @@ def receive_tree(said: BinaryIO, answers: BinaryIO) -> None:
 def check_request(
     said: Mapping[str, Any],
 ) -> tuple[str, dict[str, tuple[int, int, str]], dict[str, str]]:
-    """Name of the tree, size, mode and digest of each file, and links; InputError for what no vjob
-    sends."""
+    """Return the tree's name, size, mode and digest of each file, and the links; raise InputError
+    for an invalid request."""
     try:
         files = {str(name): (int(a), int(b), str(c)) for name, (a, b, c) in said["files"].items()}
         links = {str(name): str(target) for name, target in said["links"].items()}
@@ -135,7 +135,7 @@ def _lock(base: Path) -> Iterator[None]:
 
 
 def _is_same(base: Path, name: str, before: Mapping[str, Any], facts: tuple[int, int, str]) -> bool:
-    """True for a file that was sent like this, and that nobody has touched here."""
+    """Return True for a file that was sent like this and has not been changed here."""
     size, mode, digest = facts
     known = before.get(name)
     if not isinstance(known, list) or known[:3] != [size, mode, digest]:
@@ -167,7 +167,7 @@ def _write_link(base: Path, name: str, target: str) -> None:
 
 
 def _make_place(base: Path, name: str) -> Path:
-    """The path of a file, its folders made; what stands in the way goes."""
+    """Return the path of a file, making its folders and removing whatever is in the way."""
     path = base / name
     for above in reversed(path.relative_to(base).parents):
         folder = base / above
@@ -180,7 +180,7 @@ def _make_place(base: Path, name: str) -> Path:
 
 
 def _remove(base: Path, name: str, known: object) -> None:
-    """A file that the laptop has no more, unless it was changed here."""
+    """Remove a file that the laptop no longer has, unless it was changed here."""
     path = base / name
     with contextlib.suppress(OSError):
         is_ours = isinstance(known, str) and path.is_symlink()

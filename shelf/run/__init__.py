@@ -1,9 +1,9 @@
-"""A program as the command line gives it, run without a conf: `vjob run train.py`.
+"""Run a program given on the command line, without a conf: `vjob run train.py`.
 
-`program.read_program` says what the words start, `slurm_options.build_cluster` makes the conf's
-keys of Slurm's options, `conf.build_conf` the conf of both; all are pure, but for looks at the
-program's file. `follow.start_run` submits a conf and shows its run to the end. May import the
-rooms below `host`.
+`program.read_program` interprets the words, `slurm_options.build_cluster` converts Slurm's options
+to keys of the conf, `conf.build_conf` makes the conf of both; all are pure, except that they look
+at the program's file. `follow.start_run` submits a conf and shows its run to the end. May import
+the rooms below `host`.
 
 slurm_options   program <- conf   follow
 """

@@ -34,9 +34,9 @@ from vjob.shelf.run.program import name_program
 from vjob.shelf.run.slurm_options import Given, build_cluster, find_asked
 
 FROM_WORDS = Path("<vjob run>")
-"""The conf is called so in messages; relative paths in it start at the current folder."""
+"""Name of the conf in messages; relative paths in it start at the current folder."""
 ENVIRONMENTS = ("VIRTUAL_ENV", "CONDA_PREFIX")
-"""Variables that name an active environment, the one that is activated last first."""
+"""Variables that name an active environment, the most recently activated kind first."""
 RESOLVER = yaml.resolver.Resolver()
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NOT_PASSED = re.compile(
@@ -59,8 +59,8 @@ def build_conf(
     inside: str = "",
     new_job: bool = False,
 ) -> dict[str, Any]:
-    """The conf of a program and of the options that were given; `prefix` is sys.prefix, `inside`
-    the scheduler for the job that this shell is in, if it is in one."""
+    """Build the conf of a program and its options. `prefix` is sys.prefix, `inside` the scheduler
+    of the job around this shell, if there is one."""
     place = choose_scheduler(given, inside=inside, new_job=new_job)
     cluster = build_cluster(given)
     found = python or find_python(environ, prefix)
@@ -79,8 +79,8 @@ def build_conf(
 
 
 def choose_scheduler(given: Given, *, inside: str, new_job: bool) -> str:
-    """The job that this shell is in; else Slurm where an option asks for it; else this machine,
-    even where sbatch is there."""
+    """Return the scheduler: the job around this shell, else Slurm if an option asks for it, else
+    this machine, even if it has sbatch."""
     if inside and not new_job:
         return inside
     return "slurm" if find_asked(given) or new_job else LOCAL
@@ -89,7 +89,7 @@ def choose_scheduler(given: Given, *, inside: str, new_job: bool) -> str:
 def resolve_made(
     made: Mapping[str, Any], overrides: Sequence[str], *, require_env: bool
 ) -> Resolved:
-    """Check the conf with the keys that `--set` gives; the run's conf.yaml has them in it."""
+    """Check the conf with the keys of `--set`, which also go into the run's conf.yaml."""
     text = dump_yaml(made)
     source = ConfText(path=FROM_WORDS, text=text, overrides=tuple(overrides))
     resolved = resolve(source, require_env=require_env)
@@ -97,7 +97,7 @@ def resolve_made(
 
 
 def list_notes(conf: JobConf, given: Given, *, has_slurm: bool, num_gpus: int) -> Iterator[str]:
-    """Notes on choices made for the user, each with the option that changes it."""
+    """Yield notes on choices made for the user, each with the option that changes it."""
     if find_asked(given) or conf.cluster.scheduler != LOCAL:
         return
     if has_slurm:
@@ -107,7 +107,7 @@ def list_notes(conf: JobConf, given: Given, *, has_slurm: bool, num_gpus: int) -
 
 
 def find_python(environ: Mapping[str, str], prefix: str) -> str | None:
-    """Path of the active environment's Python; None if none is active, or if it runs vjob."""
+    """Return the active environment's Python; None if none is active, or if it runs vjob."""
     for name in ENVIRONMENTS:
         folder = environ.get(name)
         path = os.path.join(folder, "bin", "python") if folder else ""
@@ -120,7 +120,7 @@ def find_python(environ: Mapping[str, str], prefix: str) -> str | None:
 
 
 def list_passed(environ: Mapping[str, str]) -> list[str]:
-    """Names of this shell's variables that the program sees, beside those that any job has."""
+    """Return names of this shell's variables to pass on, besides those that any job has."""
     set_by_us: Collection[str] = {*KEPT, *list_own_env()}
     return sorted(
         name
@@ -133,7 +133,7 @@ def list_passed(environ: Mapping[str, str]) -> list[str]:
 
 
 def set_keys(text: str, overrides: Sequence[str]) -> str:
-    """The conf's text with the keys that `--set` gives; ConfError where one has no place in it."""
+    """Return the conf's text with the keys of `--set`; raise ConfError for a misplaced one."""
     tree, problems = parse_tree(text, str(FROM_WORDS))
     tree, more = apply_overrides(tree, overrides)
     if problems or more:
@@ -144,7 +144,7 @@ def set_keys(text: str, overrides: Sequence[str]) -> str:
 
 
 def _to_yaml(node: Node) -> yaml.Node:
-    """A node as PyYAML writes it: the innermost lists and mappings on one line, text as it was."""
+    """Convert a node for PyYAML: innermost lists and mappings on one line, texts unchanged."""
     if isinstance(node, Scalar):
         tag = RESOLVER.resolve(  # type: ignore[no-untyped-call]
             yaml.ScalarNode, node.text, (node.plain, not node.plain)
@@ -163,5 +163,5 @@ def _to_yaml(node: Node) -> yaml.Node:
 
 
 def _fits_line(node: yaml.Node) -> bool:
-    """True for a value that may stand within brackets as it is; there, `1:30` would be quoted."""
+    """Return True for a value that may be written within brackets unchanged, unlike `1:30`."""
     return isinstance(node, yaml.ScalarNode) and (node.style is not None or ":" not in node.value)

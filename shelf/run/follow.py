@@ -34,21 +34,20 @@ from vjob.jobs.schedulers.local.scheduler import is_alive, state_file
 from vjob.jobs.submit import submit as submitting
 
 SAVE_S = 60
-"""For ranks that save before they leave."""
+"""Seconds for ranks to save before they leave."""
 END_S = 120
-"""For ranks that are ended, beyond their grace."""
+"""Seconds for ranks to end, beyond their grace."""
 ENDS = (signal.SIGINT, signal.SIGTERM)
 Announce = Callable[[RunFolder, RunRecord], object]
 
 
 class Terminated(BaseException):
-    """SIGTERM."""
+    """Raised on SIGTERM."""
 
 
 @contextmanager
 def note_sigterm() -> Iterator[list[int]]:
-    """SIGTERM is noted in the list, for `follow_run`; its handler and SIGINT's are restored at the
-    end."""
+    """Record SIGTERM in the list, for `follow_run`; restore its handler and SIGINT's at the end."""
     sigterms: list[int] = []
     before = {number: signal.getsignal(number) for number in ENDS}
     signal.signal(signal.SIGTERM, lambda number, frame: sigterms.append(number))
@@ -60,7 +59,7 @@ def note_sigterm() -> Iterator[list[int]]:
 
 
 class Screen:
-    """Outputs for lines; one that is gone takes none."""
+    """Output for lines; a closed stream is skipped."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -88,9 +87,9 @@ def start_run(
     *,
     wanted: LineFilter | None = None,
 ) -> int:
-    """Submit a run and follow it; its exit code. Ctrl-C and SIGTERM end it from its first moment.
+    """Submit a run and follow it; return its exit code. Ctrl-C and SIGTERM end it at any time.
 
-    Without `wanted` a single rank's lines are shown as they are.
+    Without `wanted`, a single rank's lines are shown unchanged.
     """
     made: list[RunFolder] = []
     executor = VjobExecutor(resolved.conf.log_folder)
@@ -109,7 +108,7 @@ def start_run(
 
 
 def follow_run(run: RunFolder, screen: Screen, sigterms: list[int], wanted: LineFilter) -> int:
-    """Show the run to its end, within `note_sigterm`, whose list is `sigterms`; the exit code."""
+    """Show a run to its end, and return the exit code; call it within `note_sigterm`."""
 
     def say(text: str) -> None:
         screen.show(text, sys.stderr)
@@ -156,7 +155,7 @@ def _follow(lines: RunLines) -> int:
 
 
 def compute_exit_code(view: RunView) -> int:
-    """The exit code of a run that did not end well: that of its last attempt, else of its job."""
+    """Return the exit code of a failed run: that of its last attempt, else of its job."""
     outcome = view.record.outcome
     code = outcome.code if outcome is not None else 0
     if not code:
@@ -167,14 +166,14 @@ def compute_exit_code(view: RunView) -> int:
 
 
 def cancel_now(run: RunFolder, screen: Screen) -> None:
-    """End the run at once; from here on neither Ctrl-C nor SIGTERM keeps us from that."""
+    """End the run at once; from here on, Ctrl-C and SIGTERM are ignored."""
     for number in ENDS:
         signal.signal(number, signal.SIG_IGN)
     cancel(run, screen, now=True)
 
 
 def cancel(run: RunFolder, screen: Screen, *, now: bool) -> None:
-    """End a run, which may be over meanwhile."""
+    """End a run, which may be over already."""
     try:
         screen.say(cancel_run(run, now=now, wait_s=END_S if now else SAVE_S, say=screen.say))
     except InputError:
@@ -184,7 +183,7 @@ def cancel(run: RunFolder, screen: Screen, *, now: bool) -> None:
 
 
 def _pass_on(run: RunFolder, number: int, screen: Screen) -> None:
-    """A signal to the run's master, whose batch script knows what it means."""
+    """Pass a signal to the run's batch script, which handles it."""
     name, state = signal.Signals(number).name, read_json(state_file(run, None))
     if not isinstance(state, dict) or not is_alive(state):
         screen.say(f"{name} reached nobody: the run has no process here yet")

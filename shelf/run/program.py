@@ -26,7 +26,7 @@ SHELL = (".sh", ".bash", ".slurm", ".sbatch")
 def read_program(
     words: Sequence[str], *, is_module: bool, is_command: bool, base: Path, path: str
 ) -> dict[str, Any]:
-    """The section `program`; InputError where the words start nothing. `path` is PATH."""
+    """Return the section `program`; raise InputError if the words start nothing. `path` is PATH."""
     if not words or not words[0]:
         raise InputError(
             "which program? vjob run train.py, vjob run -m package, vjob run -- command"
@@ -60,7 +60,7 @@ def read_program(
 
 
 def name_program(program: Mapping[str, Any]) -> str:
-    """A name for the run and its folder."""
+    """Return a name for the run and its folder."""
     if "module" in program:
         return name_run(str(program["module"]).replace(".", "-"))
     if "script" in program:
@@ -71,7 +71,7 @@ def name_program(program: Mapping[str, Any]) -> str:
 
 
 def name_run(script: str) -> str:
-    """A name for folders, from the script's."""
+    """Return a folder name derived from the script's name."""
     stem = os.path.splitext(os.path.basename(script))[0]
     name = re.sub(r"[^A-Za-z0-9_-]", "-", stem).strip("-_")[:50]
     return f"run-{name}".strip("-") if not name or re.fullmatch(r"last|L?\d+", name) else name
@@ -86,5 +86,5 @@ def _read_begin(file: Path) -> bytes:
 
 
 def keep_text(text: str) -> str:
-    """A text that reaches ranks as it is: `${` would be a reference to a key."""
+    """Escape a text so that it reaches ranks unchanged: `${` would be a reference to a key."""
     return text.replace("${", "$${")

@@ -1,9 +1,9 @@
-"""Options of `vjob run` in Slurm's own spellings, as keys of the conf. Pure.
+"""Convert options of `vjob run` in Slurm's spellings to keys of the conf. Pure.
 
     -N 2 -p gpu --gpus-per-node a100:4 -t 2h   cluster: {walltime_min: 120, nodes: [..]}
 
 Slurm counts tasks, and CPUs by task; the conf counts ranks and CPUs by node. A number that does not
-come out even, or that would leave the choice to Slurm, is refused.
+divide evenly, or that would leave a choice to Slurm, is refused.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from vjob.jobs.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmOption:
-    """One option, as sbatch spells it."""
+    """An option as spelled by sbatch."""
 
     name: str
     help: str
     short: str = ""
     metavar: str = ""
-    """Empty for a switch."""
+    """Name of the value; empty for a switch."""
     is_for_slurm: bool = True
-    """True where it asks for a Slurm job; the others count on this machine too."""
+    """True if the option asks for a Slurm job; others also apply on this machine."""
     as_sbatch: bool = False
-    """Given to sbatch as it is, by cluster.sbatch."""
+    """True if the option is passed to sbatch unchanged, by cluster.sbatch."""
 
 
 def _own(name: str, short: str, metavar: str, help: str) -> SlurmOption:
@@ -84,12 +84,12 @@ Given = Mapping[str, str | bool]
 
 
 def find_asked(given: Given) -> list[str]:
-    """The given options that ask for a Slurm job, as they are written."""
+    """Return the given options that ask for a Slurm job, as spelled."""
     return [f"--{name}" for name in given if BY_NAME[name].is_for_slurm]
 
 
 def build_cluster(given: Given) -> dict[str, Any]:
-    """The section `cluster` without its scheduler; InputError for a value that it cannot hold."""
+    """Return the section `cluster` without its scheduler; raise InputError for invalid values."""
     read = _Reader(given)
     group = {"group": "all", **_build_group(read)}
     cluster = {
@@ -105,7 +105,7 @@ def build_cluster(given: Given) -> dict[str, Any]:
 
 
 def _build_group(read: _Reader) -> dict[str, Any]:
-    """The one group of nodes; keys without a value are left out."""
+    """Return the single group of nodes, without empty keys."""
     per_node = read("ntasks-per-node", to_number, "a number")
     tasks = read("ntasks", to_number, "a number of ranks")
     asked = read("nodes", to_number, "one number of nodes, not a range")
@@ -149,7 +149,7 @@ def _build_group(read: _Reader) -> dict[str, Any]:
 
 
 class _Reader:
-    """Values of options; InputError for one that is not of its kind."""
+    """Reads values of options; raises InputError for one of the wrong kind."""
 
     def __init__(self, given: Given) -> None:
         self._given = given
@@ -165,7 +165,7 @@ class _Reader:
 
 
 Gpus = tuple[str, int]
-"""Type, or empty for any, and number."""
+"""Type of GPU, empty for any, and number."""
 
 
 def _join(read: _Reader, names: list[str]) -> Gpus | None:
@@ -182,7 +182,7 @@ def _join(read: _Reader, names: list[str]) -> Gpus | None:
 
 
 def _agree(gpus: Gpus | None, other: Gpus, said: str) -> Gpus:
-    """Both, which say the same; the type may stand in either."""
+    """Return two equal requests for GPUs as one; either may have the type."""
     if gpus is None:
         return other
     types = {kind for kind, _ in (gpus, other)} - {""}
@@ -213,7 +213,7 @@ def _to_type(text: str) -> Gpus | None:
 
 
 def _to_minutes(text: str) -> int | None:
-    """Slurm's forms, then ours with a unit."""
+    """Parse Slurm's time formats, then ours with a unit."""
     minutes = to_minutes(text)
     if minutes is None and (seconds := parse_duration(text)):
         minutes = -(-int(seconds) // MINUTES.size)

@@ -1,5 +1,5 @@
-"""Live screen of `vjob status`. The only room that imports Textual.
+"""The live screen of `vjob status`, the only room that imports Textual.
 
-`start.can_show` says whether there is a terminal for it and `start.show` runs it until it is left;
-both are importable without Textual. Imports the monitor's model, readers and log lines.
+`start.can_show` tells if the terminal can show it, and `start.show` runs it until the user leaves;
+both can be imported without Textual. Imports the monitor's model, readers and log lines.
 """

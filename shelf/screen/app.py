@@ -1,7 +1,7 @@
-"""Textual application of the live screen, and the threads that read for it.
+"""Textual application of the live screen, with the threads that read for it.
 
-Reading happens beside it, so that a file server or a scheduler that hangs leaves a screen that
-answers and says how old it is.
+Reading in threads keeps the screen responsive if a file server or a scheduler hangs; it then shows
+the age of its data.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from vjob.shelf.view.job import View
 
 INTERVAL_S = 2.0
 ENDED_S = 30.0
-"""Between looks at a job that is over."""
+"""Seconds between looks at a job that is over."""
 
 
 class StatusApp(KeyApp[None]):
-    """Feeds the live screen; holds what outlives it, such as the last verdict."""
+    """Runs the live screen; holds what outlives it, such as the last verdict."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class StatusApp(KeyApp[None]):
 
 
 def run_screen(source: SnapshotSource, actions: Actions, *, interval_s: float = INTERVAL_S) -> int:
-    """Show the screen until it is left; returns the exit code of the last verdict."""
+    """Show the screen until the user leaves it; return the exit code of the last verdict."""
     app = StatusApp(source, actions, interval_s=interval_s)
     app.run()
     return app.exit_code

@@ -1,4 +1,4 @@
-"""The GPUs of the chosen node, one a line, with a short history."""
+"""Pane with the GPUs of the chosen node, one in each line, with a short history."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LATE_S = 60.0
 
 
 class GpuPane(ScrollPane):
-    """Bars of one node."""
+    """Bars for the GPUs of one node."""
 
     BINDINGS = [  # noqa: RUF012 - Textual's own way
         ("up,k", "move(-1)", "up"),
@@ -31,7 +31,7 @@ class GpuPane(ScrollPane):
         self._are_there = True
 
     def take(self, row: NodeRow | None, now: float, num_gpus: int | None) -> None:
-        """Show a node; the job as a whole asks for `num_gpus`, as far as that is known."""
+        """Show a node; `num_gpus` is the number that the whole job asks for, if known."""
         self._row, self._now, self._are_there = row, now, num_gpus != 0
         self.show()
 

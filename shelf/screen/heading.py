@@ -1,4 +1,4 @@
-"""The head of the screen: the run, the verdict with what says so, the progress; pure text."""
+"""Render the head of the screen: run, verdict with its evidence, and progress. Pure text."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from vjob.shelf.screen.theme import Marks
 from vjob.shelf.view.formats import format_age, format_coarse_duration, format_loss, format_seconds
 
 LAST_POINTS = 20
-"""Of which the time of a step is the median."""
+"""The step time is the median of this many last points."""
 BAR_WIDTH = 12
 BAR_FROM = 60
-"""Columns that the screen has, for a bar to be worth its place."""
+"""Least columns of the screen for a progress bar."""
 MOST_IDS = 4
 INDENT = "  "
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadingLine:
-    """A line of the head; those of the greatest place are left out where there is no room."""
+    """A line of the head; lines with the greatest `place` are dropped first."""
 
     line: Text
     place: float
@@ -62,7 +62,7 @@ def _render_run(snapshot: Snapshot, marks: Marks, width: int) -> Text:
 
 
 def _append_fitting(line: Text, words: Sequence[str], width: int) -> Text:
-    """Append words that fit whole, as half a number misleads; the first in any case."""
+    """Append words that fit as a whole, since half a number misleads; always the first."""
     for number, word in enumerate(words):
         if number == 0 or cell_len(line.plain) + cell_len(word) + 2 <= width:
             line.append(f"  {word}", theme.PLAIN)
@@ -70,7 +70,7 @@ def _append_fitting(line: Text, words: Sequence[str], width: int) -> Text:
 
 
 def format_jobs(scheduler: Scheduler) -> str:
-    """`jobs 4711+0 4711+1 RUNNING`, or how many are in which state."""
+    """Format `jobs 4711+0 4711+1 RUNNING`, or the number of jobs in each state."""
     jobs = (*scheduler.jobs, *scheduler.joined)
     if not jobs:
         return ""
@@ -121,7 +121,7 @@ def _render_silence(scheduler: Scheduler, marks: Marks) -> Text:
 
 
 def _render_verdict(verdict: Verdict, marks: Marks, width: int) -> list[HeadingLine]:
-    """Reason, evidence, advice: the first line of each before the second of any."""
+    """Render reason, evidence and advice: the first line of each before a second one of any."""
     word = verdict.health.value + (f" {verdict.phase}" if verdict.phase else "")
     head = f" {marks.plain(word)} "
     first, *more = _fold(verdict.reason, marks, width - len(head) - 1, width - len(INDENT), 3)
@@ -158,13 +158,13 @@ def _render_evidence(evidence: Sequence[Line], marks: Marks, width: int) -> Text
 
 
 def format_place(line: Line) -> str:
-    """`b3.err rank 5`, as far as it is known."""
+    """Format the origin of a line, such as `b3.err rank 5`, as far as known."""
     rank = "" if line.rank is None else f" rank {line.rank}"
     return (line.file or line.node or "log") + rank
 
 
 def find_step_s(progress: Progress) -> float | None:
-    """Seconds of a step: the median of the last ones that were told."""
+    """Return the seconds of a step, the median of the last known ones."""
     told = [point.step_s for point in progress.points[-LAST_POINTS:] if point.step_s is not None]
     return statistics.median(told) if told else None
 
@@ -218,7 +218,7 @@ def _format_times(snapshot: Snapshot, progress: Progress, step_s: float | None) 
 
 
 def _render_sparks(points: Sequence[Point], marks: Marks, width: int) -> Text | None:
-    """Step times and losses beside each other, with their least and most."""
+    """Render step times and losses side by side, with their least and greatest."""
     series = [
         ("s/step", [point.step_s for point in points], format_seconds, 0.05),
         ("loss", [point.loss for point in points], format_loss, 0.005),
@@ -244,7 +244,7 @@ def _count(values: Sequence[float | None]) -> int:
 
 
 def _fold(text: str, marks: Marks, first: int, width: int, most: int) -> list[str]:
-    """Whole words on at most so many lines, the first of another width; a sign where it is cut."""
+    """Wrap text by words into at most `most` lines, with a mark if it is cut."""
     text = marks.plain(text)
     lines = textwrap.wrap(text, max(10, first)) or [""]
     rest = text[len(lines[0]) :].strip()

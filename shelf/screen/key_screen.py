@@ -1,5 +1,5 @@
-"""The base of both screens of `vjob status`, the live one and the list: a last line of hints, work
-of keys that is done beside the screen, and looks that are repeated in a thread.
+"""Base of both screens of `vjob status`, the live one and the list: a line of hints, work of keys
+that runs beside the screen, and looks that a thread repeats.
 
     a key ──► KeyScreen.start ── WorkWanted ──► KeyApp, a thread ── Done ──► hint's line, or page
 """
@@ -34,7 +34,7 @@ MESSAGE_S = 20.0
 FILTER = "filter"
 """Purpose of the prompt that filters the table."""
 MOST_SHARE = 0.5
-"""Of the time that looking may take: a look of a minute is followed by a pause of one."""
+"""Greatest share of time spent on looking: a look of a minute is followed by a pause of one."""
 STYLE = f"""
 Screen {{ background: {theme.BACKGROUND}; layout: vertical; overflow: hidden; }}
 Pane {{ width: 100%; height: 1fr; background: {theme.BACKGROUND}; }}
@@ -54,7 +54,7 @@ class Failed(Message):
 
 
 class Done(Message):
-    """The work of a key is done, or failed."""
+    """Message: the work of a key is done, or has failed."""
 
     def __init__(self, what: str, text: str, is_good: bool) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Done(Message):
 
 
 class WorkWanted(Message):
-    """A key asked for work that takes time; Done reports its end."""
+    """Message: a key asks for work that takes time; Done reports its end."""
 
     def __init__(self, what: str, work: Callable[[], str]) -> None:
         super().__init__()
@@ -73,11 +73,11 @@ class WorkWanted(Message):
 
 
 class KeyScreen(Screen[None]):
-    """A screen whose last line says what its keys do, or for a while what one of them did."""
+    """Screen whose last line shows the keys or, for a while, the result of one."""
 
     HINTS: ClassVar[Sequence[tuple[str, str]]] = ()
     KEYS: ClassVar[Sequence[tuple[str, str]]] = ()
-    """All keys, and what they do."""
+    """All keys, with their descriptions."""
 
     def __init__(self, marks: Marks) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class KeyScreen(Screen[None]):
         self._num_said = 0
 
     def place_panes(self) -> None:
-        """Draw all parts."""
+        """Lay out and draw all parts."""
         raise NotImplementedError
 
     @property
@@ -107,7 +107,7 @@ class KeyScreen(Screen[None]):
 
     @property
     def age_s(self) -> float:
-        """Age of what is shown, or how long the first look takes."""
+        """Seconds since the data was read, or since the first look began."""
         return time.monotonic() - (self.looked_at or self._begun)
 
     def on_resize(self) -> None:
@@ -133,7 +133,7 @@ class KeyScreen(Screen[None]):
         self.prompt.focus(scroll_visible=False)
 
     def close_prompt(self) -> str:
-        """Close it; what it was for."""
+        """Close the prompt; return its purpose."""
         asked, self.asked = self.asked, ""
         self.prompt.display, self.hint.display = False, True
         return asked
@@ -144,7 +144,7 @@ class KeyScreen(Screen[None]):
             self.place_panes()
 
     def say(self, message: str) -> None:
-        """In place of the hints, for a while."""
+        """Show a message instead of the hints for a while."""
         self.message = message
         self.place_panes()
         if message:
@@ -167,12 +167,12 @@ class KeyScreen(Screen[None]):
         return line
 
     def start(self, what: str, says: str, work: Callable[[], str]) -> None:
-        """Work of a key that takes time."""
+        """Start a key's work that takes time, and show a message."""
         self.say(says)
         self.post_message(WorkWanted(what, work))
 
     def on_done(self, message: Done) -> None:
-        """Show the result in the hint's place if it is one line, else as a page."""
+        """Show a result of one line in the place of the hints, else as a page."""
         text = message.text.strip()
         if message.is_good and "\n" not in text and len(text) < self.size.width:
             self.say(f"{message.what}: {text}")
@@ -184,7 +184,7 @@ class KeyScreen(Screen[None]):
 
 
 class Repeat:
-    """Repeats work in a thread, which may hang without anybody waiting for it.
+    """Repeats work in a thread, which nobody waits for if it hangs.
 
     Between two calls it waits for the interval, or for as long as the work took.
     """
@@ -201,11 +201,11 @@ class Repeat:
         self._thread.start()
 
     def poke(self) -> None:
-        """Work at once, or again as soon as the work at hand is done."""
+        """Work at once, or again as soon as the present work is done."""
         self._wake.set()
 
     def stop(self) -> None:
-        """After the work at hand; does not wait for it."""
+        """Stop after the present work, without waiting for it."""
         self._over = True
         self._wake.set()
 
@@ -219,7 +219,7 @@ class Repeat:
 
 
 class LightFilter(LineFilter):
-    """Draws in the colours for a light background."""
+    """Filter that draws in the colours for a light background."""
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         return [
@@ -232,7 +232,7 @@ LIGHT = LightFilter()
 
 
 class KeyApp(App[Result]):
-    """Shows one screen, feeds it by repeated looks, and does the work of its keys."""
+    """Shows one screen, gives it data from repeated looks, and does the work of its keys."""
 
     TITLE = "vjob status"
     ENABLE_COMMAND_PALETTE = False
@@ -261,7 +261,7 @@ class KeyApp(App[Result]):
         raise NotImplementedError
 
     def run(self, **options: Any) -> Result | None:
-        """Show it until it is left; a signal ends the process, once the terminal is as it was."""
+        """Show the screen until the user leaves it; a signal ends the process afterwards."""
         result = super().run(**options)
         if self._signal is not None:
             signal.raise_signal(self._signal)
@@ -284,7 +284,7 @@ class KeyApp(App[Result]):
             repeat.stop()
 
     def on_work_wanted(self, message: WorkWanted) -> None:
-        """Beside the screen, in a thread of its own."""
+        """Do the work in a thread of its own."""
 
         def run() -> None:
             try:
@@ -297,10 +297,10 @@ class KeyApp(App[Result]):
         threading.Thread(target=run, daemon=True).start()
 
     def after_work(self) -> None:
-        """In the thread of the work of a key."""
+        """Hook called in the thread after a key's work."""
 
     def post(self, message: Message) -> None:
-        """To the screen, from any thread."""
+        """Send a message to the screen, from any thread."""
         try:
             self.shown.post_message(message)
         except RuntimeError:  # the screen was closed meanwhile

@@ -1,7 +1,7 @@
-"""The live screen: head, node table, GPUs, log, hint, and the actions of its keys.
+"""The live screen: head, node table, GPUs, log, hints, and the actions of its keys.
 
-`SnapshotSource` and `Actions` are what it is fed with. They are called in threads, never in the
-screen's own, as they may wait for a file server; the threads answer with the messages below.
+`SnapshotSource` and `Actions` provide its data and actions. They are called in threads, never in
+the screen's own, since they may wait for a file server; the threads answer with the messages below.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from vjob.shelf.view.job import View
 
 HINT = 1
 ONE_PANE = 9
-"""With fewer lines than this for the panes, only the active one is shown."""
+"""With fewer lines than this, only the active pane is shown."""
 GPU_PANE = 20
-"""With fewer than this, GPUs only where their pane is the active one."""
+"""With fewer lines than this, GPUs are shown only if their pane is active."""
 PANES = ("nodes", "gpus", "log")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heights:
-    """Lines of each pane; 0 hides it."""
+    """Lines of each pane; 0 hides a pane."""
 
     nodes: int
     gpus: int
@@ -45,14 +45,14 @@ class Heights:
 
 
 def count_most_heading(height: int) -> int:
-    """The most lines that the head may have."""
+    """Return the most lines that the head may have."""
     return max(2, min(12, height // 3))
 
 
 def arrange_panes(
     lines: int, *, active: str, is_zoomed: bool, num_nodes: int, num_gpus: int
 ) -> Heights:
-    """Share out the lines that head and hint leave."""
+    """Divide the lines that head and hints leave between the panes."""
     lines = max(0, lines)
     if is_zoomed or lines < ONE_PANE:
         return Heights(**{name: lines if name == active else 0 for name in PANES})
@@ -68,17 +68,17 @@ class SnapshotSource(Protocol):
     """Source of snapshots and verdicts."""
 
     def read(self) -> tuple[Snapshot, Verdict]:
-        """Read the job once; an exception is shown, and the next read is tried all the same."""
+        """Read the job once; an exception is shown, and reading goes on."""
 
 
 class LineSource(Protocol):
     """Source of new log lines."""
 
     def read_new(self, node: str | None) -> list[Line]:
-        """Lines that `node`, or with None every node, wrote since the last call.
+        """Return lines that `node`, or every node if None, wrote since the last call.
 
-        A call for another node than the one before begins with its last few hundred lines: what is
-        not looked at costs nothing. A `Line.kind` marks an error: the screen finds the next one.
+        The first call for another node begins with its last few hundred lines, so nodes that nobody
+        views cost nothing. `Line.kind` marks an error, to which the screen can jump.
         """
 
 
@@ -90,20 +90,20 @@ class Actions(Protocol):
 
     @property
     def cancel_text(self) -> str:
-        """Description of `cancel`, for the question before it; empty where it cannot be done."""
+        """Return a description of `cancel` for the confirmation; empty if it is not possible."""
 
     def cancel(self) -> str:
-        """Cancel the job; returns a sentence."""
+        """Cancel the job; return a sentence."""
 
     def report(self) -> str:
-        """Write the report; returns its path."""
+        """Write the report; return its path."""
 
     def stacks(self) -> str:
-        """Stacks of every rank, as lines of text."""
+        """Return the stacks of every rank, as lines of text."""
 
 
 class Looked(Message):
-    """The job was read."""
+    """Message: the job was read."""
 
     def __init__(self, view: View, at: float, next_s: float) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class Looked(Message):
 
 
 class Read(Message):
-    """New lines of a node, or of all where it is None."""
+    """Message: new lines of a node, or of all nodes if None, were read."""
 
     def __init__(self, node: str | None, lines: list[Line], problem: str = "") -> None:
         super().__init__()
@@ -125,11 +125,11 @@ class Read(Message):
 
 
 class LinesWanted(Message):
-    """The log pane shows another node: read its lines at once."""
+    """Message: the log pane shows another node, whose lines must be read at once."""
 
 
 LATE_LOOKS = 3
-"""Intervals without a look after which the screen says how old it is."""
+"""Intervals without a look after which the screen shows the age of its data."""
 LEAST_LATE_S = 8.0
 OVER = (records.ENDED, records.REFUSED)
 PROMPTS = {
@@ -139,7 +139,7 @@ PROMPTS = {
 
 
 class LiveScreen(KeyScreen):
-    """One job as a whole."""
+    """Screen of one job."""
 
     HINTS = (
         ("?", "help"), ("q", "quit"), ("Tab", "pane"), ("/", "search"), ("e", "error"),
@@ -221,14 +221,14 @@ class LiveScreen(KeyScreen):
         self._show_log()
 
     def on_descendant_focus(self) -> None:
-        """A click makes a pane the active one too."""
+        """Make a pane active when it is clicked."""
         name = self.focused.id if self.focused else None
         if name in PANES and name != self.active:
             self.active = name
             self.place_panes()
 
     def poll_age(self) -> None:
-        """Show a notice where nothing new has come for long."""
+        """Show a notice if nothing new has come for long."""
         if self._notice != self._choose_notice():
             self.place_panes()
 
@@ -310,7 +310,7 @@ class LiveScreen(KeyScreen):
         self.log_pane.go_to_known(direction)
 
     def action_ask(self, what: str) -> None:
-        """Open the prompt, for the filter or a search."""
+        """Open the prompt for the filter or a search."""
         self.open_prompt(what, PROMPTS[what], self.nodes.filter if what == FILTER else "")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:

@@ -1,4 +1,4 @@
-"""The lines for the log pane, from the files of a run's attempt or of a bare folder."""
+"""Read the lines for the log pane, from the files of a run's attempt or of a bare folder."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from vjob.jobs.monitor.model.snapshot import Line
 
 ENDINGS = ("out", "err", "log")
 FIRST_LINES = 400
-"""Of a node, or of all nodes together, when they are first looked at."""
+"""Lines read at first of a node, or of all nodes together."""
 FIRST_BYTES, LEAST_BYTES, ALL_BYTES = 64 * 1024, 4 * 1024, 8 * 1024 * 1024
-"""Read for those: of one file at most and at least, and of all together about."""
+"""Bytes read for the first lines: the most and the least of a file, and about all together."""
 MOST_LINES = 4000
-"""Of one look: the pane keeps little more."""
+"""The most lines of one look; the pane keeps little more."""
 FILES_A_LOOK = 1000
-"""Of thousands of nodes the files are looked at in turns."""
+"""Files read in one look; with thousands of nodes, files are read in turns."""
 LIST_S = 30.0
-"""Between two listings of the folder, for nodes that come later."""
+"""Seconds between listings of the folder, for nodes that appear later."""
 
 
 class LogFiles:
-    """Follows the files of the node or nodes that the log pane shows, and no others."""
+    """Follows only the files of the node or nodes in the log pane."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class LogFiles:
         return [self._make_line(line) for line in deque(lines, maxlen=MOST_LINES)]
 
     def _open(self, folder: Path, node: str | None) -> None:
-        """Note files that are not followed yet."""
+        """Begin to follow files that are not followed yet."""
         self._listed = self._clock()
         if node is None:
             names = sorted(name for name in list_names(folder) if _split(name)[1] in ENDINGS)
@@ -94,7 +94,7 @@ class LogFiles:
             self._logs.setdefault(name)
 
     def _follow(self, path: Path) -> Log:
-        """From the file's last lines on; the more files, the fewer."""
+        """Follow a file from its last lines, fewer of them if there are many files."""
         num_files = len(self._logs) + 1
         node = _split(path.name)[0]
         return Log(
@@ -117,6 +117,6 @@ class LogFiles:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Node and ending."""
+    """Split a file name into node and extension."""
     node, _, ending = name.rpartition(".")
     return node, ending

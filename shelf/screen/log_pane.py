@@ -17,7 +17,7 @@ MOST_LINES = 5000
 
 
 class LogBuffer:
-    """Lines by numbers that stay the same while old ones are dropped."""
+    """Log lines with numbers that stay the same when old lines are dropped."""
 
     def __init__(self, most_lines: int = MOST_LINES) -> None:
         self.first = 0
@@ -27,7 +27,7 @@ class LogBuffer:
 
     @property
     def end(self) -> int:
-        """One past the newest line's number."""
+        """The newest line's number plus one."""
         return self.first + len(self._lines)
 
     def __getitem__(self, number: int) -> Line:
@@ -43,9 +43,9 @@ class LogBuffer:
             self.first += excess
 
     def find(self, text: str, start: int, direction: int) -> int | None:
-        """The next line from `start` on, that one included, with the text; around the end.
+        """Return the next line with the text, from `start` on and wrapping around.
 
-        Capitals count only where the text has some.
+        The search ignores case unless the text has capitals.
         """
         wanted = text if text != text.lower() else None
 
@@ -55,7 +55,7 @@ class LogBuffer:
         return self._find(has, start, direction)
 
     def find_known(self, start: int, direction: int) -> int | None:
-        """The next line of a known kind from `start` on, around the end."""
+        """Return the next line of a known kind, from `start` on and wrapping around."""
         return self._find(lambda line: bool(line.kind), start, direction)
 
     def _find(self, fits: Callable[[Line], bool], start: int, direction: int) -> int | None:
@@ -68,7 +68,7 @@ class LogBuffer:
 
 
 def find_spans(line: str, text: str) -> list[tuple[int, int]]:
-    """Places of the text in a line, by the same rule."""
+    """Return the places of the text in a line, with the same rule for capitals."""
     if not text:
         return []
     where = line if text != text.lower() else line.lower()
@@ -80,12 +80,12 @@ def find_spans(line: str, text: str) -> list[tuple[int, int]]:
 
 
 LONGEST = 2000
-"""Characters of a line that are shown, however far one scrolls to the right."""
+"""Characters shown of a line, however far the user scrolls to the right."""
 SIDE = 20
 
 
 class LogPane(ScrollPane):
-    """Lines of `node`; of all nodes where it is None."""
+    """Log of `node`, or of all nodes if None."""
 
     BINDINGS = [  # noqa: RUF012 - Textual's own way
         ("up,k", "move(-1)", "up"),
@@ -118,7 +118,7 @@ class LogPane(ScrollPane):
         return self.buffer.end - self.buffer.first
 
     def show_node(self, node: str | None) -> None:
-        """Show another node's lines, from their end."""
+        """Show another node's lines, from the end."""
         if node != self.node:
             self.buffer = LogBuffer()
             self.node, self.found, self.said, self.side = node, None, "", 0
@@ -126,7 +126,7 @@ class LogPane(ScrollPane):
         self.show()
 
     def take(self, node: str | None, lines: list[Line], problem: str = "") -> None:
-        """New lines; those of a node that is no longer shown are of no use."""
+        """Add new lines, unless their node is no longer shown."""
         if node == self.node:
             before = self.buffer.first
             self.buffer.add(lines)
@@ -140,7 +140,7 @@ class LogPane(ScrollPane):
         super().show()
 
     def move(self, rows: int) -> None:
-        """Scroll; upwards stops following, coming to the end follows again."""
+        """Scroll; scrolling up stops following, and reaching the end resumes it."""
         self.top = self.clip(self.top + rows)
         self.is_following = self.top + self.page >= self.num_rows
         self.show()
@@ -150,14 +150,14 @@ class LogPane(ScrollPane):
         self.show()
 
     def search(self, text: str) -> None:
-        """From the end backwards: what was written last is what one looks for."""
+        """Search backwards from the end, since the newest lines matter most."""
         self.searched, self.found, self.said = text, None, ""
         if text:
             self.go_on(-1)
         self.show()
 
     def go_on(self, direction: int) -> None:
-        """To the next line with the searched text."""
+        """Go to the next line with the searched text."""
         if not self.searched:
             self.said = "nothing searched yet: /"
             self.show()
@@ -166,7 +166,7 @@ class LogPane(ScrollPane):
         self._go_to(found, f"no line with {self.searched!r}")
 
     def go_to_known(self, direction: int) -> None:
-        """To the next line of a known kind: an error, or what follows from one."""
+        """Go to the next line of a known kind: an error, or a consequence of one."""
         found = self.buffer.find_known(self._start(direction), direction)
         self._go_to(found, "no known error in these lines")
 
@@ -220,7 +220,7 @@ class LogPane(ScrollPane):
         return row.append_text(shown[self.side :] if self.side else shown)
 
     def _name_speaker(self, line: Line) -> str:
-        """`n062 r5 err`: the node only where lines of several are shown."""
+        """Name the origin of a line, `n062 r5 err`; with the node only if several are shown."""
         words = [self.marks.plain(line.node)] if self.node is None and line.node else []
         words += [f"r{line.rank}"] if line.rank is not None else []
         words += ["err"] if line.file.endswith(".err") else []
@@ -232,6 +232,6 @@ class LogPane(ScrollPane):
 
 
 def _paint_speaker(line: Line) -> Style:
-    """Colour of a rank or node, the same every time."""
+    """Return the colour of a rank or node, always the same."""
     number = zlib.crc32(line.node.encode()) if line.rank is None else line.rank
     return theme.speaker(number)

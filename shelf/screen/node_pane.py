@@ -1,4 +1,4 @@
-"""Node table: the pane that shows one row a node."""
+"""Node table: a pane with a row for each node."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vjob.shelf.view.job import NODE_COLUMNS, NodeRow
 
 
 class NodePane(TablePane[NodeRow]):
-    """One row a node; until the user moves the cursor it stands on the culprit."""
+    """Node table whose cursor starts on the node at fault, until the user moves it."""
 
     columns = NODE_COLUMNS
 
@@ -29,7 +29,7 @@ class NodePane(TablePane[NodeRow]):
         return (self.marks.culprit, theme.BAD) if row.is_culprit else (" ", theme.BAD)
 
     def take(self, rows: tuple[NodeRow, ...], num_planned: int | None) -> None:
-        """Rows of a new look."""
+        """Show the rows of a new look."""
         self._num_planned = num_planned
         culprit = next((row.node.name for row in rows if row.is_culprit), None)
         self.take_rows(rows, culprit)

@@ -1,4 +1,4 @@
-"""Whole-screen pages over the live screen: the keys, the verdict in full, stacks, a question."""
+"""Pages that cover the live screen: the keys, the whole verdict, stacks, a question."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ KEYS = (
 
 
 class TextPane(ScrollPane):
-    """Lines to read."""
+    """Pane of text lines."""
 
     BINDINGS = [  # noqa: RUF012 - Textual's own way
         ("up,k", "move(-1)", "up"),
@@ -73,7 +73,7 @@ class TextPane(ScrollPane):
 
 
 class TextPage(ModalScreen[None]):
-    """Lines to read, until Esc."""
+    """Page of text, left with Esc."""
 
     BINDINGS = [("escape,q,enter", "dismiss", "back")]  # noqa: RUF012 - Textual's own way
 
@@ -86,7 +86,7 @@ class TextPage(ModalScreen[None]):
 
 
 class Confirmation(ModalScreen[bool]):
-    """Asks before an action; only `y` does it."""
+    """Asks before an action, which only `y` confirms."""
 
     BINDINGS = [  # noqa: RUF012 - Textual's own way
         ("y", "dismiss(True)", "yes"),
@@ -105,13 +105,13 @@ class Confirmation(ModalScreen[bool]):
 
 
 def render_keys(keys: Sequence[tuple[str, str]]) -> list[Text]:
-    """The keys, one a line."""
+    """Render the keys, one in each line."""
     width = max(len(key) for key, _ in keys) + 2
     return [Text(key.ljust(width), style=theme.KEY).append(does, theme.PLAIN) for key, does in keys]
 
 
 def render_verdict(snapshot: Snapshot, verdict: Verdict, marks: Marks) -> list[Text]:
-    """All that the verdict rests on, and the settings that the run printed."""
+    """Render everything that the verdict rests on, and the settings that the run printed."""
     plain = marks.plain
     lines = [Text(style=theme.PLAIN)]
     lines[0].append(f" {plain(verdict.health.value)} ", theme.badge(verdict.health))

@@ -1,7 +1,7 @@
-"""A part of the screen that shows lines: only seen ones are made, only changed ones drawn.
+"""A pane of lines that renders only visible lines and draws only changed ones.
 
-Textual's own table and log hold and lay out every row; with thousands of nodes, over a slow ssh, a
-refresh must cost what has changed. There are no scroll bars: titles say what part is seen.
+Textual's own table and log keep and lay out every row; with thousands of nodes over a slow ssh, a
+refresh must cost only what has changed. There are no scroll bars: titles show the visible part.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vjob.shelf.screen.theme import Marks
 
 
 class Pane(Widget, can_focus=False):
-    """Lines from the top. Subclasses say what line `y` is."""
+    """Lines from the top; subclasses define line `y`."""
 
     def __init__(self, marks: Marks, *, id: str) -> None:
         super().__init__(id=id)
@@ -26,11 +26,11 @@ class Pane(Widget, can_focus=False):
         self._shown: dict[int, Text] = {}
 
     def make_line(self, y: int) -> Text:
-        """Line `y` of what is seen now."""
+        """Return visible line `y`."""
         raise NotImplementedError
 
     def show(self) -> None:
-        """Draw the lines that differ from what is drawn."""
+        """Draw the lines that have changed."""
         if not self.is_attached:
             return
         height, width = self.size.height, self.size.width
@@ -57,7 +57,7 @@ class Pane(Widget, can_focus=False):
 
 
 class TextLines(Pane):
-    """Lines that are given to it."""
+    """Pane of given lines."""
 
     def __init__(self, marks: Marks, *, id: str) -> None:
         super().__init__(marks, id=id)
@@ -75,7 +75,7 @@ class ScrollPane(Pane, can_focus=True):
     """A pane with a title line and more rows than fit; keys and the wheel move through them."""
 
     num_top = 1
-    """Lines above the rows."""
+    """Number of lines above the rows."""
 
     def __init__(self, marks: Marks, *, id: str) -> None:
         super().__init__(marks, id=id)
@@ -87,7 +87,7 @@ class ScrollPane(Pane, can_focus=True):
 
     @property
     def page(self) -> int:
-        """Rows that are seen at once."""
+        """Number of visible rows."""
         return max(0, self.size.height - self.num_top)
 
     def make_title(self, y: int) -> Text:
@@ -110,12 +110,12 @@ class ScrollPane(Pane, can_focus=True):
         return max(0, min(top, self.num_rows - self.page))
 
     def move(self, rows: int) -> None:
-        """Scroll by that many rows, as far as there are some."""
+        """Scroll by this many rows, within limits."""
         self.top = self.clip(self.top + rows)
         self.show()
 
     def format_part(self) -> str:
-        """` 21-40 of 4,096`; empty where all is seen."""
+        """Format ` 21-40 of 4,096`; empty if all is visible."""
         if self.num_rows <= self.page:
             return ""
         last = min(self.top + self.page, self.num_rows)
@@ -149,6 +149,6 @@ class ScrollPane(Pane, can_focus=True):
         super().on_resize()
 
     def begin_title(self, word: str) -> Text:
-        """The pane's name; brighter where keys go, and underlined for monochrome."""
+        """Return the pane's title, brighter if it has the focus, and underlined for monochrome."""
         style = theme.ACTIVE if self.has_focus else theme.TITLE
         return Text(style=theme.PLAIN).append(word, style)

@@ -1,7 +1,7 @@
-"""The live list of all runs: a row a run, what is known of the one under the cursor, and keys.
+"""The live list of all runs: a row for each, details of the selected one, and keys.
 
-It is left with the folder of a run to be opened, or with none; `start.py` opens that run's own
-screen and comes back here.
+The list ends with the folder of a run to open, or with none; `start.py` opens that run's screen and
+then shows the list again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vjob.shelf.view.formats import format_coarse_duration
 from vjob.shelf.view.runs import RUN_COLUMNS
 
 DETAIL = 5
-"""Lines about the run under the cursor, as in CSS; none on a low screen."""
+"""Lines about the selected run, as in CSS; none on a low screen."""
 LOW = 14
 LATE_S = 15.0
 LIST_KEYS = (
@@ -46,7 +46,7 @@ ASKS = "filter runs: a part of run, job, state, verdict or reason; Enter keeps, 
 
 
 class RunPane(TablePane[RunRow]):
-    """One row a run, at first the newest above."""
+    """List of runs, initially newest first."""
 
     columns = RUN_COLUMNS
 
@@ -83,17 +83,17 @@ class RunPane(TablePane[RunRow]):
 
 
 class RunSource(Protocol):
-    """Source of rows."""
+    """Source of the list's rows."""
 
     @property
     def problem(self) -> str:
-        """Why a scheduler did not answer; empty where all did."""
+        """Why a scheduler did not answer; empty if all did."""
 
     def read(self) -> Sequence[RunRow]: ...
 
 
 class RunActions(Protocol):
-    """Actions of keys on runs, by their folders."""
+    """Actions of keys on runs, given by their folders."""
 
     def cancel(self, folder: str) -> str: ...
 
@@ -102,7 +102,7 @@ class RunActions(Protocol):
 
 @dataclass
 class ListPlace:
-    """The user's place in the list, kept until it is shown again."""
+    """The user's place in the list, kept while another screen is shown."""
 
     chosen: str | None = None
     sorted_by: str = RUN_COLUMNS[0].title
@@ -112,7 +112,7 @@ class ListPlace:
 
 
 class Listed(Message):
-    """All runs were read."""
+    """Message: all runs were read."""
 
     def __init__(self, rows: tuple[RunRow, ...], problem: str, at: float) -> None:
         super().__init__()
@@ -120,9 +120,9 @@ class Listed(Message):
 
 
 class RunListScreen(KeyScreen):
-    """All runs, and the one under the cursor.
+    """Screen of all runs, with details of the selected one.
 
-    All heights are fixed: a change of one draws the whole screen again, several seconds of a slow
+    All heights are fixed: changing one redraws the whole screen, which takes seconds on a slow
     line.
     """
 
@@ -283,7 +283,7 @@ class RunListScreen(KeyScreen):
 
 
 class RunListApp(KeyApp[str | None]):
-    """Feeds the list; ends with the folder of a run to open, or None."""
+    """Runs the list; ends with the folder of a run to open, or None."""
 
     def __init__(
         self,
@@ -321,5 +321,5 @@ class RunListApp(KeyApp[str | None]):
 def run_list(
     source: RunSource, actions: RunActions, place: ListPlace, *, interval_s: float
 ) -> str | None:
-    """Show the list until it is left; returns the folder of a run to open."""
+    """Show the list until the user leaves it; return the folder of a run to open, or None."""
     return RunListApp(source, actions, place, interval_s=interval_s).run()

@@ -1,6 +1,6 @@
-"""Entry point of the live screen: connects it to the reader of a job and to `vjob`'s commands.
+"""Start the live screen, connected to a job's reader and to `vjob`'s commands.
 
-Imports nothing of Textual until the screen is shown.
+Textual is imported only when the screen is shown.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from vjob.jobs.process import build_own_command, run
 from vjob.shelf.screen.log_files import LogFiles
 
 STREAMS = ("stdin", "stdout", "stderr")
-"""Keys come from the first; Textual draws on the last."""
+"""Streams that must be terminals: keys come from the first, and Textual draws on the last."""
 
 
 def can_show(environ: Mapping[str, str]) -> bool:
-    """True where all streams are a terminal that moves its cursor, and Textual is installed."""
+    """Return True if all streams are a terminal with cursor control and Textual is installed."""
     if environ.get("TERM", "dumb") in ("", "dumb", "unknown"):
         return False
     streams = [getattr(sys, name) for name in STREAMS]
@@ -39,9 +39,9 @@ REPORT_S, STACKS_S = 1800, 120
 
 
 def show(job: str, here: Path, interval_s: float) -> int:
-    """Show the screen until it is left; returns the exit code of the last verdict.
+    """Show the screen until the user leaves it; return the exit code of the last verdict.
 
-    InputError for what is no job.
+    Raise InputError if the word names no job.
     """
     from vjob.shelf.screen.app import run_screen  # late: Textual takes long to import
 
@@ -51,7 +51,7 @@ def show(job: str, here: Path, interval_s: float) -> int:
 
 
 def show_runs(here: Path, interval_s: float) -> int:
-    """Show the list of all runs, and the screen of each that is opened, until the list is left."""
+    """Show the list of runs, and the screen of each that is opened, until the list is left."""
     from vjob.jobs.monitor.readers.run_table import RunTable
     from vjob.shelf.screen.run_list import ListPlace, run_list  # late, as above
 
@@ -81,7 +81,7 @@ class JudgedSource:
         reader: JudgedReader,
         find_files: Callable[[], Mapping[str, Mapping[str, str]]] = dict,
     ) -> None:
-        """`find_files`: logs by node and kind, where they do not lie in one folder."""
+        """`find_files` returns logs by node and kind, if they are not in one folder."""
         self.find_files = find_files
         self.last: Snapshot | None = None
         """The last snapshot."""
@@ -92,7 +92,7 @@ class JudgedSource:
         return self.last, verdict
 
     def find_folder(self) -> Path | None:
-        """The folder that holds the nodes' files now."""
+        """Return the folder that now holds the nodes' files."""
         last = self.last
         if last is None:
             return None
@@ -106,10 +106,9 @@ class JudgedSource:
 
 
 class JobActions:
-    """Runs the commands behind the keys, each as `vjob` in a process of its own.
+    """Runs the commands of keys, each as a `vjob` process of its own.
 
-    A report's computing would hold up the screen, and a cancel that has begun must go on when the
-    screen is left.
+    Computing a report would block the screen, and a cancel must continue when the screen is left.
     """
 
     def __init__(self, source: JudgedSource) -> None:
@@ -145,7 +144,7 @@ class JobActions:
 
 
 def run_vjob(*words: str, timeout_s: float, width: int = 80) -> str:
-    """The output of a command of ours; VjobError with its words where it fails."""
+    """Return the output of one of our commands; raise VjobError with its output if it fails."""
     env = {**os.environ, "NO_COLOR": "1", "COLUMNS": str(width), "VJOB_WIDTH": str(width)}
     done = run(build_own_command(*words), env=env, timeout_s=timeout_s)
     if done.code != 0:
@@ -154,6 +153,6 @@ def run_vjob(*words: str, timeout_s: float, width: int = 80) -> str:
 
 
 def classify_error(text: str) -> str:
-    """Name of the known error that a line is; warnings are none."""
+    """Return the name of a known error in a line; empty for others, and for warnings."""
     row = find_row(classify_line(text) or "")
     return row.name if row is not None and row.proof in (Proof.CAUSE, Proof.FALLOUT) else ""

@@ -1,4 +1,4 @@
-"""A table of rows with a cursor: where its columns stand, and the pane that filters and sorts."""
+"""A table with a cursor: the layout of its columns, and the pane that filters and sorts."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from vjob.shelf.screen.theme import Marks
 from vjob.shelf.view.table import REST, Column, Order, Row
 
 Flag = tuple[str, Style]
-"""The sign before a row, a space where it has none."""
+"""Sign before a row, or a space, with its style."""
 BAR_WIDTH = 5
 LEAST_REST = 12
 MARGIN = 2
-"""Two signs before a row: the cursor's and the culprit's."""
+"""Width of the two signs before a row: the cursor's and the flag."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedColumn(Generic[Row]):
-    """A column where it stands on the screen."""
+    """A column with its position on the screen."""
 
     column: Column[Row]
     start: int
@@ -36,7 +36,7 @@ class PlacedColumn(Generic[Row]):
 def place_columns(
     columns: Sequence[Column[Row]], rows: Sequence[Row], width: int
 ) -> list[PlacedColumn[Row]]:
-    """The columns that fit, as wide as they need; those that nothing is in give way first."""
+    """Lay out the columns that fit; empty ones are dropped first."""
     used = [column for column in columns if column.is_used(rows)]
     widths = {column.title: _compute_width(column, rows) for column in used}
     while len(used) > 1 and sum(widths[c.title] + 1 for c in used) + MARGIN > width:
@@ -52,7 +52,7 @@ def place_columns(
 
 
 def _compute_width(column: Column[Row], rows: Sequence[Row]) -> int:
-    """Width of a column: of text as long as the longest, of numbers as it is set."""
+    """Return a column's width: as set for numbers, else that of the longest text."""
     if column.width == REST:
         return LEAST_REST
     if column.is_number or column.is_fixed:
@@ -64,7 +64,7 @@ def _compute_width(column: Column[Row], rows: Sequence[Row]) -> int:
 def render_titles(
     placed: Sequence[PlacedColumn[Row]], sorted_by: str, is_down: bool, marks: Marks
 ) -> Text:
-    """The line above the rows; the column that rows are sorted by has an arrow."""
+    """Render the column titles, with an arrow at the sorted one."""
     line = Text(" " * MARGIN, style=theme.TITLE)
     for item in placed:
         title = item.column.title
@@ -78,7 +78,7 @@ def render_titles(
 def render_row(
     row: Row, placed: Sequence[PlacedColumn[Row]], *, is_here: bool, flag: Flag, marks: Marks
 ) -> Text:
-    """One row; `flag` is the sign before it."""
+    """Render a row; `flag` is the sign before it."""
     line = Text(style=theme.HERE if is_here else theme.PLAIN)
     line.append(marks.here if is_here else " ")
     line.append(*flag)
@@ -96,7 +96,7 @@ def render_row(
 
 
 class TablePane(ScrollPane, Generic[Row]):
-    """A row a thing; the cursor stays on its thing when rows move."""
+    """Table whose cursor stays on its row's thing when rows move."""
 
     BINDINGS = [  # noqa: RUF012 - Textual's own way
         ("up,k", "step(-1)", "up"),
@@ -110,7 +110,7 @@ class TablePane(ScrollPane, Generic[Row]):
     columns: tuple[Column[Row], ...]
 
     class Chosen(Message):
-        """The cursor came to a row; `is_meant` where it was by Enter or a click."""
+        """Message: the cursor came to a row; `is_meant` if by Enter or a click."""
 
         def __init__(self, name: str, is_meant: bool) -> None:
             super().__init__()
@@ -133,18 +133,18 @@ class TablePane(ScrollPane, Generic[Row]):
         self._order: Order[Row] = Order()
 
     def name_row(self, row: Row) -> str:
-        """Name of a row, by which the cursor stays on it."""
+        """Return a row's name, by which the cursor stays on it."""
         raise NotImplementedError
 
     def render_words(self, row: Row) -> str:
-        """Text that the filter searches, in lower case."""
+        """Return the text that the filter searches, in lower case."""
         raise NotImplementedError
 
     def flag_row(self, row: Row) -> Flag:
         raise NotImplementedError
 
     def make_heading(self) -> Text:
-        """The title above the columns, without filter and part."""
+        """Return the title above the columns, without filter and visible part."""
         raise NotImplementedError
 
     @property
@@ -153,7 +153,7 @@ class TablePane(ScrollPane, Generic[Row]):
 
     @property
     def here(self) -> int:
-        """The cursor's row; the first where its own is not shown."""
+        """Index of the cursor's row; the first if that row is not shown."""
         for number, row in enumerate(self.rows):
             if self.name_row(row) == self.chosen:
                 return number
@@ -164,7 +164,7 @@ class TablePane(ScrollPane, Generic[Row]):
         return self.rows[self.here] if self.rows else None
 
     def take_rows(self, rows: tuple[Row, ...], wanted: str | None = None) -> None:
-        """Rows of a new look; the cursor goes to `wanted` until the user moves it."""
+        """Show the rows of a new look; the cursor goes to `wanted` until the user moves it."""
         self.all_rows = rows
         self.renew()
         name = wanted if wanted and not self.is_moved else self.chosen
@@ -174,7 +174,7 @@ class TablePane(ScrollPane, Generic[Row]):
             self._reveal()
 
     def renew(self) -> None:
-        """Filter, sort, and show."""
+        """Filter and sort the rows, and show them."""
         rows = self.all_rows
         if wanted := self.filter.lower().split():
             words = [(row, self.render_words(row)) for row in rows]
@@ -184,7 +184,7 @@ class TablePane(ScrollPane, Generic[Row]):
         self.show()
 
     def sort(self, title: str) -> None:
-        """Sort by a column; by the same one again in the other direction."""
+        """Sort by a column; a second time reverses the direction."""
         column = next(column for column in self.columns if column.title == title)
         self.is_down = not self.is_down if title == self.sorted_by else column.first_down
         self.sorted_by = title
@@ -192,7 +192,7 @@ class TablePane(ScrollPane, Generic[Row]):
         self._reveal()
 
     def sort_next(self, direction: int) -> None:
-        """Sort by the next column of those that are seen."""
+        """Sort by the next visible column."""
         titles = [item.column.title for item in self._placed] or [self.sorted_by]
         place = titles.index(self.sorted_by) if self.sorted_by in titles else 0
         self.sort(titles[(place + direction) % len(titles)])
@@ -220,7 +220,7 @@ class TablePane(ScrollPane, Generic[Row]):
         return render_row(row, self._placed, is_here=is_here, flag=flag, marks=self.marks)
 
     def choose(self, number: int, *, is_meant: bool) -> None:
-        """Put the cursor on a row."""
+        """Move the cursor to a row."""
         if not self.rows:
             return
         self.is_moved = True

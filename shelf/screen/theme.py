@@ -1,6 +1,7 @@
-"""Look of the screen: colours, and signs and bars in Unicode or ASCII.
+"""Define the look of the screen: colours, and signs and bars in Unicode or ASCII.
 
-No colour says anything that a word or sign beside it does not say."""
+Every colour has a word or sign beside it with the same meaning.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ HEALTH = {
     Health.UNKNOWN: "#c3b1f5",
 }
 SPEAKERS = ("#8cc8ff", "#6fce8b", "#c3b1f5", "#f2c262", "#79d6d1", "#f0a6ca", "#b9d36c", "#e8a87c")
-"""Of ranks, or of nodes, in the merged log."""
+"""Colours of ranks, or of nodes, in the merged log."""
 ON_LIGHT = {
     BACKGROUND: "#ffffff",
     PANEL: "#eef1f5",
@@ -74,19 +75,19 @@ ON_LIGHT = {
     "#b9d36c": "#4c5f00",
     "#e8a87c": "#84431a",
 }
-"""Each colour of the screen on a terminal whose background is light."""
+"""Replacement of each colour on a terminal with a light background."""
 LIGHT_NUMBERS = ("7", *map(str, range(9, 16)))
-"""Colours of a terminal that are light; 8 is a dark grey."""
+"""Numbers of a terminal's light colours; 8 is a dark grey."""
 
 
 def is_light(environ: Mapping[str, str]) -> bool:
-    """True where COLORFGBG, `foreground;background`, names a light background."""
+    """Return True if COLORFGBG, `foreground;background`, has a light background."""
     return environ.get("COLORFGBG", "").rpartition(";")[2] in LIGHT_NUMBERS
 
 
 @lru_cache(maxsize=4096)
 def lighten(style: Style) -> Style:
-    """The same style on a light background."""
+    """Return the style for a light background."""
     return style + Style.from_color(_lighten(style.color), _lighten(style.bgcolor))
 
 
@@ -98,17 +99,17 @@ def _lighten(colour: Color | None) -> Color | None:
 
 
 def badge(health: Health) -> Style:
-    """Background of the word of a verdict."""
+    """Return the style of a verdict's word on a coloured background."""
     return Style(color="#10141a", bgcolor=HEALTH[health], bold=True)
 
 
 def word(health: Health) -> Style:
-    """The word of a verdict in a row."""
+    """Return the style of a verdict's word in a row."""
     return Style(color=HEALTH[health], bold=False)
 
 
 def style_of(tone: Tone | Health) -> Style:
-    """The style of a cell of a table."""
+    """Return the style of a table cell."""
     return word(tone) if isinstance(tone, Health) else TONES[tone]
 
 
@@ -117,43 +118,43 @@ def speaker(number: int) -> Style:
 
 
 COERCED = "C.UTF-8"
-"""What Python itself puts into LC_CTYPE where the locale is C (PEP 538)."""
+"""LC_CTYPE as set by Python itself in the locale C (PEP 538)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Marks:
-    """The signs of one kind of terminal."""
+    """The signs for one kind of terminal."""
 
     is_unicode: bool
     levels: str
-    """From low to high, for sparklines."""
+    """Levels for sparklines, from low to high."""
     full: str
     empty: str
     culprit: str
     here: str
-    """The row of the cursor."""
+    """Sign of the cursor's row."""
     advice: str
     up: str
     down: str
     dash: str
     degree: str
     cut: str
-    """In place of what does not fit."""
+    """Sign that replaces what does not fit."""
 
     def plain(self, text: str) -> str:
-        """Text on one line, without control characters, in ASCII where the terminal needs it."""
+        """Return text on one line without control characters, in ASCII if the terminal needs it."""
         text = clean(text.expandtabs(4).replace("\n", " "))
         return text if self.is_unicode else text.encode("ascii", "replace").decode()
 
     def bar(self, percent: float, width: int) -> str:
-        """`percent` of `width` cells."""
+        """Return a bar that fills `percent` of `width` cells."""
         filled = round(min(max(percent, 0.0), 100.0) / 100 * width)
         return self.full * filled + self.empty * (width - filled)
 
     def spark(self, values: Sequence[float | None], width: int, *, top: float | None = None) -> str:
-        """The last values, one a cell, between their least and their most.
+        """Draw the last values, one for each cell, scaled between their least and greatest.
 
-        With `top` from 0 to it. What is no number is a gap.
+        With `top`, the scale is from 0 to it. Missing values leave gaps.
         """
         shown = list(values)[-width:] if width > 0 else []
         known = [value for value in shown if value is not None and math.isfinite(value)]
@@ -162,9 +163,9 @@ class Marks:
         return "".join(self._level(value, low, high) for value in shown)
 
     def curve(self, values: Sequence[float | None], width: int, *, flat: float = 0.0) -> str:
-        """All of the values in `width` cells: means of neighbours where they are more.
+        """Draw all values in `width` cells, as means of neighbours if there are more.
 
-        Values that differ by less than a share of `flat` make a level line, not one that jumps.
+        Values that differ by less than the share `flat` are drawn as a level line.
         """
         shown = list(values)
         if 0 < width < len(shown):
@@ -183,7 +184,7 @@ class Marks:
         return self.levels[round(min(max(share, 0.0), 1.0) * last)]
 
     def fit(self, text: str, width: int) -> str:
-        """At most `width` characters, with a sign where it was cut."""
+        """Cut text to at most `width` characters, with a sign if it was cut."""
         if len(text) <= width:
             return text
         return text[: width - len(self.cut)] + self.cut if width > len(self.cut) else text[:width]
@@ -225,7 +226,7 @@ ASCII = Marks(
 
 
 def choose_marks(environ: Mapping[str, str]) -> Marks:
-    """ASCII unless the locale says UTF-8; Python's own word for it counts for nothing."""
+    """Choose ASCII unless the locale is UTF-8; a locale set by Python itself does not count."""
     ctype = environ.get("LC_CTYPE", "")
     lang = environ.get("LANG", "")
     if ctype == COERCED and lang in ("", "C", "POSIX"):

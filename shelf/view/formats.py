@@ -1,4 +1,4 @@
-"""Numbers of the live views. They are coarse enough that what has not changed reads the same."""
+"""Format numbers for the live views, coarsely enough that unchanged values look unchanged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MINUTE, HOUR, DAY = 60, 3600, 86400
 
 
 def format_age(seconds: float | None) -> str:
-    """`now`, `20s`, `3m`, `5h`, `2d`; coarse, and empty where nothing is known."""
+    """Format an age coarsely: `now`, `20s`, `3m`, `5h`, `2d`; empty if not known."""
     if seconds is None or not math.isfinite(seconds):
         return ""
     if seconds < 10:
@@ -22,7 +22,7 @@ def format_age(seconds: float | None) -> str:
 
 
 def format_coarse_duration(seconds: float | None) -> str:
-    """`45 s`, `12 min`, `1 h 05 min`, `3 d 4 h`: rounded down and padded, so that it holds still.
+    """Format `45 s`, `12 min`, `1 h 05 min`, `3 d 4 h`: rounded down and padded to look steady.
 
     Sentences use `varuna_core.records.formatting.format_duration`.
     """
@@ -39,7 +39,7 @@ def format_coarse_duration(seconds: float | None) -> str:
 
 
 def format_seconds(seconds: float | None) -> str:
-    """Duration of a step: `0.042`, `2.31`, `14.2`, `130`."""
+    """Format a step's duration: `0.042`, `2.31`, `14.2`, `130`."""
     if seconds is None or not math.isfinite(seconds):
         return ""
     digits = next((n for n, limit in ((3, 1), (2, 10), (1, 100)) if seconds < limit), 0)
@@ -47,12 +47,12 @@ def format_seconds(seconds: float | None) -> str:
 
 
 def format_loss(loss: float) -> str:
-    """Five figures at most; nan and inf as such."""
+    """Format a loss with at most five digits; nan and inf as such."""
     return f"{loss:.5g}" if math.isfinite(loss) else str(loss)
 
 
 def format_memory(used_mb: float | None, total_mb: float | None) -> str:
-    """`18.2/22.5 GB`."""
+    """Format used and total memory: `18.2/22.5 GB`."""
     if used_mb is None:
         return ""
     used = f"{used_mb / 1024:.1f}"

@@ -1,7 +1,7 @@
-"""Snapshot prepared for the live views: one row a node, made in the thread that reads.
+"""Prepare a snapshot for the live views: a row for each node, built in the thread that reads.
 
 With thousands of nodes this is the work that grows; a screen's own thread then only sorts, filters
-and writes out the rows that are seen.
+and renders the visible rows.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ PROCESS_STATES = {"D": "waits for disk", "T": "stopped", "Z": "zombie"}
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRow:
-    """Row of the node table; None where nothing tells."""
+    """Row of the node table; None marks what is not known."""
 
     node: Node
     index: int
-    """Its place in the snapshot: how rows are ordered at first."""
+    """Position in the snapshot, the initial order of rows."""
     is_culprit: bool
     ranks: str
     stages: str
     state: str
     is_bad: bool
-    """`state` says that something is wrong."""
+    """True if `state` is a problem."""
     beat_age_s: float | None
     log_age_s: float | None
     step: int | None
     step_s: float | None
     utilization: float | None
-    """Mean of its GPUs."""
+    """Mean utilization of the node's GPUs."""
     cpu_percent: float | None
-    """Of its processors, where it has no GPUs to tell of."""
+    """Utilization of the node's processors, if it has no GPU data."""
     memory: float | None
-    """Percent, of the GPU that has least left."""
+    """Percentage used, on the GPU with the least free memory."""
     temperature: float | None
     error: str
     words: str
@@ -50,7 +50,7 @@ class NodeRow:
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """A snapshot, its verdict and its rows."""
+    """A snapshot with its verdict and rows."""
 
     snapshot: Snapshot
     verdict: Verdict
@@ -118,7 +118,7 @@ def _make_row(
 
 
 def _judge_node(snapshot: Snapshot, node: Node, ranks: list[Rank]) -> tuple[str, bool]:
-    """The worst that is known of a node, and whether it is bad."""
+    """Return the worst known fact about a node, and True if it is a problem."""
     lost = snapshot.scheduler.lost_nodes.get(node.name)
     if lost is not None:
         return lost.lower() or "lost", True
@@ -158,7 +158,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 # Columns.
 
 LATE_S = 120.0
-"""A sign of life older than this stands out; whether it is wrong is the verdict's to say."""
+"""Seconds after which a sign of life is highlighted; the verdict decides if it is wrong."""
 HOT = 85.0
 FULL = 97.0
 IDLE = 5.0
@@ -263,7 +263,7 @@ def list_gpus(rows: Iterable[NodeRow]) -> list[GpuRow]:
 
 
 def list_troubles(gpu: Gpu) -> list[str]:
-    """Problems of a GPU, a phrase each."""
+    """Return the problems of a GPU as phrases."""
     return [
         *([f"held down: {gpu.held_down}"] if gpu.held_down else []),
         *([f"{gpu.ecc_errors} ECC errors"] if gpu.ecc_errors else []),

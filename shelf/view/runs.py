@@ -1,4 +1,4 @@
-"""Columns of the list of all runs."""
+"""Define the columns of the list of all runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _show_health(row: RunRow) -> Cell:
 
 
 def _find_share(row: RunRow) -> float | None:
-    """How much of the run is done; without a known end more than all that have one."""
+    """Return the finished share of a run as a sort key; runs without a known end sort highest."""
     return row.step if row.step is None or not row.num_steps else row.step / row.num_steps
 
 

@@ -1,6 +1,6 @@
 """Tables of the live views: columns whose cells are text and a tone, and the order of rows. Pure.
 
-A view lays them out: a screen with bars and colours, a page as HTML.
+Views render them: a screen with bars and colours, a page as HTML.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any, Generic, TypeVar
 from vjob.jobs.monitor.model.snapshot import Health
 
 REST = 0
-"""Width of a column that takes what the others leave."""
+"""Width of a column that takes the remaining space."""
 Key = float | str | None
 Row = TypeVar("Row")
 
 
 class Tone(Enum):
-    """Ways to show a cell; none says anything that its text does not say."""
+    """Styles of a cell, none of which carries information beyond the text."""
 
     PLAIN = "plain"
     DIM = "dim"
@@ -30,38 +30,38 @@ class Tone(Enum):
 
 @dataclass(frozen=True)
 class Cell:
-    """One value of a row, as text."""
+    """A cell of a row, as text."""
 
     text: str = ""
     tone: Tone | Health = Tone.PLAIN
     percent: float | None = None
-    """Share that a view may draw as a bar before the text."""
+    """Percentage that a view may draw as a bar before the text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column(Generic[Row]):
-    """One column. Its width leaves room for the arrow of a sorted one."""
+    """A column, whose width has room for the arrow of a sorted one."""
 
     title: str
     width: int
     place: int
-    """Columns of the greatest place are left out first where they do not fit."""
+    """Columns with the greatest place are dropped first if they do not fit."""
     show: Callable[[Row], Cell]
     key: Callable[[Row], Key]
-    """None sorts last, in either direction."""
+    """Function from a row to its sort key; None sorts last in both directions."""
     is_number: bool = False
     is_fixed: bool = False
-    """As wide as it is set, whatever stands in it; so are numbers."""
+    """True if the width is fixed whatever the content, as for numbers."""
     first_down: bool = False
-    """The greatest comes first when it is chosen."""
+    """True if sorting by this column begins with the greatest."""
 
     def is_used(self, rows: Sequence[Row]) -> bool:
-        """True where it is to be shown: the first always, others where they have a value."""
+        """Return True if the column is shown: the first always, others if they have a value."""
         return self.place == 0 or not rows or any(self.key(row) is not None for row in rows)
 
 
 class Order(Generic[Row]):
-    """The order of rows; at most looks no row moves, and none is compared."""
+    """Order of rows, kept between looks so that unchanged rows need no comparisons."""
 
     def __init__(self) -> None:
         self._way: tuple[str, bool] = ("", False)
@@ -71,7 +71,7 @@ class Order(Generic[Row]):
     def sort(
         self, columns: Sequence[Column[Row]], rows: Sequence[Row], title: str, is_down: bool
     ) -> list[Row]:
-        """Sort by a column; rows of which nothing is known last, equal ones as they come."""
+        """Sort by a column; rows without a value come last, and equal ones keep their order."""
         column = next(column for column in columns if column.title == title)
         keys = [column.key(row) for row in rows]
         if keys != self._keys or self._way != (title, is_down):

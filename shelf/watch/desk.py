@@ -35,7 +35,7 @@ from vjob.shelf.watch.notify import Channels, choose_channels, read_webhook, sen
 from vjob.shelf.watch.watch import FINE, Look, Notice, watch_job
 
 Say = Callable[..., None]
-"""Prints a text; on standard error with `err`."""
+"""Function that prints a text; with `err`, on standard error."""
 CANCEL, REQUEUE, EXCLUDE = "cancel", "requeue", "exclude"
 ALLOWED = {
     Health.SLOW.value: (CANCEL, REQUEUE, EXCLUDE),
@@ -43,7 +43,7 @@ ALLOWED = {
     Health.FAILING.value: (CANCEL, REQUEUE, EXCLUDE),
     Health.DEAD.value: (EXCLUDE,),
 }
-"""UNKNOWN is no reason for anything; what is dead can be submitted again, not requeued."""
+"""Actions by verdict: none for UNKNOWN, and no requeue for what is dead."""
 CANCEL_WAIT_S = 60
 
 
@@ -56,7 +56,7 @@ class WatchAction:
 
 
 def parse_action(text: str) -> WatchAction:
-    """`STALLED=cancel`."""
+    """Parse an action such as `STALLED=cancel`."""
     news, _, verb = text.partition("=")
     news, verb = news.strip().upper(), verb.strip().lower()
     if verb not in ALLOWED.get(news, ()):
@@ -66,7 +66,7 @@ def parse_action(text: str) -> WatchAction:
 
 
 def check_actions(actions: list[WatchAction], record: RunRecord) -> None:
-    """Refuse before the watch begins what could not be done when it matters."""
+    """Refuse, before the watch begins, actions that would not be possible."""
     if not any(action.verb == REQUEUE for action in actions):
         return
     scheduler = schedulers.get_scheduler(record.scheduler)
@@ -83,7 +83,7 @@ def act(
     record: RunRecord,
     say: Callable[[str], None],
 ) -> str:
-    """Carry out an action; returns what was done, in words."""
+    """Carry out an action; return what was done, in words."""
     if action.verb == CANCEL:
         return cancel_run(run, now=False, wait_s=CANCEL_WAIT_S, say=say)
     if action.verb == REQUEUE:
@@ -108,7 +108,7 @@ def _exclude(notice: Notice, run: RunFolder, record: RunRecord) -> str:
 
 
 def _read_excluded(run: RunFolder) -> list[str]:
-    """Nodes that the run's conf excludes already."""
+    """Return the nodes that the run's conf already excludes."""
     try:
         return [str(node) for node in read_resolved(run)["cluster"]["exclude"]]
     except (KeyError, TypeError):
@@ -130,7 +130,7 @@ class WatchOptions:
 
 
 def run_watch(job: str, here: Path, options: WatchOptions, say: Say = click.echo) -> int:
-    """Watch until the job ends or the time is up; returns the exit code. `say` prints a text."""
+    """Watch until the job ends or the time is up; return the exit code. `say` prints a text."""
     actions = [parse_action(text) for text in options.on]
     given = Channels(
         mail=options.mail, webhook=read_webhook(options.webhook_file), command=options.command
@@ -160,7 +160,7 @@ def run_watch(job: str, here: Path, options: WatchOptions, say: Say = click.echo
 
 
 def find_end(for_min: float | None) -> float | None:
-    """Time of the monotonic clock after `for_min` minutes; None without a limit."""
+    """Return the monotonic time in `for_min` minutes; None without a limit."""
     return None if for_min is None else time.monotonic() + 60 * for_min
 
 
@@ -169,13 +169,13 @@ def open_look(job: str, here: Path) -> Look:
 
 
 def find_own_run(snapshot: Snapshot) -> RunFolder | None:
-    """The run's folder; None for a bare folder of logs."""
+    """Return the run's folder; None for a bare folder of logs."""
     run = RunFolder(Path(snapshot.folder))
     return run if run.record.is_file() else None
 
 
 def read_told(run: RunFolder | None) -> str:
-    """Read the last news that some channel delivered from the run's events; FINE without one."""
+    """Return the last news that any channel delivered, from the run's events; FINE without one."""
     told = FINE
     for event in [] if run is None else read_events(run):
         if event.get("kind") == "notice" and (
@@ -205,13 +205,13 @@ class Desk:
         self._left = threading.Event()
 
     def listen(self) -> None:
-        """Leave on a signal; one that is ignored, as nohup has it, stays so."""
+        """Leave on a signal, except on ignored ones, as under nohup."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self.leave)
 
     def leave(self, number: int, frame: FrameType | None) -> None:
-        """On a signal: after what is being done; on a second one at once."""
+        """Handle a signal: leave after the present work, or at once on a second one."""
         self._left.set()
         signal.signal(number, signal.SIG_DFL)
 
@@ -271,7 +271,7 @@ class Desk:
         sys.stdout.flush()
 
     def _note(self, kind: str, **facts: Any) -> None:
-        """In the run's events; a full disk, or a colleague's run, does not end a watch."""
+        """Record an event of the run; a full disk or another user's run does not end the watch."""
         if self._run is None or not is_ours(self._run):
             return
         try:

@@ -1,7 +1,7 @@
-"""Sends notices by mail, a webhook, or a command of the user.
+"""Send notices by mail, a webhook, or a command of the user.
 
-A channel that fails is said and not raised: who watches goes on watching. The webhook's address is
-a secret (whoever has it can write there): no error and no event holds more of it than its host.
+A channel that fails is reported without raising, and the watch continues. The webhook's address is
+a secret (whoever has it can write there): errors and events contain only its host.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from vjob.shelf.watch.watch import Notice
 WEBHOOK_VARIABLE = "VJOB_WEBHOOK"
 TRY_S = 10.0
 WAITS_S = (1.0, 2.0, 4.0)
-"""Between the tries of a webhook."""
+"""Seconds between the tries of a webhook."""
 COMMAND_S = 60.0
 MAILERS = ("/usr/sbin/sendmail", "/usr/lib/sendmail")
 RUN_COMMAND = ["sh", "-c", 'eval "$VJOB_NOTIFY"']
-"""The command's own text may hold a secret, which would stand in the list of processes."""
+"""Shell that evaluates a variable: the list of processes would show a command's secrets."""
 
 Pause = Callable[[float], bool]
-"""Waits so many seconds; False where nobody wants to wait any more."""
+"""Function that waits some seconds; returns False if the wait should end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Channels:
-    """Channels that notices go to."""
+    """The channels to which notices are sent."""
 
     mail: str | None = None
     webhook: str | None = None
@@ -57,7 +57,7 @@ class Channels:
 
     @property
     def names(self) -> list[str]:
-        """The channels without secrets."""
+        """Names of the channels, without secrets."""
         found = [f"mail to {self.mail}"] if self.mail else []
         found += [f"webhook at {shorten_url(self.webhook)}"] if self.webhook else []
         return [*found, "command"] if self.command else found
@@ -66,10 +66,10 @@ class Channels:
 def choose_channels(
     run: RunFolder, conf: Path, given: Channels, environ: Mapping[str, str] = os.environ
 ) -> Channels:
-    """`given` first, then VJOB_WEBHOOK, then `notify` of the run.
+    """Return the channels: `given` first, then VJOB_WEBHOOK, then `notify` of the run.
 
-    A run folder keeps no secrets: what is hidden there is looked up in the conf that was submitted.
-    Of a run of somebody else only what is given counts.
+    A run folder has no secrets, so hidden values are looked up in the submitted conf. For another
+    user's run, only given channels count.
     """
     kept = _read_kept(run) if is_ours(run) else {}
     wanted = {
@@ -108,7 +108,7 @@ def _read_again(conf: Path) -> Notify | None:
 
 
 def read_webhook(path: Path | None) -> str | None:
-    """The URL that stands in a file. In a command line all users of the machine could read it."""
+    """Return the URL in a file; on a command line, all users of the machine could read it."""
     if path is None:
         return None
     if str(path).startswith(("http:/", "https:/")):
@@ -126,7 +126,7 @@ def read_webhook(path: Path | None) -> str | None:
 
 
 def check_webhook(url: str) -> None:
-    """Refuse what is no web address, without repeating it."""
+    """Refuse a text that is no web address, without repeating it."""
     try:
         parts = urllib.parse.urlsplit(url)
         good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -137,7 +137,7 @@ def check_webhook(url: str) -> None:
 
 
 def shorten_url(url: str) -> str:
-    """All of a webhook that may be shown."""
+    """Return the part of a webhook's address that may be shown."""
     try:
         return urllib.parse.urlsplit(url).hostname or "?"
     except ValueError:
@@ -145,7 +145,7 @@ def shorten_url(url: str) -> str:
 
 
 def send(notice: Notice, channels: Channels, pause: Pause) -> dict[str, str]:
-    """To all channels; of those that failed what went wrong, by name, without secrets."""
+    """Send to all channels; return the failures by channel, without secrets."""
     deliveries: list[tuple[str | None, Callable[[str], None]]] = [
         (channels.mail, lambda to: send_mail(notice, to)),
         (channels.webhook, lambda url: post(url, notice.as_json(), pause)),
@@ -180,7 +180,7 @@ def build_mail(notice: Notice, to: str) -> EmailMessage:
 
 
 def send_mail(notice: Notice, to: str) -> None:
-    """Through the machine's own mailer."""
+    """Send a mail through the machine's own mailer."""
     program = shutil.which("sendmail") or next(filter(os.path.exists, MAILERS), None)
     if program is None:
         raise VjobError(
@@ -196,14 +196,14 @@ def send_mail(notice: Notice, to: str) -> None:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A POST that is sent elsewhere becomes a GET, and its body is lost."""
+    """Refuses redirects: a redirected POST becomes a GET, and its body is lost."""
 
     def redirect_request(self, *words: Any, **options: Any) -> None:
         return None
 
 
 def post(url: str, value: Mapping[str, Any], pause: Pause) -> None:
-    """Until it is taken, four times at most; what is refused for good is not sent again."""
+    """Post until accepted, at most four times; a final refusal is not retried."""
     opener = urllib.request.build_opener(_NoRedirects)
     for wait_s in (*WAITS_S, None):
         request = urllib.request.Request(
@@ -230,7 +230,7 @@ def post(url: str, value: Mapping[str, Any], pause: Pause) -> None:
 
 
 def _explain(error: Exception) -> str:
-    """Without the address, which some of these hold."""
+    """Explain an error without the address that it may contain."""
     reason = getattr(error, "reason", error)
     if isinstance(reason, TimeoutError):
         return "no answer"
@@ -243,7 +243,7 @@ def _explain(error: Exception) -> str:
 
 
 def run_command(text: str, value: Mapping[str, Any]) -> None:
-    """With the notice as JSON on its standard input."""
+    """Run a command with the notice as JSON on its standard input."""
     env = {**os.environ, "VJOB_NOTIFY": text}
     data = json.dumps(value).encode() + b"\n"
     result = process.run_fed(RUN_COMMAND, data, env=env, timeout_s=COMMAND_S)

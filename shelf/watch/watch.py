@@ -1,9 +1,9 @@
-"""Main loop of `vjob watch`: polls a job, and decides what is news.
+"""Main loop of `vjob watch`, which polls a job and decides what is news.
 
     look ─► verdict ─┬─ another one than before ─► a line, an event
                      └─ the same news twice ─────► a notice, and what was asked to be done on it
 
-A verdict that flaps makes lines and events, and no notices: news must hold for two looks.
+A verdict that flaps makes lines and events but no notices: news must hold for two looks.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Look = Callable[[], tuple[Snapshot, Verdict]]
 HOLD = 2
 """Looks for which news must hold."""
 LAST_S = 5.0
-"""Until the second look at a job that seems to be over."""
+"""Seconds until the second look at a job that seems to be over."""
 FINE = "fine"
 REQUEUED = "requeued"
 
 
 def news_of(verdict: Verdict) -> str:
-    """The news of a verdict: FINE, or a name for what is wrong."""
+    """Return the news in a verdict: FINE, or a name for the problem."""
     if verdict.health in ENDED:
         return verdict.health.value
     if verdict.exit_code:
@@ -35,16 +35,16 @@ def news_of(verdict: Verdict) -> str:
 
 
 class Damper:
-    """Filters news: only those that held, and differ from the last ones told."""
+    """Filters news: passes those that held and differ from the last ones sent."""
 
     def __init__(self, told: str = FINE) -> None:
-        """`told` is what the last notice said, of an earlier watch too."""
+        """`told` is the content of the last notice, also of an earlier watch."""
         self.told = told
         self._now = ""
         self._held = 0
 
     def filter(self, news: str) -> str | None:
-        """The news if they are to be told now; FINE is told after a problem alone."""
+        """Return the news if they must be sent now; FINE is sent only after a problem."""
         self._held = self._held + 1 if news == self._now else 1
         self._now = news
         if self._held < HOLD or news == self.told:
@@ -55,7 +55,7 @@ class Damper:
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """News of a job to be sent."""
+    """News of a job to send."""
 
     news: str
     snapshot: Snapshot
@@ -63,12 +63,12 @@ class Notice:
 
     @property
     def headline(self) -> str:
-        """One line."""
+        """Headline of the notice, in one line."""
         what = "is well again" if self.news == FINE else f"is {self.verdict.health.value}"
         return f"{self.snapshot.run} {what}: {self.verdict.reason}"
 
     def as_json(self) -> dict[str, Any]:
-        """The notice as webhooks and commands receive it; `text` is what chat services show."""
+        """Return the notice for webhooks and commands; chat services show `text`."""
         snapshot, verdict = self.snapshot, self.verdict
         told = [f"{line.node or line.file}: {line.text}" for line in verdict.evidence[:3]]
         lines = [self.headline, *told, *verdict.facts[:3], verdict.advice]
@@ -89,16 +89,16 @@ class WatchEffects(Protocol):
     """Side effects of a watch."""
 
     def tell(self, verdict: Verdict, snapshot: Snapshot) -> None:
-        """Another verdict than before: to the terminal and the run's events."""
+        """Report a changed verdict on the terminal and in the run's events."""
 
     def notify(self, notice: Notice) -> None:
-        """Tell those who are away; and do what was asked to be done on such news."""
+        """Send a notice, and take the actions asked for on such news."""
 
     def complain(self, text: str) -> None:
-        """Something could not be done; the watch goes on."""
+        """Report that something failed; the watch continues."""
 
     def wait(self, seconds: float) -> bool:
-        """False where the watch is to end."""
+        """Wait; return False if the watch must end."""
 
 
 def watch_job(look: Look, around: WatchEffects, *, every_s: float, told: str = FINE) -> int:
@@ -134,4 +134,4 @@ def watch_job(look: Look, around: WatchEffects, *, every_s: float, told: str = F
 
 
 EXIT_NOTHING = 11
-"""No look came to a verdict: nothing is known."""
+"""Exit code if no look gave a verdict, so nothing is known."""

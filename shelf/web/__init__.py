@@ -1,5 +1,5 @@
-"""Live pages in a browser, on this machine alone: `serve.serve_status` serves them until Ctrl-C.
+"""Live pages in a browser, on this machine only: `serve.serve_status` serves them until Ctrl-C.
 
-May import the readers, the screen's sources and jobs/reporting; imported by commands alone.
-Tabs poll `state?since=N`, and fetch the parts whose hash changed.
+May import the readers, the screen's sources and jobs/reporting; only commands import it. Tabs poll
+`state?since=N`, and fetch the parts whose hash changed.
 """

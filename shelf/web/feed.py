@@ -20,47 +20,47 @@ from typing import Any
 from vjob.jobs.errors import VjobError
 
 SHARE = 0.2
-"""Of the time that reading may take: what takes 10 s is read every 50 s."""
+"""Greatest share of time spent on reading: what takes 10 s is read every 50 s."""
 IDLE_S = 30.0
-"""After the last look nobody is there; a tab that sleeps asks again when it wakes."""
+"""Seconds after the last request until reading stops; a suspended tab asks again when it wakes."""
 MOST_LINES = 4000
 KEPT_VERSIONS = 3
-"""Whose parts can be asked for: a tab may be about to ask for those of the version before."""
+"""Versions whose parts stay available, since a tab may still ask for the previous one's."""
 READING = "Reading ..."
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobReading:
-    """One reading of a job."""
+    """The result of reading a job once."""
 
     parts: Mapping[str, bytes] | None = None
-    """By name; None where they are as before."""
+    """Parts by name; None if unchanged."""
     blobs: Mapping[str, bytes] = field(default_factory=dict)
-    """What parts refer to, by a name that follows from the bytes."""
+    """Data that parts refer to, by a name derived from the bytes."""
     lines: Sequence[Any] = ()
-    """New lines, which are appended to those before."""
+    """New log lines, appended to the earlier ones."""
     note: str = ""
-    """A sentence at the top of the page."""
+    """A sentence for the top of the page."""
     is_over: bool = False
-    """Nothing more will come."""
+    """True if nothing more will come."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """The state that is sent to a tab."""
+    """The state sent to a tab."""
 
     version: int = 0
-    """0 before the first reading."""
+    """Number of the reading; 0 before the first."""
     names: Mapping[str, str] = field(default_factory=dict)
     """The key of each part."""
     note: str = READING
     is_trouble: bool = False
-    """The last reading failed: the note says how, the parts are those before."""
+    """True if the last reading failed: the note says how, and the parts are the former ones."""
     is_over: bool = False
 
 
 class Feed:
-    """The last version of a page, renewed by a thread while somebody looks."""
+    """The last version of a page, renewed by a thread while a tab asks for it."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Feed:
         self._num_lines = 0
 
     def look(self) -> Shown:
-        """The last version, at once; the next one is on its way unless all is over."""
+        """Return the last version at once, and start reading the next unless all is over."""
         with self._lock:
             self._wanted = self._clock()
             is_idle = self._thread is None or not self._thread.is_alive()
@@ -96,24 +96,24 @@ class Feed:
             return self._shown
 
     def list_lines(self, after: int) -> tuple[list[Any], int]:
-        """Lines after so many, as far as they are still held, and the number of all so far."""
+        """Return the lines after the first `after` that are kept, and the number of all lines."""
         with self._lock:
             first = self._num_lines - len(self._lines)
             skip = max(0, after - first) if after <= self._num_lines else 0
             return list(islice(self._lines, skip, None)), self._num_lines
 
     def find_part(self, key: str) -> bytes | None:
-        """The bytes of a part or blob of the last few versions."""
+        """Return the bytes of a part or blob in the last few versions; None if unknown."""
         with self._lock:
             return next((blobs[key] for blobs in reversed(self._blobs) if key in blobs), None)
 
     def close(self) -> None:
-        """No more readings; does not wait for one at work."""
+        """Stop reading, without waiting for a reading in progress."""
         self._is_closed = True
         self._wake.set()
 
     def renew(self) -> Shown:
-        """Read once; a failure is a note beside what was there."""
+        """Read once; after a failure, keep the former parts and add a note."""
         try:
             made = self._make()
         except Exception as error:  # whatever it is: said on the page, and tried again
@@ -158,5 +158,5 @@ class Feed:
 
 
 def name_part(data: bytes) -> str:
-    """A name that another text does not have."""
+    """Return a name that is unique for the content."""
     return hashlib.sha256(data).hexdigest()[:20]

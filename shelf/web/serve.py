@@ -1,7 +1,7 @@
-"""Serves a live page until Ctrl-C, and says how to open it.
+"""Serve a live page until Ctrl-C, and tell how to open it.
 
-The address holds a token, so it is in no process' arguments: a browser on this machine is given a
-file, readable by the user alone, that leads there.
+The address has a token, so it must not be in a process's arguments: a local browser is given a
+file, readable by the user only, that leads to the address.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from vjob.shelf.web.server import HOST, Server, Site
 
 Say = Callable[[str], object]
 LOGIN = "VJOB_LOGIN"
-"""The login node as the user of `vjob --host` names it."""
+"""Variable with the login node's name as given to `vjob --host`."""
 
 
 def serve_status(job: str | None, here: Path, say: Say, *, port: int) -> None:
-    """`vjob status --web [JOB]`, with the reports of the runs that are opened there."""
+    """Serve `vjob status --web [JOB]`, with the reports of runs opened there."""
     from vjob.shelf.web.status import open_job, open_place, open_runs
 
     first = open_runs() if job is None else open_job(job, here, (("report/", "report"),))
@@ -38,7 +38,7 @@ def serve_status(job: str | None, here: Path, say: Say, *, port: int) -> None:
 
 
 def serve(site: Site, say: Say, *, port: int) -> None:
-    """Serve until Ctrl-C, or until the process is asked to end."""
+    """Serve until Ctrl-C, or until a signal asks to end."""
     with contextlib.suppress(KeyboardInterrupt), _end_on_signals(), contextlib.ExitStack() as stack:
         stack.callback(site.close)
         server = stack.enter_context(Server(site, port))
@@ -55,7 +55,7 @@ def serve(site: Site, say: Say, *, port: int) -> None:
 
 
 def describe_address(url: str, port: int, login: str) -> list[str]:
-    """The address, and a line to copy for who reads this on another machine."""
+    """Return the address, and a line to copy for a user on another machine."""
     return [
         url,
         "On your laptop run the next line in a second terminal, then open the address there:",
@@ -65,7 +65,7 @@ def describe_address(url: str, port: int, login: str) -> list[str]:
 
 
 def name_login(environ: Mapping[str, str]) -> str:
-    """This machine as ssh knows it elsewhere: the word after `vjob --host`, else user and host."""
+    """Return this machine's name for ssh: the word after `vjob --host`, else user and host."""
     login = environ.get(LOGIN)
     if login:
         return shlex.quote(login)
@@ -74,7 +74,7 @@ def name_login(environ: Mapping[str, str]) -> str:
 
 
 def has_display(environ: Mapping[str, str]) -> bool:
-    """True where a browser would open beside the user: not on a machine that ssh leads to."""
+    """Return True if a browser would open where the user is, not on a remote machine."""
     if environ.get("SSH_CONNECTION") or environ.get("SSH_TTY") or not sys.stdout.isatty():
         return False
     return sys.platform == "darwin" or bool(
@@ -84,7 +84,7 @@ def has_display(environ: Mapping[str, str]) -> bool:
 
 @contextlib.contextmanager
 def _write_opener(url: str) -> Iterator[Path]:
-    """A file that leads to the address, for the user alone, as long as it is served."""
+    """Write a file for the user only that leads to the address, while it is served."""
     with tempfile.TemporaryDirectory(prefix="vjob-") as folder:  # made with mode 0700
         path = Path(folder) / "open.html"
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as handle:
@@ -102,7 +102,7 @@ def _open_browser(path: Path) -> None:
 
 @contextlib.contextmanager
 def _end_on_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the server as Ctrl-C does."""
+    """Let SIGTERM and SIGHUP end the server as Ctrl-C does."""
 
     def end(number: int, frame: Any) -> None:
         raise KeyboardInterrupt

@@ -33,7 +33,7 @@ from vjob.shelf.web.feed import Feed
 
 HOST = "127.0.0.1"
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
-"""Names of this machine, at any port: that of `ssh -L` is chosen by the user."""
+"""Names of this machine at any port, since the user chooses that of `ssh -L`."""
 POLICY = (
     "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'unsafe-inline'; "
     "img-src data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -54,39 +54,39 @@ TYPES = {
     "bytes": "application/octet-stream",
 }
 REQUEST_S = 20.0
-"""For a connection that says nothing."""
+"""Seconds after which a silent connection is closed."""
 MOST_CONNECTIONS = 64
 TO_SHOW_TOKEN_S = 5.0
-"""For a new connection until a request with the token has come whole, however it trickles."""
+"""Seconds for a new connection to complete a request with the token, however slowly it sends."""
 WAITING = 1024
-"""Connections that the kernel keeps for us, where it keeps so many."""
+"""Connections that the kernel may hold for the server."""
 PACKED_FROM = 1000
-"""Bytes from which on an answer is compressed: it may go through ssh."""
+"""Bytes from which an answer is compressed, since it may go through ssh."""
 MOST_PAGES = 32
-"""Open at a time; the one that was looked at longest ago is closed."""
+"""The most open pages; the one least recently used is closed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """An answer; that of a refusal is empty."""
+    """An answer to a request; a refusal has an empty one."""
 
     status: int
     body: bytes = b""
     kind: str = "html"
     location: str = ""
     has_own_policy: bool = False
-    """True where the document itself says what it may load."""
+    """True if the document itself declares what it may load."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LivePage:
-    """One page: its document without data, its scripts, and what it shows."""
+    """A page: its document without data, its scripts, and its feed."""
 
     document: Callable[[], bytes]
     files: Mapping[str, Callable[[], bytes]] = field(default_factory=dict)
     """Scripts by name."""
     feed: Feed | None = None
-    """None for a document that is whole, as the file of a report: it has a policy of its own."""
+    """Source of data; None for a complete document such as a report, which has its own policy."""
 
     def close(self) -> None:
         if self.feed is not None:
@@ -94,7 +94,7 @@ class LivePage:
 
 
 class Site:
-    """The pages of one server; `find` opens further ones by their path."""
+    """The pages of a server; `find` opens further ones by their path."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Site:
         self._lock = threading.Lock()
 
     def answer(self, method: str, target: str, host: str) -> Reply:
-        """The answer to a request. Pure but for the pages that it opens."""
+        """Return the answer to a request. Pure, except that it opens pages."""
         if not is_own_host(host):
             return Reply(status=403)
         url = urlsplit(target)
@@ -132,7 +132,7 @@ class Site:
             page.close()
 
     def _open(self, place: str) -> LivePage | None:
-        """The page of this place, opened if need be."""
+        """Return the page of a place, opening it if needed; None if there is none."""
         with self._lock:
             found = self._pages.pop(place, None)
             if found is None:
@@ -165,7 +165,7 @@ def _answer_text(page: LivePage, name: str, query: str) -> Reply:
 
 
 def _answer_whole(page: LivePage, name: str) -> Reply:
-    """The document as it is now; 404 where what it tells of is gone."""
+    """Return the present document; 404 if its subject is gone."""
     if name:
         return Reply(status=404)
     try:
@@ -175,7 +175,7 @@ def _answer_whole(page: LivePage, name: str) -> Reply:
 
 
 def build_state(feed: Feed, since: int, after: int) -> dict[str, Any]:
-    """The small answer that tabs poll: names of parts only where `since` is not the version."""
+    """Build the small answer that tabs poll; parts are named only if the version has changed."""
     shown = feed.look()
     lines, last = feed.list_lines(after)
     state: dict[str, Any] = {
@@ -199,7 +199,7 @@ def _read_number(asked: Mapping[str, list[str]], name: str) -> int:
 
 
 def is_own_host(host: str) -> bool:
-    """True where a Host header names this machine."""
+    """Return True if a Host header names this machine."""
     name, colon, port = host.strip().lower().rpartition(":")
     if colon and re.fullmatch(r"[0-9]{1,5}", port):
         return name in HOSTS
@@ -207,9 +207,9 @@ def is_own_host(host: str) -> bool:
 
 
 class Server(socketserver.ThreadingTCPServer):
-    """Serves a site; port 0 takes one that is free. InputError where the port is taken.
+    """Serves a site; port 0 takes a free one. Raise InputError if the port is taken.
 
-    Not http.server's own class, which asks the name service for its own name first.
+    http.server's own class is not used, since it first asks the name service for its own name.
     """
 
     allow_reuse_address = True
@@ -240,18 +240,18 @@ class Server(socketserver.ThreadingTCPServer):
         super().process_request(request, client_address)
 
     def service_actions(self) -> None:
-        """Called between connections, and twice a second without any."""
+        """Do periodic work, called between connections and at least twice a second."""
         while self._drop_stranger(TO_SHOW_TOKEN_S):
             pass
 
     def welcome(self, request: Any) -> None:
-        """Keep a connection that showed the token before those that did not."""
+        """Mark a connection that showed the token, to be kept before others."""
         with self._seats:
             if request in self._connections:
                 self._connections[request] = 0.0
 
     def _drop_stranger(self, least_s: float) -> bool:
-        """End the oldest connection without the token, if it is so old; True if one was ended."""
+        """Close the oldest connection without the token if it is old enough; return True if so."""
         with self._seats:
             strangers = (one for one, since in self._connections.items() if since)
             found = next(strangers, None)
@@ -268,17 +268,17 @@ class Server(socketserver.ThreadingTCPServer):
         super().shutdown_request(request)
 
     def server_close(self) -> None:
-        """Connections that are kept alive end too."""
+        """Close the server and all kept-alive connections."""
         super().server_close()
         for request in list(self._connections):
             self.shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that broke: the next request of the tab is another."""
+        """Ignore a broken connection; the tab will open another."""
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Carries requests to the site, and keeps still about them."""
+    """Passes requests to the site, without logging."""
 
     server: Server
     protocol_version = "HTTP/1.1"
@@ -294,7 +294,7 @@ class Handler(BaseHTTPRequestHandler):
     do_TRACE = do_CONNECT = do_GET
 
     def _find_host(self) -> str:
-        """Empty where there is none, or more than one."""
+        """Return the Host header; empty if there is none, or more than one."""
         hosts = self.headers.get_all("Host") or []
         return hosts[0] if len(hosts) == 1 else ""
 
@@ -323,9 +323,9 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """For what is no request: nothing that would help who guesses."""
+        """Answer an invalid request without details, which could help an attacker."""
         self.close_connection = True
         self._send(Reply(status=code))
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: paths hold the token."""
+        """Log nothing, since paths contain the token."""

@@ -1,4 +1,4 @@
-"""`vjob status` as live pages: one job with its nodes, GPUs and merged log, or all runs."""
+"""Serve `vjob status` as live pages: one job with nodes, GPUs and merged log, or all runs."""
 
 from __future__ import annotations
 
@@ -34,38 +34,38 @@ from vjob.shelf.web.server import LivePage
 
 EVERY_S = 2.0
 MOST_ROWS = 200
-"""Of nodes, GPUs and runs."""
+"""The most rows shown of nodes, GPUs and runs."""
 SHOWN = ("node", "rank", "file", "text", "kind")
-"""Of a line of the logs."""
+"""Fields shown of a log line."""
 LIVE = "Live: it changes as the job goes on."
 OVER = "The job is over: nothing changes any more."
 RUNS = "Live: all your runs, the newest first."
 NAME = r"[A-Za-z0-9_][\w.-]*"
 PATH = re.compile(rf"(?:run/(?P<run>{NAME})/?)?(?P<report>report)?")
-"""Of the pages that links of a page lead to."""
+"""Path of pages that a page links to."""
 COMPARED = re.compile(rf"compare((?:/{NAME}){{2,8}})")
-"""The page that compares chosen runs."""
+"""Path of the page that compares chosen runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """A small picture of how a number changed."""
+    """A small chart of how a number changed."""
 
     points: str
-    """Of an SVG polyline in a box of 100 by 100."""
+    """Points of an SVG polyline in a box of 100 by 100."""
     words: str
-    """The same for a person who cannot see it."""
+    """Description for users who cannot see the chart."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PageCell:
-    """One value of a row."""
+    """A cell of a table."""
 
     text: str
     key: Key = None
-    """What the page sorts rows by."""
+    """Key by which the page sorts rows."""
     share: float | None = None
-    """Percent, drawn as a bar below the text."""
+    """Percentage, drawn as a bar below the text."""
     curve: Curve | None = None
 
 
@@ -76,20 +76,20 @@ class Row:
     cells: tuple[PageCell, ...]
     is_marked: bool = False
     target: str = ""
-    """Where its first cell leads."""
+    """Link of the row's first cell."""
     name: str = ""
-    """The word to compare it by; empty where it cannot be compared."""
+    """Name for comparing the run; empty if it cannot be compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heading:
-    """The head of a column."""
+    """The heading of a column."""
 
     title: str
     first_down: bool = False
-    """The greatest comes first when it is chosen."""
+    """True if sorting by this column begins with the greatest."""
     takes_rest: bool = False
-    """True where its texts are long, and may be broken."""
+    """True if its texts are long, and may wrap."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,12 +100,12 @@ class Table:
     rows: tuple[Row, ...]
     note: str = ""
     is_searched: bool = False
-    """True where a word can be typed that rows must have."""
+    """True if the table has a search box."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StatusPage:
-    """Parts of a page, top to bottom; empty parts are left out."""
+    """Parts of a page, top to bottom; empty ones are omitted."""
 
     title: str
     about: str = ""
@@ -160,7 +160,7 @@ class RunsSource:
 
 
 def open_job(job: str, here: Path, links: tuple[tuple[str, str], ...]) -> LivePage:
-    """The live page of a job. InputError where it is none."""
+    """Return the live page of a job; raise InputError if there is none."""
     source = StatusSource(job, here, links)
     return _make_page(
         StatusPage(title=Path(job).name, links=links), Feed(source.make, every_s=EVERY_S)
@@ -168,12 +168,12 @@ def open_job(job: str, here: Path, links: tuple[tuple[str, str], ...]) -> LivePa
 
 
 def open_runs() -> LivePage:
-    """The live page of all runs."""
+    """Return the live page of all runs."""
     return _make_page(StatusPage(title="runs"), Feed(RunsSource().make, every_s=EVERY_S))
 
 
 def open_place(path: str, job: str | None, here: Path) -> LivePage | None:
-    """The page that a link leads to: `report` of `job`, `run/NAME`, its report, `compare/A/B`."""
+    """Return the page of a link: `report` of `job`, `run/NAME`, its report, `compare/A/B`."""
     compared = COMPARED.fullmatch(path)
     if compared is not None:
         return open_comparison(compared[1].split("/")[1:], here)
@@ -187,13 +187,13 @@ def open_place(path: str, job: str | None, here: Path) -> LivePage | None:
 
 
 def open_report(job: str, here: Path) -> LivePage:
-    """The report of a job as it is each time that a tab asks. InputError where it is none."""
+    """Return a page that renders a job's report at each request; raise InputError if no job."""
     folder, run = find_folder(job, here)
     return LivePage(document=lambda: render_report(folder, run).encode())
 
 
 def open_comparison(names: Sequence[str], here: Path) -> LivePage:
-    """The chosen runs against each other, as they are each time that a tab asks."""
+    """Return a page that compares the chosen runs at each request."""
     return LivePage(document=lambda: render_compared(names, here).encode())
 
 
@@ -220,7 +220,7 @@ def render(page: StatusPage) -> bytes:
 
 
 def _clean(value: Any) -> Any:
-    """Texts of logs without what would not be seen."""
+    """Remove control characters from text that comes from logs."""
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
     return "\n".join(map(clean, value.split("\n")))
@@ -229,7 +229,7 @@ def _clean(value: Any) -> Any:
 def build_job_page(
     snapshot: Snapshot, verdict: Verdict, links: tuple[tuple[str, str], ...] = ()
 ) -> StatusPage:
-    """The page of one look."""
+    """Build the page from one look at a job."""
     view = View.make(snapshot, verdict)
     rows = sorted(view.rows, key=lambda row: (not row.is_culprit, not row.is_bad, row.index))
     is_bad = lambda row: row.is_culprit or row.is_bad  # noqa: E731
@@ -301,7 +301,7 @@ def build_table(
     is_marked: Callable[[Any], bool],
     curve: tuple[str, Callable[[Any], Curve | None]] | None = None,
 ) -> Table:
-    """The columns that have a value, the curve last, and the first rows."""
+    """Build a table of the first rows and the columns with values, the chart last."""
     used = [column for column in columns if column.is_used(rows)]
     count = len(rows) - MOST_ROWS
     shown = rows[:MOST_ROWS]
@@ -344,10 +344,10 @@ def draw_curve(
     full: tuple[float, float] | None = None,
     flat: float = 0.0,
 ) -> Curve | None:
-    """The known values from left to right, None where fewer than two are known.
+    """Draw the known values from left to right; None if fewer than two are known.
 
-    The height is that of `full`, else from the least to the most; what differs by less than the
-    part `flat` of the most is drawn in the middle.
+    The height spans `full`, else from the least to the greatest; values that differ by less than
+    the share `flat` of the greatest are drawn in the middle.
     """
     known = [(at, y) for at, y in enumerate(values) if y is not None and math.isfinite(y)]
     if len(known) < 2:
@@ -365,7 +365,7 @@ def draw_curve(
 
 
 def _spread(least: float, most: float, span: float) -> tuple[float, float]:
-    """Both, moved apart until they span so much."""
+    """Return bounds moved apart so that they span at least `span`."""
     more = max(0.0, span - (most - least)) / 2
     return least - more, most + more
 
@@ -375,7 +375,7 @@ def _find_height(value: float, bottom: float, top: float) -> float:
 
 
 def build_runs_page(rows: Sequence[RunRow]) -> StatusPage:
-    """The page of all runs."""
+    """Build the page of all runs."""
     newest = list(reversed(rows))
     table = build_table(
         RUN_COLUMNS,
@@ -398,7 +398,7 @@ def build_runs_page(rows: Sequence[RunRow]) -> StatusPage:
 
 
 def _finish_row(shown: Row, row: RunRow, headings: Sequence[Heading]) -> Row:
-    """The row with its link, and a bar of the steps that are done."""
+    """Add the link and a progress bar to a row."""
     target = _find_target(row)
     share = 100 * row.step / row.num_steps if row.step is not None and row.num_steps else None
     cells = tuple(

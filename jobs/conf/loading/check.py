@@ -1,7 +1,7 @@
-"""Checks of a whole conf: keys against each other, names, and files that must exist.
+"""Check a whole conf: keys against each other, names, and files that must exist.
 
-Each check yields a KeyProblem; `locate` adds the places that the reader found. What only a node can
-know, such as whether a mount exists there, is left to the agent's preflight.
+Each check yields a KeyProblem; `locate` adds the places that the reader found. Facts known only on
+a node, such as the existence of a mount's source, are left to the agent's preflight.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from vjob.jobs.programs.megatron import SCRIPTS
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _STORES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "file", "databricks")
-"""Kinds of MLflow's tracking servers and stores."""
+"""URL schemes of MLflow tracking servers and stores."""
 _MODULE = re.compile(r"(?!.*\.py$)[^\W\d]\w*(\.[^\W\d]\w*)*")
 _SPLIT = re.compile(r"[0-9.]+(,[0-9.]+){2}")
 # What the agent sets for each rank, and the key that decides it.
@@ -64,9 +64,9 @@ def check_conf(
     require_paths: bool = True,
     environ: Mapping[str, str] | None = None,
 ) -> list[Problem]:
-    """All problems; `lines` maps keys to places, `base` is the conf's folder.
+    """Return all problems; `lines` maps keys to places, `base` is the conf's folder.
 
-    `environ` is that of the submitting shell; without one, `pass_env` is not looked for.
+    `environ` is the submitting shell's environment; without it, `pass_env` is not checked.
     """
     problems = [*check_numbers(conf), *check_groups(conf)]
     # A layout of impossible numbers would only repeat what is wrong with them.
@@ -93,7 +93,7 @@ def check_conf(
 
 
 def list_own_env() -> tuple[str, ...]:
-    """Variables that the agent sets for each rank."""
+    """Return the variables that the agent sets for each rank."""
     return (*TORCHRUN_NAMES, *list_variables())
 
 
@@ -127,7 +127,7 @@ def _check_env_name(key: str, name: str, value: str) -> Iterator[KeyProblem]:
 
 
 def find_unset(conf: JobConf, environ: Mapping[str, str]) -> Iterator[KeyProblem]:
-    """Variables of `pass_env` that the submitting shell does not have."""
+    """Yield variables in `pass_env` that the submitting shell does not have."""
     for index, name in enumerate(conf.pass_env):
         if name not in environ and _ENV_NAME.fullmatch(name):
             yield f"pass_env[{index}]", name, "is not set in this shell; set it, or take it out"
@@ -324,7 +324,7 @@ def _check_mlflow(mlflow: Mlflow) -> Iterator[KeyProblem]:
 
 
 def find_missing_paths(conf: JobConf, base: Path | None) -> Iterator[KeyProblem]:
-    """Files that the job would miss, but for those that may lie in the image or on the nodes."""
+    """Yield files that the job would miss, except those that the image or nodes may have."""
     program = conf.program
     path = None if program.kind == FUNCTION else program.path
     if path is not None and not _may_be_elsewhere(path, conf.container, base):
@@ -385,7 +385,7 @@ def _find_missing_data(conf: JobConf, base: Path | None) -> Iterator[KeyProblem]
 
 
 def _spell_reference(image: str, base: Path | None) -> str:
-    """How the reference is written that was taken for a path, as `nvcr.io/nvidia/pytorch:25.11`."""
+    """Spell a registry reference that was taken for a path, `nvcr.io/nvidia/pytorch:25.11`."""
     name = os.path.relpath(image, base) if base is not None else image
     registry, slash, _ = name.partition("/")
     if slash and re.fullmatch(r"[\w-]+(\.[\w-]+)+(:\d+)?|localhost(:\d+)?", registry):
@@ -403,12 +403,12 @@ def _is_under(path: str, base: Path) -> bool:
 
 
 def _may_be_elsewhere(path: str, container: Container, base: Path | None) -> bool:
-    """True for a path outside the conf's folder that may lie inside the image."""
+    """Return True for a path outside the conf's folder that may be inside the image."""
     return container.image is not None and (base is None or not _is_under(path, base))
 
 
 def check_supported(conf: JobConf) -> Iterator[KeyProblem]:
-    """Settings that this version of vjob does not support yet, as the documents say."""
+    """Yield settings that this version of vjob documents as not yet supported."""
     runtime = conf.container.runtime
     if conf.program.kind in BUILT_IN:
         yield from _check_built_in_supported(conf)
@@ -421,7 +421,7 @@ def check_supported(conf: JobConf) -> Iterator[KeyProblem]:
 
 
 def _check_built_in_supported(conf: JobConf) -> Iterator[KeyProblem]:
-    """Combinations that the built-in programs lack; other programs may have them."""
+    """Yield combinations that the built-in programs lack; other programs may have them."""
     parallel = conf.parallel
     if parallel.tensor > 1 and parallel.zero == 3:
         message = "slices of shared layers are not in this version of vjob; use 1 or 2 with tensor"
@@ -429,7 +429,7 @@ def _check_built_in_supported(conf: JobConf) -> Iterator[KeyProblem]:
 
 
 def _check_morph_supported(conf: JobConf) -> Iterator[KeyProblem]:
-    """Morphing needs a program that takes a new layout, and checkpoints to go on from."""
+    """Refuse morphing for a program that cannot change its layout or has no checkpoints."""
     key, kind = "morph.enabled", conf.program.kind
     if kind not in (*BUILT_IN, *OWN):
         yield key, True, f"is for {', '.join((*BUILT_IN, *OWN))}, not for {kind}"

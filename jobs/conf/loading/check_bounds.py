@@ -1,4 +1,4 @@
-"""Bounds of numbers, as the schema gives them, and problems with their places in the file."""
+"""Check numbers against the bounds in the schema, and find a problem's place in the file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vjob.jobs.errors import KeyProblem, Problem
 
 
 def locate(problems: Iterable[KeyProblem], lines: Mapping[str, str]) -> list[Problem]:
-    """Problems of keys with their places in the file."""
+    """Return the problems of keys with their places in the file."""
     return [
         Problem(where=locate_line(lines, key), key=key, value=show(key, value), message=message)
         for key, value, message in problems
@@ -22,14 +22,14 @@ def locate(problems: Iterable[KeyProblem], lines: Mapping[str, str]) -> list[Pro
 
 
 def locate_line(lines: Mapping[str, str], key: str) -> str:
-    """Place of a key, or of the nearest one around it that was written."""
+    """Return the place of a key, or of the nearest section around it that was written."""
     while key and key not in lines:
         key = key[: max(key.rfind("."), key.rfind("["), 0)]
     return lines.get(key, "conf")
 
 
 def check_numbers(conf: JobConf) -> Iterator[KeyProblem]:
-    """Numbers outside the bounds that the schema gives them."""
+    """Yield numbers outside the schema's bounds."""
     yield from check_section(conf, "")
 
 
@@ -52,7 +52,7 @@ def check_section(section: object, key: str) -> Iterator[KeyProblem]:
 
 
 def _check_items(items: Mapping[str, Any], bounds: Sequence[Bound]) -> Iterator[KeyProblem]:
-    """Node groups, and numbers in a list or mapping; a message names the whole range."""
+    """Check node groups, and numbers in a list or mapping; messages give the whole range."""
     for key, item in items.items():
         if is_dataclass(item):
             yield from check_section(item, key)

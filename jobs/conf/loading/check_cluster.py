@@ -24,7 +24,7 @@ MOST_GROUPS = 2_000
 
 
 def check_groups(conf: JobConf) -> Iterator[KeyProblem]:
-    """Check each group by itself, but for its numbers: those have bounds in the schema."""
+    """Check each node group by itself, except numbers, whose bounds are in the schema."""
     if not conf.cluster.nodes:
         yield "cluster.nodes", (), "must have at least one group, such as {group: master}"
     total = sum(group.count * (group.ranks or 1) for group in conf.cluster.nodes)
@@ -109,7 +109,7 @@ def check_cluster(conf: JobConf) -> Iterator[KeyProblem]:
 
 
 def _check_machines(cluster: Cluster, *, may_morph: bool) -> Iterator[KeyProblem]:
-    """Keys of a run on a list of machines, and the address of its first one."""
+    """Check the keys of a run on a list of machines, and the address of the first machine."""
     listed = cluster.machine_list
     if cluster.address is not None and may_morph:
         message = "cannot be with morph, where any node may come first; leave it out"

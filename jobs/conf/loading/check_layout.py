@@ -1,4 +1,4 @@
-"""Checks of a conf's layout against its ranks, its batch and its model."""
+"""Check a conf's layout against its ranks, its batch and its model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vjob.jobs.errors import KeyProblem
 
 
 def check_layout(conf: JobConf) -> Iterator[KeyProblem]:
-    """world = pipeline x data x tensor, each tensor group in a node, batch and model divisible."""
+    """Check that world = pipeline x data x tensor, tensor groups fit in nodes, and sizes divide."""
     parallel = conf.parallel
     for group in conf.cluster.nodes:
         if group.num_ranks % parallel.tensor:
@@ -33,7 +33,7 @@ def check_layout(conf: JobConf) -> Iterator[KeyProblem]:
 
 
 def _check_open(conf: JobConf) -> Iterator[KeyProblem]:
-    """Keys that the planner needs to choose the rest."""
+    """Yield keys that the planner needs in order to choose the others."""
     key = "parallel.pipeline" if conf.parallel.pipeline == "auto" else "train.micro_batch_size"
     if conf.train.global_batch_size is None:
         message = "must be set where a layout is to be chosen: its default would change with it"
@@ -72,7 +72,7 @@ def _check_world(conf: JobConf) -> Iterator[KeyProblem]:
 
 
 def _check_least(conf: JobConf) -> Iterator[KeyProblem]:
-    """A script that morphs has the depth that it asks for, unless its layers are known."""
+    """Check that a morphing script keeps its depth on fewest nodes, unless its layers are known."""
     parallel, world = conf.parallel, get_world(conf)
     pipeline = require_number(parallel.pipeline)
     is_known = parallel.partition != "auto" or conf.model is not None
@@ -129,7 +129,7 @@ def _check_llama(conf: JobConf, model: Model, llama: Llama) -> Iterator[KeyProbl
 
 
 def _check_sharing(conf: JobConf) -> Iterator[KeyProblem]:
-    """Combinations with shared layers that the built-in programs lack."""
+    """Yield combinations with shared layers that the built-in programs lack."""
     parallel, model, train = conf.parallel, conf.model, conf.train
     if conf.program.kind not in BUILT_IN:
         return
@@ -156,7 +156,7 @@ def _check_sharing(conf: JobConf) -> Iterator[KeyProblem]:
 
 
 def check_partition(conf: JobConf) -> Iterator[KeyProblem]:
-    """A number for each stage (each chunk where ranks have several), summing to the model."""
+    """Check that a partition has a number for each stage (or chunk), summing to the model."""
     partition, schedule = conf.parallel.partition, conf.parallel.schedule
     key = "parallel.partition"
     if partition == "auto":

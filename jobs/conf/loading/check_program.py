@@ -1,4 +1,4 @@
-"""Checks of a program's launch, and how to write a command that stands where a script should."""
+"""Check a program's launch, and suggest a spelling for a command given instead of a script."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vjob.jobs.programs.start import list_layout_keys
 def find_launch_problems(
     conf: JobConf, launch: str, written: Collection[str]
 ) -> Iterator[KeyProblem]:
-    """Settings of the conf that the launch cannot have."""
+    """Yield settings of the conf that this launch does not allow."""
     key, world = "program.launch", get_world(conf)
     layout = list_layout_keys(written)
     if launch == "python":
@@ -48,7 +48,7 @@ def find_launch_problems(
 
 
 def suggest_program(text: str) -> str:
-    """The way to write a command that stands where a script should; empty for one word."""
+    """Suggest how to write a command that was given as a script; empty for a single word."""
     try:
         first, *rest = shlex.split(text)
     except ValueError:

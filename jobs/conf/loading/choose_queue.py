@@ -1,6 +1,6 @@
-"""`queue: auto`: the first queue whose nodes have what a group asks for, with the reason.
+"""Choose a queue for `queue: auto`: the first whose nodes have what a group asks for.
 
-The queues are those of the site's file, in its order; without any, those that the scheduler shows.
+The queues come from the site's file, in its order, or else from the scheduler.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ AUTO = "auto"
 
 
 def choose_queues(conf: JobConf, of_site: Mapping[str, Queue]) -> tuple[JobConf, dict[str, str]]:
-    """The conf with a queue for each group that leaves it to vjob, and the reason for each.
+    """Return the conf with a queue for each group that asks for `auto`, and each choice's reason.
 
-    InputError where none fits, or nothing says which queues there are.
+    Raise InputError if no queue fits, or none is known.
     """
     groups = conf.cluster.nodes
     if not any(group.queue == AUTO for group in groups):
@@ -69,8 +69,8 @@ def choose_queue(
 
 
 def find_lack(group: NodeGroup, walltime_min: int | None, queue: Queue) -> str:
-    """The first thing that a group asks for and a queue does not have; empty where it fits. What
-    is not said of a queue is not held against it."""
+    """Return the first request of a group that a queue cannot meet; empty if it fits. Facts that
+    are not known about a queue are no obstacle."""
     have = list_gpus(queue)
     if group.num_gpus and not any(_has_gpus(one, group) for one in have):
         return f"has {' and '.join(have) if have else 'no GPUs'}"
@@ -94,7 +94,7 @@ def _has_gpus(have: str, group: NodeGroup) -> bool:
 
 
 def _describe_request(group: NodeGroup, walltime_min: int | None) -> str:
-    """`a100:4 and 256 GiB a node, 2 nodes, for 120 min`."""
+    """Describe a request: `a100:4 and 256 GiB a node, 2 nodes, for 120 min`."""
     gpus = f"{group.gpu_type}:{group.num_gpus}" if group.gpu_type else f"{group.num_gpus} GPUs"
     parts = [gpus] if group.num_gpus else []
     parts += [f"{group.cpus} CPUs"] if group.cpus else []

@@ -42,14 +42,14 @@ from vjob.jobs.errors import ConfError, Problem
 INCLUDE = "include"
 MOST_FILES = 64
 MOST_STEPS = 50
-"""References from one to the next."""
+"""The most references that may follow from one to the next."""
 MOST_CHARS = 64 * 1024
-"""Of a text once its references are filled."""
+"""The most characters of a text after its references are filled."""
 ReadText = Callable[[Path, str], str]
 
 
 def merge(under: Node, over: Node) -> Node:
-    """Mappings key by key; of all else the second."""
+    """Merge mappings key by key; otherwise the second value replaces the first."""
     if not isinstance(under, Table) or not isinstance(over, Table):
         return over
     entries = dict(under.entries)
@@ -63,13 +63,13 @@ def merge(under: Node, over: Node) -> Node:
 def include_files(
     tree: Node, source: str, base: Path, read_text: ReadText, environ: Mapping[str, str]
 ) -> tuple[Node, list[Problem]]:
-    """The tree over the files that it includes, and what is wrong with these."""
+    """Return the tree merged over the files that it includes, and the problems of these files."""
     files = _Files(read_text=read_text, environ=environ)
     return files.include(tree, source, base, (os.path.realpath(base / Path(source).name),))
 
 
 def refuse_include(tree: Node) -> tuple[Node, list[Problem]]:
-    """The tree without the files that it would include: it is in no file of the user's."""
+    """Refuse `include` in a conf that is not a file; return the tree without it."""
     entry = tree.entries.get(INCLUDE) if isinstance(tree, Table) else None
     if entry is None or not isinstance(tree, Table):
         return tree, []
@@ -85,7 +85,7 @@ class _Files:
     environ: Mapping[str, str]
     problems: list[Problem] = field(default_factory=list)
     trees: dict[str, Node] = field(default_factory=dict)
-    """Each file with what it includes, by its real path."""
+    """Each file's tree with its includes, by its real path."""
 
     def include(
         self, tree: Node, source: str, base: Path, stack: tuple[str, ...]
@@ -145,13 +145,13 @@ class _Files:
 
 
 def fill_tree(tree: Node) -> tuple[Node, list[Problem]]:
-    """The tree with the values of the keys that its texts refer to."""
+    """Return the tree with its references filled."""
     filler = _Filler(root=tree)
     return filler.fill(tree, ""), filler.problems
 
 
 class _UnfilledError(Exception):
-    """Why a reference cannot be filled."""
+    """Raised if a reference cannot be filled; says why."""
 
 
 @dataclass(kw_only=True)
@@ -159,10 +159,10 @@ class _Filler:
     root: Node
     problems: list[Problem] = field(default_factory=list)
     active: list[str] = field(default_factory=list)
-    """Keys whose values are being looked for, each referred to by the one before it."""
+    """Keys being looked up, each referred to by the previous one."""
     values: dict[str, Node] = field(default_factory=dict)
     count: int = 0
-    """Values that came by references."""
+    """The number of values filled by reference."""
 
     def fill(self, node: Node, path: str) -> Node:
         if isinstance(node, Scalar):
@@ -180,7 +180,7 @@ class _Filler:
         return Table(entries=entries, where=node.where)
 
     def fill_text(self, node: Scalar, path: str) -> Node:
-        """The node with its references filled; as it is, and noted, where one cannot be."""
+        """Return the node with references filled; unchanged, with a problem, if one cannot be."""
         if "${" not in node.text:
             return node
         try:
@@ -224,7 +224,7 @@ class _Filler:
         return found.text
 
     def find(self, key: str, spelled: str, path: str) -> Node:
-        """The filled value of a key that is written, else its default."""
+        """Return the filled value of a key, or else its default."""
         if key in self.active:
             chain = " > ".join([*self.active[self.active.index(key) :], key])
             raise _UnfilledError(f"{spelled} comes back to itself: {chain}")
@@ -282,7 +282,7 @@ class _Filler:
         return self.fill_all(node, key)
 
     def fill_all(self, node: Node, key: str) -> Node:
-        """A value that is referred to is filled whole, its text in `env` and the like too."""
+        """Fill a referenced value completely, including texts in `env` and similar keys."""
         if isinstance(node, Scalar):
             return self.expand(node, key) if "${" in node.text else node
         if isinstance(node, Items):
@@ -297,7 +297,7 @@ class _Filler:
 
 @dataclass(frozen=True)
 class _Default:
-    """Default of a key that holds a value of its own."""
+    """The default of a key that holds a value itself."""
 
     value: Any
 
@@ -310,7 +310,7 @@ def _split(key: str, spelled: str) -> list[tuple[str, str]]:
 
 
 def _step_hint(hint: Any, name: str) -> Any:
-    """The class, or the default, of a key inside another; None for an unknown one."""
+    """Return the class, or the default, of a key inside another; None for an unknown key."""
     if not name:  # an index: what the list holds
         return hint
     for member in get_members(hint):
@@ -329,7 +329,7 @@ def _step_hint(hint: Any, name: str) -> Any:
 
 
 def _to_node(value: Any, where: str) -> Node | None:
-    """A default as if it were written."""
+    """Convert a default to a node, as if it were written in the conf."""
     if value is MISSING:
         return None
     if isinstance(value, tuple):
@@ -346,7 +346,7 @@ def _is_null(node: Node) -> bool:
 
 
 def _holds_secret(node: Node) -> bool:
-    """True where a key within is one of a secret."""
+    """Return True if a key inside the node is that of a secret."""
     if isinstance(node, Items):
         return any(map(_holds_secret, node.items))
     if not isinstance(node, Table):
@@ -355,7 +355,7 @@ def _holds_secret(node: Node) -> bool:
 
 
 def _count(node: Node, most: int) -> int:
-    """Number of values in a node; counting stops at one beyond the limit."""
+    """Count the values in a node, stopping one beyond the limit."""
     count, left = 0, [node]
     while left and count <= most:
         one = left.pop()

@@ -1,9 +1,9 @@
-"""Reads conf.yaml, with `--set` overrides, into a checked JobConf: no other code makes one.
+"""Read conf.yaml, with `--set` overrides, into a checked JobConf; no other code makes one.
 
-All problems are reported at once, each with its file and line; those between keys once every key
-can be read. Refused: anything that would have to be guessed, such as an unknown key, a key given
-twice, or a number in quotes. An override replaces its key in the tree before it is read, so that
-its value meets the same checks.
+All problems are reported at once, each with its file and line; problems between keys are found once
+every key can be read. Refused: whatever would have to be guessed, such as an unknown key, a key
+given twice, or a number in quotes. An override replaces its key in the tree before that is read, so
+its value passes the same checks.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from vjob.jobs.errors import ConfError, KeyProblem, Problem
 
 WHERE = "--set"
 RENAMED: Mapping[tuple[str, str], str] = {("morph", "layout"): "mode"}
-"""Old names of keys, by section: still read until 1.0, and in conf files of old runs."""
+"""Old names of keys, by section, which are read until 1.0 and in confs of old runs."""
 _STEP = re.compile(r"[^.\[\]\s=]+|\[[0-9]{1,6}\]")
 _KEY = re.compile(r"[^.\[\]\s=]+(\[[0-9]{1,6}\]|\.[^.\[\]\s=]+)*")
 log = logging.getLogger(__name__)
@@ -63,19 +63,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class ReadConf:
-    """A conf file that was read once; its keys are not yet checked against each other."""
+    """A conf file after reading; its keys are not yet checked against each other."""
 
     path: Path
-    """As it was named."""
+    """Path as given by the user."""
     text: str
     conf: JobConf
-    """With the overrides in it."""
+    """The conf, including overrides."""
     lines: Mapping[str, str]
-    """The place of each key that was written."""
+    """The place of each written key."""
     site: Site = NO_SITE
-    """The files whose defaults are in the conf."""
+    """Site files whose defaults are in the conf."""
     refused: tuple[Problem, ...] = ()
-    """Keys that differ from what the site locked."""
+    """Problems of keys that differ from what the site locked."""
 
     @property
     def base(self) -> Path:
@@ -83,7 +83,7 @@ class ReadConf:
         return Path(os.path.abspath(self.path)).parent
 
     def change(self, conf: JobConf, keys: Sequence[str]) -> ReadConf:
-        """With a conf in which these keys were set after the file was read."""
+        """Return a copy with a conf in which these keys were changed after reading."""
         own = {
             key: place
             for key, place in self.lines.items()
@@ -100,7 +100,7 @@ def read_conf(
     require_paths: bool = True,
     require_env: bool = True,
 ) -> JobConf:
-    """Read, parse and check a conf file; ConfError with every problem found."""
+    """Read, parse and check a conf file; raise ConfError with every problem found."""
     read = load_conf(path, overrides, environ)
     require_valid(read, environ=environ, require_paths=require_paths, require_env=require_env)
     return read.conf
@@ -113,10 +113,10 @@ def load_conf(
     *,
     text: str | None = None,
 ) -> ReadConf:
-    """Read and parse a conf file; ConfError where a key cannot be read.
+    """Read and parse a conf file; raise ConfError if a key cannot be read.
 
-    With `text` there is no file: the path is what messages call it, and its folder is where
-    relative paths start.
+    With `text` no file is read: the path only names the conf in messages, and its folder is the
+    base of relative paths.
     """
     environ = os.environ if environ is None else environ
     is_file = text is None
@@ -151,10 +151,10 @@ def require_valid(
     require_paths: bool = True,
     require_env: bool = True,
 ) -> None:
-    """Check keys against each other; ConfError with every problem found.
+    """Check keys against each other; raise ConfError with every problem found.
 
-    `require_env=False`, a dry run's, only warns of variables that `pass_env` names and this shell
-    lacks, and of files outside the conf's folder: they may lie on the cluster alone.
+    A dry run uses `require_env=False`, which only warns of variables in `pass_env` that this shell
+    lacks, and of missing files outside the conf's folder: they may exist only on the cluster.
     """
     environ = os.environ if environ is None else environ
     problems = [*read.refused]
@@ -180,7 +180,7 @@ def require_valid(
 
 
 def is_far(problem: KeyProblem, base: Path) -> bool:
-    """True for a missing file outside the conf's folder, except one that a dry run reads."""
+    """Return True for a missing file outside the conf's folder, except one that a dry run reads."""
     key, value, _ = problem
     return key != "program.config" and not Path(str(value)).is_relative_to(base)
 
@@ -193,7 +193,7 @@ def parse_conf(
     *,
     environ: Mapping[str, str] | None = None,
 ) -> JobConf:
-    """Parse a conf's text, paths relative to `base`; keys are not checked against each other."""
+    """Parse a conf's text, with paths relative to `base`, without checks between keys."""
     return parse_conf_lines(text, source, base, overrides, environ)[0]
 
 
@@ -208,10 +208,10 @@ def parse_conf_lines(
     under: Table = NOTHING,
     over: Table = NOTHING,
 ) -> tuple[JobConf, dict[str, str]]:
-    """The conf, and for each key that was written its place, as check_conf wants them.
+    """Return the conf and, for check_conf, the place of each written key.
 
-    With `is_file` it may include other files; the conf of a run may not. What is `under` it counts
-    where it has no value of its own, what is `over` it counts before all else.
+    With `is_file`, other files may be included; the conf of a run includes none. Values in `under`
+    fill keys that the conf lacks, and values in `over` override all others.
     """
     environ = os.environ if environ is None else environ
     tree, problems = build_tree(
@@ -238,7 +238,7 @@ def build_tree(
     under: Table = NOTHING,
     over: Table = NOTHING,
 ) -> tuple[Node, list[Problem]]:
-    """A conf's tree with what it includes, its overrides, and the values that it refers to."""
+    """Return a conf's tree with includes merged, overrides applied and references filled."""
     tree, problems = parse_tree(text, source)
     if is_file:
         tree, more = include_files(tree, source, base, read_text, environ)
@@ -255,7 +255,7 @@ def build_tree(
 
 
 def rename_keys(tree: Node, *, is_told: bool) -> Node:
-    """The tree with the keys of `RENAMED` under their new names; `is_told` warns of each."""
+    """Return the tree with keys of `RENAMED` renamed; `is_told` logs a warning for each."""
     for (section, old), new in RENAMED.items():
         entry = tree.entries.get(section) if isinstance(tree, Table) else None
         if entry is None or not isinstance(entry.node, Table) or old not in entry.node.entries:
@@ -271,7 +271,7 @@ def rename_keys(tree: Node, *, is_told: bool) -> Node:
 
 
 def complete_groups(conf: JobConf) -> JobConf:
-    """Name the groups that have no name; without groups add a node with the layout's ranks."""
+    """Name the groups without a name; without groups, add a node with the layout's ranks."""
     groups = conf.cluster.nodes
     if not groups:
         parallel = close_layout(conf).parallel
@@ -286,7 +286,7 @@ def complete_groups(conf: JobConf) -> JobConf:
 
 
 def sort_problems(problems: Sequence[Problem]) -> list[Problem]:
-    """Problems by file and line, overrides last, each once (an alias brings one twice)."""
+    """Sort problems by file and line, overrides last, and drop duplicates (from aliases)."""
 
     def get_line(problem: Problem) -> tuple[int, str, int]:
         name, _, line = problem.where.rpartition(":")
@@ -296,7 +296,7 @@ def sort_problems(problems: Sequence[Problem]) -> list[Problem]:
 
 
 def read_text(path: Path, source: str) -> str:
-    """Text of a conf file; ConfError where it cannot be read."""
+    """Read the text of a conf file; raise ConfError if that is not possible."""
     try:
         if path.suffix in SCRIPTS:
             raise _UnusableError(SCRIPTS[path.suffix].format(path.name))
@@ -318,7 +318,7 @@ def read_text(path: Path, source: str) -> str:
 
 
 class _UnusableError(Exception):
-    """An override that has no place in this conf, or a file that is none."""
+    """Raised for an override that cannot be applied, or a file that cannot be a conf."""
 
 
 SCRIPTS = {
@@ -327,7 +327,7 @@ SCRIPTS = {
     "`vjob init --from {0} > conf.yaml` translates it",
 }
 MOST_BYTES = 8 << 20
-"""Of a conf; what is larger is another file."""
+"""Size limit of a conf in bytes; a larger file is probably something else."""
 
 
 def _explain_folder(path: Path) -> str:
@@ -337,7 +337,7 @@ def _explain_folder(path: Path) -> str:
 
 
 def _read_file(path: Path) -> bytes:
-    """At most MOST_BYTES of a file or of a pipe that has a writer; nothing else is waited for."""
+    """Read at most MOST_BYTES of a file or of a pipe with a writer; nothing else is waited for."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(fd, "rb", buffering=0) as handle:
         mode = os.fstat(fd).st_mode
@@ -355,7 +355,7 @@ def _read_file(path: Path) -> bytes:
 
 
 def apply_overrides(tree: Node, overrides: Sequence[str]) -> tuple[Node, list[Problem]]:
-    """The tree with each override in its place; the last of two for one key wins."""
+    """Return the tree with the overrides applied; the last of two for one key wins."""
     problems: list[Problem] = []
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -382,7 +382,7 @@ def apply_overrides(tree: Node, overrides: Sequence[str]) -> tuple[Node, list[Pr
 
 
 def _replace(node: Node, steps: Sequence[str], value: Node, path: str) -> Node:
-    """A copy of the node with the value at the end of the steps; nodes may be shared by aliases."""
+    """Return a copy of the node with a new value at a path; aliases may share nodes."""
     if not steps:
         return value
     step, rest = steps[0], steps[1:]

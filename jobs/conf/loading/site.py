@@ -1,10 +1,10 @@
-"""A site's file: what an administrator, and then a user, set for every conf; and the queues.
+"""Read site files: defaults that an administrator, and then a user, set for every conf; and queues.
 
     /etc/vjob/site.yaml ─► ~/.config/vjob/site.yaml ─► conf.yaml ─► --set
      (VJOB_SITE=path)        (XDG_CONFIG_HOME)
 
-Both are read where a conf is read, and nowhere else: no other command depends on them. A default
-counts as if the conf had it, except where it does not fit the conf; there it is left out.
+Both are read only together with a conf; no other command depends on them. A default counts as if it
+were written in the conf, but is dropped if it does not fit the conf.
 """
 
 from __future__ import annotations
@@ -45,36 +45,36 @@ program: {script: site.py}
 container: {image: site.sqsh}
 cluster: {nodes: [{group: site}]}
 """
-"""A conf for which defaults are checked: most keys have an effect in it."""
+"""A conf against which defaults are checked; most keys have an effect in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lock:
-    """A key that keeps its value."""
+    """A key whose value users may not change."""
 
     sentence: str
-    """The administrator's words."""
+    """The administrator's explanation."""
     where: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """Settings that hold on this machine: the site's file, the user's over it, for its cluster."""
+    """The settings of this machine: the site's file, then the user's, for this cluster."""
 
     files: Mapping[str, str] = field(default_factory=dict)
-    """Paths of the files that were read, and whose each is: site or user."""
+    """By path of each file that was read, its source: site or user."""
     cluster: str = ""
     message: str = ""
     defaults: Table = NOTHING
     fixed: Table = NOTHING
-    """Defaults of the site's file alone: the values of locked keys."""
+    """Defaults of the site's file alone, which give the values of locked keys."""
     locks: Mapping[str, Lock] = field(default_factory=dict)
     queues: Mapping[str, Queue] = field(default_factory=dict)
     left_out: frozenset[str] = frozenset()
-    """Defaults that do not fit the conf."""
+    """Keys of defaults that do not fit the conf."""
 
     def find_origin(self, where: str) -> str:
-        """site or user for a place in their files; else empty."""
+        """Return `site` or `user` for a place in one of their files, else an empty text."""
         return self.files.get(where.rpartition(":")[0], "")
 
     def leave_out(self, *keys: str) -> Site:
@@ -87,17 +87,17 @@ NO_SITE = Site()
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """A value that the conf does not write."""
+    """The origin of a value that the conf does not write."""
 
     value: str
     source: str
-    """site, user, chosen or default."""
+    """Source of the value: site, user, chosen or default."""
     where: str = ""
-    """File and line, or the reason of a choice."""
+    """File and line, or the reason for a choice."""
 
 
 def list_files(environ: Mapping[str, str]) -> dict[str, str]:
-    """Paths of the files that are there, or that VJOB_SITE names, and whose each is."""
+    """Return the site files that exist or that VJOB_SITE names, with their source."""
     found = {}
     named = environ.get("VJOB_SITE")
     if named or (named is None and os.path.exists(SITE)):
@@ -112,7 +112,7 @@ def list_files(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def load_site(environ: Mapping[str, str], read_text: ReadText, host: str = "") -> Site:
-    """The files of this machine; ConfError with the path and line of what is wrong in one."""
+    """Load this machine's files; raise ConfError with path and line of a problem."""
     site = Site()
     for path, source in list_files(environ).items():
         try:
@@ -137,7 +137,7 @@ class _Part:
 class _File:
     path: str
     parts: Mapping[str, _Part]
-    """By cluster; the part of all by an empty name."""
+    """Parts of a file by cluster; an empty name stands for all clusters."""
     hosts: Mapping[str, tuple[str, ...]]
 
 
@@ -171,7 +171,7 @@ def _choose_cluster(file: _File, environ: Mapping[str, str], host: str) -> str:
 
 
 class _SiteReader(ConfReader):
-    """Reads a site's file, which has other keys than a conf."""
+    """Reader of a site's file, which has other keys than a conf."""
 
     def suggest_key(self, parent: str, name: str, node: Node, hints: Mapping[str, Any]) -> str:
         is_section = parent == "" or parent.startswith("clusters.")
@@ -180,7 +180,7 @@ class _SiteReader(ConfReader):
 
 @lru_cache(maxsize=8)
 def _parse_file(text: str, path: str, source: str) -> _File:
-    """One file, checked as a conf is; cached, for each run of a sweep reads it."""
+    """Parse and check a file, cached since each run of a sweep reads it."""
     tree, problems = parse_tree(text, path)
     tree = NOTHING if isinstance(tree, Scalar) and tree.is_null else tree
     if not isinstance(tree, Table):
@@ -213,7 +213,7 @@ def _parse_file(text: str, path: str, source: str) -> _File:
 
 
 def _take_defaults(tree: Table, problems: list[Problem]) -> tuple[Table, dict[str, Table]]:
-    """The tree without its defaults, which are a conf; and these by their keys."""
+    """Return the tree without its defaults, which have the form of a conf, and these by key."""
     found: dict[str, Table] = {}
 
     def take(table: Table, parent: str) -> Table:
@@ -242,7 +242,7 @@ def _take_defaults(tree: Table, problems: list[Problem]) -> tuple[Table, dict[st
 
 
 def _check_defaults(table: Table, path: str, key: str) -> list[Problem]:
-    """Problems of a file's defaults that do not depend on the conf they are merged into."""
+    """Return the problems of a file's defaults that do not depend on the conf."""
     reader = ConfReader()
     conf = reader.read(merge(parse_tree(_SAMPLE, "")[0], table))
     problems = reader.problems
@@ -273,7 +273,7 @@ def _check_section(section: SiteSection, key: str, source: str) -> Iterator[KeyP
 
 
 def list_default_keys(table: Table, parent: str = "") -> Iterator[tuple[str, str]]:
-    """Keys of values in a table of defaults, each with its place."""
+    """Yield the keys set in a table of defaults, each with its place."""
     leaves = list_leaves()
     for name, entry in table.entries.items():
         key = join_key(parent, name)
@@ -284,8 +284,8 @@ def list_default_keys(table: Table, parent: str = "") -> Iterator[tuple[str, str
 
 
 def leave_out_misfits(site: Site, problems: Iterable[Problem]) -> Site:
-    """The site without the defaults that a check refuses in this conf, such as a key of containers
-    where there is none; the same site where all fit."""
+    """Return the site without the defaults that do not fit this conf, such as a container key if it
+    has no container; the same object if all fit."""
     wrong = {one.key.partition("[")[0] for one in problems if site.find_origin(one.where)}
     keys = {key for key, _ in list_default_keys(site.defaults)}
     misfits = frozenset(key for key in keys if key in wrong or key.rpartition(".")[0] in wrong)
@@ -308,7 +308,7 @@ def _drop(table: Table, keys: frozenset[str], parent: str) -> Table:
 
 
 def build_locked(site: Site) -> Table:
-    """The locked keys that have a default of the site's, with it."""
+    """Return the locked keys for which the site has a default, with the default."""
     keys = {key for key, _ in list_default_keys(site.fixed)}
     kept = {key for key in keys if key in site.locks} - site.left_out
     kept |= {key for key in keys if any(lock.startswith(f"{key}.") for lock in site.locks)}
@@ -318,7 +318,7 @@ def build_locked(site: Site) -> Table:
 def check_locks(
     site: Site, conf: JobConf, fixed: JobConf, lines: Mapping[str, str]
 ) -> list[Problem]:
-    """A problem for each locked key of the conf that is not as in `fixed`, in the site's words."""
+    """Return a problem, in the site's words, for each locked key that differs from `fixed`."""
     problems = []
     for key, lock in site.locks.items():
         is_written = any(one == key or one.startswith(f"{key}.") for one in lines)
@@ -358,9 +358,9 @@ def _has(table: Node, key: str) -> bool:
 def list_origins(
     conf: JobConf, lines: Mapping[str, str], site: Site, queues: Mapping[str, str]
 ) -> dict[str, Origin]:
-    """Values that the conf does not write, by key, each with where it is from.
+    """Return the origin of each value that the conf does not write, by key.
 
-    Left out are defaults without a value, and those that mean nothing to the conf's program.
+    Defaults without a value, and those without a meaning for the conf's program, are left out.
     """
     found: dict[str, Origin] = {}
     for key in list_leaves():
@@ -390,7 +390,7 @@ def _add_origin(found: dict[str, Origin], key: str, value: object, where: str, s
 
 
 def _counts(conf: JobConf, key: str, lines: Mapping[str, str]) -> bool:
-    """False for a default of which the conf's program never hears."""
+    """Return False for a default that never reaches the conf's program."""
     kind = conf.program.kind
     is_unwritten = kind in OWN_MODEL and find_variable(key) is not None
     if key.startswith("program.") or is_unwritten or goes_by_reference(kind, key):

@@ -1,4 +1,4 @@
-"""Files of a module that `python -m` would run, found without importing anything."""
+"""Find the file of a module that `python -m` would run, without importing anything."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def find_module(name: str, folders: Sequence[Path]) -> tuple[Path, Path] | None:
-    """The file of a module and the folder it is imported from; None if no folder has the module.
+    """Return a module's file and the folder that it is imported from; None if no folder has it.
 
-    FileNotFoundError, with the reason, where a folder has its package and the package lacks it.
+    Raise FileNotFoundError with the reason if a folder has the package without the module.
     """
     first, *rest = name.split(".")
     for folder in folders:
@@ -31,7 +31,7 @@ def find_module(name: str, folders: Sequence[Path]) -> tuple[Path, Path] | None:
 
 
 def _find_file(stem: Path) -> Path | None:
-    """A module's file, or what runs a package."""
+    """Return a module's file, or the one that runs a package."""
     found = (stem / "__main__.py", stem.with_name(f"{stem.name}.py"))
     return next((file for file in found if file.is_file()), None)
 

@@ -1,8 +1,8 @@
-"""packages.txt: what is installed for the ranks' interpreter, from the names of its files alone.
+"""List the packages installed for the ranks' interpreter, from file names alone (packages.txt).
 
-A few milliseconds: neither pip nor python is started, and metadata is parsed only of packages whose
-folder name lacks the version. Packages that are not beside their interpreter, such as those of a
-container, are not found.
+This takes a few milliseconds: neither pip nor python is started, and metadata is parsed only for
+packages whose folder name lacks the version. Packages that are not beside their interpreter, such
+as those of a container, are not found.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST_CHARS = 1 << 20
 
 
 def find_site_folders(python: str) -> list[Path]:
-    """The folders with an interpreter's packages; none where they cannot be found from here."""
+    """Return the folders with an interpreter's packages; empty if they cannot be found."""
     if os.path.abspath(python) == os.path.abspath(sys.executable):
         return [Path(entry) for entry in sys.path if entry and os.path.isdir(entry)]
     prefix = Path(os.path.abspath(python)).parent.parent
@@ -35,7 +35,7 @@ def find_site_folders(python: str) -> list[Path]:
 
 
 def describe_python(python: str) -> str:
-    """An interpreter with its version and that of its torch, as far as names of files tell."""
+    """Describe an interpreter with its version and its torch's, as far as file names tell."""
     folders = find_site_folders(python)
     names = [
         os.path.basename(os.path.realpath(python)),
@@ -49,7 +49,7 @@ def describe_python(python: str) -> str:
 
 
 def list_packages(folders: Iterable[Path]) -> list[str]:
-    """`name==version`, sorted; of a package in several folders the first, as Python imports it."""
+    """Return sorted `name==version`; of several copies of a package, the one Python imports."""
     found: dict[str, str] = {}
     for folder in folders:
         for name, version in _scan(folder):
@@ -68,7 +68,7 @@ def _scan(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _read_fields(info: Path) -> tuple[str, str] | None:
-    """Name and version of a package whose folder is called by the name alone."""
+    """Return name and version of a package whose folder name has no version."""
     for path in (info / "PKG-INFO", info / "METADATA", info):
         try:
             with path.open(encoding="utf-8", errors="replace") as file:
@@ -81,7 +81,7 @@ def _read_fields(info: Path) -> tuple[str, str] | None:
 
 
 def find_editable(folders: Iterable[Path]) -> list[Path]:
-    """The source folders of packages installed with `pip install -e`."""
+    """Return the source folders of packages installed with `pip install -e`."""
     found: list[Path] = []
     for folder in folders:
         for name in sorted(list_names(folder)):
@@ -94,7 +94,7 @@ def find_editable(folders: Iterable[Path]) -> list[Path]:
 
 
 def parse_finder(text: str) -> list[Path]:
-    """The source folders that a finder of setuptools maps packages to."""
+    """Return the source folders to which a setuptools finder maps packages."""
     match = re.search(r"^MAPPING\b[^=]*= *(\{.*\})", text, re.MULTILINE)
     try:
         mapping = ast.literal_eval(match[1]) if match else {}

@@ -1,7 +1,7 @@
-"""git's view of the folder that a program lies in: commit, branch, changes, and the list of files.
+"""Ask git about the folder of a program: commit, branch, changes, and the list of files.
 
-git is asked with a deadline and without locks, and a repository that does not answer counts as
-none: keeping the code must never hold up a submit. All commands are known to git 1.8.
+git is run with a deadline and without locks, and a repository that does not answer counts as none:
+keeping the code must never hold up a submit. All commands work with git 1.8.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from vjob.jobs import process
 from vjob.jobs.errors import VjobError
 
 GIT_S = 4.0
-"""For all git commands of one submit together."""
+"""Time limit in seconds for all git commands of a submit."""
 MOST_DIFF_BYTES = 1 << 20
 MOST_UNTRACKED = 1000
-"""Names that code.diff lists."""
+"""The most untracked names listed in code.diff."""
 # What a git hook or alias leaves behind would point git at another repository.
 _MISLEADING = frozenset(
     f"GIT_{name}"
@@ -33,11 +33,11 @@ _MISLEADING = frozenset(
 
 
 class GitError(VjobError):
-    """git is missing, too slow, or refuses the repository; the message says which."""
+    """Raised if git is missing, too slow, or refuses the repository; the message says which."""
 
 
 class Git:
-    """Runs git commands, all together within `limit_s`."""
+    """Runs git commands, all of them within `limit_s`."""
 
     def __init__(self, environ: Mapping[str, str], limit_s: float = GIT_S) -> None:
         self._env = {name: value for name, value in environ.items() if name not in _MISLEADING}
@@ -57,7 +57,7 @@ class Git:
         return done.out
 
     def read_start(self, folder: Path, *words: str, most: int) -> tuple[str, bool]:
-        """The first bytes of what git prints, and whether there was more."""
+        """Return the first bytes of git's output, and True if there was more."""
         left = max(self._end - time.monotonic(), 0.1)
         command = ["git", "-C", str(folder), *words]
         try:
@@ -68,30 +68,30 @@ class Git:
 
 
 def _explain(text: str) -> str:
-    """git's own reason, in a line."""
+    """Return git's own reason, in one line."""
     lines = [line for line in text.splitlines() if line.startswith(("fatal:", "error:"))]
     return " ".join((lines or text.splitlines() or ["git failed"])[0].split())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Repository:
-    """A working tree of git."""
+    """A git working tree."""
 
     root: Path
     commit: str
-    """Empty before the first commit."""
+    """The commit; empty before the first one."""
     branch: str
-    """Empty where HEAD is detached."""
+    """The branch; empty if HEAD is detached."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """How a working tree differs from its commit."""
+    """The changes of a working tree against its commit."""
 
     tracked: tuple[str, ...] = ()
-    """Changed, added and deleted files that git knows."""
+    """Changed, added and deleted files that git tracks."""
     untracked: tuple[str, ...] = ()
-    """Files, and folders of them alone, that git does not know and does not ignore."""
+    """Untracked files, and folders with only such files, that git does not ignore."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,11 +100,11 @@ class Listing:
 
     files: tuple[str, ...]
     inner: tuple[str, ...] = ()
-    """Folders that are repositories of their own: submodules, and clones inside."""
+    """Folders that are repositories of their own: submodules and nested clones."""
 
 
 def find_repository(git: Git, folder: Path) -> Repository | None:
-    """The repository that a folder lies in; None where it lies in none."""
+    """Return the repository that contains a folder; None if there is none."""
     words = ("rev-parse", "--show-toplevel")
     try:
         answer = git.ask(folder, *words, "HEAD", "--abbrev-ref", "HEAD")
@@ -125,13 +125,13 @@ def _has_no_tree(message: str) -> bool:
 
 
 def read_changes(git: Git, root: Path, excluded: Sequence[str] = ()) -> Changes:
-    """The changes of a working tree, but for what lies in the folders `excluded`."""
+    """Return the changes of a working tree, except in the folders `excluded`."""
     words = ("status", "--porcelain", "-z", "--untracked-files=normal")
     return parse_status(git.ask(root, *words, "--ignore-submodules=untracked"), excluded)
 
 
 def parse_status(text: str, excluded: Sequence[str] = ()) -> Changes:
-    """The changes in the output of `git status --porcelain -z`."""
+    """Parse the output of `git status --porcelain -z`."""
     tracked, untracked = [], []
     words = iter(text.split("\0"))
     for word in words:
@@ -149,12 +149,12 @@ def parse_status(text: str, excluded: Sequence[str] = ()) -> Changes:
 
 
 def is_inside_any(name: str, folders: Iterable[str]) -> bool:
-    """True for one of the folders and for what lies in one; all are relative to the same root."""
+    """Return True for a name that is, or lies in, one of the folders, all with the same root."""
     return any(name == folder or name.startswith(f"{folder}/") for folder in folders)
 
 
 def list_files(git: Git, root: Path, *, untracked: bool, excluded: Sequence[str] = ()) -> Listing:
-    """The files that git knows, and with `untracked` those that it does not ignore."""
+    """Return tracked files and, with `untracked`, other files that git does not ignore."""
     words = ["ls-files", "-z", "-t", "-s", "-c"]
     if untracked:
         words += ["-o", "--exclude-standard"]
@@ -163,7 +163,7 @@ def list_files(git: Git, root: Path, *, untracked: bool, excluded: Sequence[str]
 
 
 def parse_listing(text: str) -> Listing:
-    """The files in the output of `git ls-files -z -t -s -c -o`."""
+    """Parse the output of `git ls-files -z -t -s -c -o`."""
     files: dict[str, None] = {}
     inner: dict[str, None] = {}
     for word in text.split("\0"):
@@ -183,7 +183,7 @@ def parse_listing(text: str) -> Listing:
 
 
 def escape_pattern(name: str) -> str:
-    """A path as an ignore pattern that means it alone."""
+    """Escape a path to an ignore pattern that matches only this path."""
     return "".join(f"\\{char}" if char in "\\*?[ !#" else char for char in name)
 
 
@@ -194,7 +194,7 @@ def list_ignored(git: Git, root: Path) -> tuple[str, ...]:
 
 
 def read_diff(git: Git, repository: Repository, most: int = MOST_DIFF_BYTES) -> str:
-    """The tracked changes as a patch, secrets hidden; a long one is cut, with a note at its end."""
+    """Return tracked changes as a patch without secrets; a long one is cut, with a note."""
     if not repository.commit:
         return ""
     words = ("diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD", "--")
@@ -207,7 +207,7 @@ def read_diff(git: Git, repository: Repository, most: int = MOST_DIFF_BYTES) -> 
 
 
 def render_diff(repository: Repository, changes: Changes, diff: str) -> str:
-    """The text of code.diff: folder, commit and branch, names of untracked files, the patch."""
+    """Render code.diff: folder, commit and branch, names of untracked files, and the patch."""
     branch = f" on {repository.branch}" if repository.branch else ""
     lines = [f"# {os.fsencode(repository.root).decode(errors='replace')}"]
     lines.append(f"# against {repository.commit or 'nothing'}{branch}; secrets are hidden")
@@ -218,6 +218,6 @@ def render_diff(repository: Repository, changes: Changes, diff: str) -> str:
 
 
 def show_name(name: str) -> str:
-    """A file name on one line, in printable characters."""
+    """Return a file name on one line, in printable characters."""
     shown = os.fsencode(name).decode(errors="replace")
     return shown if shown.isprintable() else repr(shown)

@@ -1,4 +1,4 @@
-"""The state of the working tree that a program lies in, as it is recorded with a run."""
+"""Read the state of a program's working tree for the record of a run."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class CodeState:
     """Commit, branch and changes of a working tree, by git."""
 
     repository: Repository | None = None
-    """None where there is none, or git does not answer."""
+    """None if there is no repository, or git does not answer."""
     changes: Changes = field(default_factory=Changes)
     problem: str = ""
     """Why git's answers are incomplete."""
 
     @cached_property
     def diff(self) -> str:
-        """The text of code.diff, made once for all runs of this state."""
+        """Text of code.diff, rendered once for all runs of this state."""
         return render_state(self, os.environ)
 
     def build_record(self) -> CodeRecord | None:
-        """None without a repository."""
+        """Return the record of the state; None without a repository."""
         if self.repository is None:
             return None
         return CodeRecord(
@@ -51,7 +51,7 @@ class CodeState:
 
 
 def read_state(git: Git, folder: Path, log_folder: Path) -> CodeState:
-    """The state of the repository around a folder; run folders in it are no changes."""
+    """Read the state of the repository around a folder; run folders inside count as no changes."""
     repository = None
     try:
         repository = find_repository(git, folder)
@@ -65,13 +65,13 @@ def read_state(git: Git, folder: Path, log_folder: Path) -> CodeState:
 
 
 def find_excluded(root: Path, log_folder: Path) -> tuple[str, ...]:
-    """The folder of runs relative to a tree, where it lies in it."""
+    """Return the folder of runs relative to a tree, if it lies in the tree."""
     inside = os.path.relpath(os.path.realpath(log_folder), os.path.realpath(root))
     return () if inside == os.curdir or inside.startswith(os.pardir) else (inside,)
 
 
 def render_state(state: CodeState, environ: Mapping[str, str]) -> str:
-    """The text of code.diff; empty without a repository or a change."""
+    """Render code.diff; empty without a repository or a change."""
     repository, changes = state.repository, state.changes
     if repository is None or not (changes.tracked or changes.untracked):
         return ""

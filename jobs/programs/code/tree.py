@@ -1,8 +1,9 @@
-"""The files of a working tree that a run keeps, and their copy in the run folder.
+"""List the files of a working tree that a run keeps, and copy them to the run folder.
 
-Of a repository: what git tracks, and with `untracked` what it does not ignore, with submodules and
-clones inside. What it ignores (data, checkpoints, environments) is linked, not copied, so that a
-program still finds it beside its own files. Without git: the folder of the program.
+In a repository, these are the tracked files and, with `untracked`, others that git does not ignore,
+including submodules and nested clones. Ignored files (data, checkpoints, environments) are linked,
+not copied, so that a program finds them at the usual place. Without git, the program's folder is
+copied.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ MB = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How much may be copied."""
+    """Limits on what may be copied."""
 
     num_files: int
     size_mb: int
@@ -43,15 +44,15 @@ class Tree:
     """Files that a run keeps, by their names relative to `root`."""
 
     root: Path
-    """Where they are copied from."""
+    """The folder to copy from."""
     files: tuple[str, ...]
     """Regular files and symbolic links."""
     links: tuple[str, ...] = ()
-    """What git ignores."""
+    """Files and folders that git ignores, to be linked."""
     size_bytes: int = 0
     unreadable: tuple[str, ...] = ()
     excess: str = ""
-    """Why it is too large to copy, with the largest folders."""
+    """Why the tree is too large to copy, with the largest folders; empty if it is not."""
 
     def has_folder(self, name: str) -> bool:
         return name == os.curdir or any(file.startswith(f"{name}/") for file in self.files)
@@ -60,7 +61,7 @@ class Tree:
 def list_tree(
     git: Git | None, root: Path, excluded: Sequence[str], limits: Limits, *, untracked: bool = True
 ) -> Tree:
-    """The files of a repository, or without git those of a folder; `excluded` are left out."""
+    """Return the files of a repository, or of a folder if `git` is None, without `excluded`."""
     links: list[str] = []
     if git is None:
         files = list(_walk(root, excluded, limits.num_files))
@@ -86,7 +87,7 @@ def _list_known(
 
 
 def _walk(root: Path, excluded: Sequence[str], most: int) -> Iterator[str]:
-    """All files of a folder; the walk ends at about four times the limit."""
+    """Yield all files of a folder, stopping at about four times the limit."""
     count = 0
     for folder, names, files in os.walk(root):
         inside = os.path.relpath(folder, root)
@@ -104,7 +105,7 @@ def _walk(root: Path, excluded: Sequence[str], most: int) -> Iterator[str]:
 
 
 def _leave_runs_out(files: Sequence[str]) -> list[str]:
-    """Without the run folders of other confs: each has an agent and a record."""
+    """Leave out run folders of other confs, which are known by their agent and record."""
     agents = {os.path.dirname(name) for name in files if name.endswith("/agent.pyz")}
     known = set(files) if agents else set()
     runs = [folder for folder in agents if f"{folder}/record.json" in known]
@@ -123,7 +124,7 @@ def _choose_links(names: Sequence[str], excluded: Sequence[str]) -> tuple[str, .
 
 
 def measure_tree(root: Path, files: Sequence[str], links: tuple[str, ...], limits: Limits) -> Tree:
-    """The files that are there, with their size, held against the limits."""
+    """Return the existing files with their size, checked against the limits."""
     if len(files) > limits.num_files:
         counts = Counter(map(_name_top, files))
         excess = _explain_excess(root, f"{len(files):,} files", limits, counts, "files")
@@ -157,7 +158,7 @@ def measure_tree(root: Path, files: Sequence[str], links: tuple[str, ...], limit
 
 
 def _name_top(name: str) -> str:
-    """The folder below the root that a file lies in; the file itself where it lies in none."""
+    """Return the top folder of a file below the root, or the file itself if it is in none."""
     return name.partition("/")[0]
 
 
@@ -168,11 +169,11 @@ def _explain_excess(root: Path, what: str, limits: Limits, shares: Counter[str],
 
 
 def copy_tree(tree: Tree, target: Path, outside: Path, must_have: str) -> list[str]:
-    """Copy the files and link what git ignores; return the names that were copied.
+    """Copy the files and link what git ignores; return the names of the copies.
 
-    `outside` is the root as ranks see it. A file that vanishes meanwhile was deleted, and is left
-    out; without `must_have` there is nothing to run. Modes and times are kept; folders are for
-    their owner alone.
+    `outside` is the root as ranks see it. A file that vanishes meanwhile was deleted, and is
+    skipped; without `must_have` there is nothing to run. Modes and times are kept; folders are
+    readable only by their owner.
     """
     made: set[str] = set()
     copied = []
@@ -192,7 +193,7 @@ def copy_tree(tree: Tree, target: Path, outside: Path, must_have: str) -> list[s
 
 
 def _copy_file(root: Path, target: Path, name: str, outside: Path, made: set[str]) -> bool:
-    """False for a file that was deleted meanwhile."""
+    """Copy a file; return False if it was deleted meanwhile."""
     source = root / name
     try:
         status = os.lstat(source)
@@ -228,8 +229,8 @@ def _make_parent(target: Path, name: str, made: set[str]) -> None:
 
 
 def place_link(text: str, name: str, root: Path, outside: Path) -> str:
-    """The target of a link in the copy: within the copy if it is within the tree, else the same
-    place as before."""
+    """Return a link's target for the copy: inside the copy if it is inside the tree, else
+    unchanged."""
     folder = os.path.dirname(name)
     aim = os.path.normpath(os.path.join(root, folder, text))
     inside = os.path.relpath(aim, root)
