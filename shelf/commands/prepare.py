@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -135,13 +136,21 @@ def schema(site: bool) -> None:
     is_flag=True,
     help="Also write vjob-report.zip here, to attach to a bug report.",
 )
-def doctor(as_json: bool, archive: bool) -> None:
+@click.option(
+    "--nodes",
+    "conf",
+    metavar="CONF",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Measure the nodes of this conf by a run on them, and name those that are slow.",
+)
+def doctor(as_json: bool, archive: bool, conf: Path | None) -> None:
     """Check this machine and its Slurm setup, and say what to fix.
 
     \b
     vjob doctor                      where you submit
     srun -l -N2 vjob doctor          on two nodes, where the containers are
     vjob doctor --report             for a bug report: this, and the versions
+    vjob doctor --nodes conf.yaml    a minute on the conf's nodes: GPUs, disks, links
 
     A program with its GPUs and its container is tried by `vjob try`. The archive of --report has
     no secret, and neither your name nor the machine's; read it before you send it.
@@ -149,7 +158,14 @@ def doctor(as_json: bool, archive: bool) -> None:
     from vjob.shelf.doctor import doctor as doctors
     from vjob.shelf.doctor.archive import ARCHIVE, write_archive
 
-    findings = doctors.examine()
+    if conf is not None:
+        from vjob.jobs.planning.resolve_auto import resolve_conf
+        from vjob.shelf.doctor.nodes import examine_nodes
+
+        say_progress = partial(click.echo, err=True)
+        findings = examine_nodes(resolve_conf(conf, ()), say_progress)
+    else:
+        findings = doctors.examine()
     if archive:
         names = write_archive(Path(ARCHIVE), findings)
         click.echo(f"{ARCHIVE} has {' and '.join(names)}; read them before you send it.", err=True)

@@ -1,0 +1,258 @@
+"""`vjob doctor --nodes`: the nodes of a conf measured by a run on all of them, and the odd ones.
+
+    conf ─► a run of probe.py on its nodes ─► probe.json ─► judge ─► diagnoses
+
+A figure is judged beside those of equal nodes alone: GPUs of one name, nodes of one group, links
+between the same groups. Of three or more equals the slow one is named. Of two, none is: that they
+differ is said.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from varuna_core.facts.remedy import Action, Context, Remedy, Target, render_all
+from varuna_core.records.files import read_json
+from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.api.executor import VjobExecutor
+from vjob.jobs.conf.schema import (
+    JobConf,
+    Morph,
+    Notify,
+    OnHang,
+    Parallel,
+    Profile,
+    Program,
+    Track,
+    Train,
+)
+from vjob.jobs.errors import VjobError
+from vjob.jobs.planning.resolve_auto import Resolved
+from vjob.jobs.schedulers.choose import LOCAL
+from vjob.jobs.schedulers.diagnosis import Diagnosis
+
+PROBE = Path(__file__).with_name("probe.py")
+WALLTIME_MIN = 10
+LEAST_EQUALS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """One figure of each node, GPU or link."""
+
+    key: str
+    name: str
+    unit: str
+    share: float
+    """Below this share of the median of its equals a figure is an outlier."""
+    is_time: bool = False
+    """Less is better."""
+
+
+OF_GPUS = (
+    Measure(key="tflop_s", name="matrix product", unit="TFLOP/s", share=0.85),
+    Measure(key="gpu_gb_s", name="GPU memory", unit="GB/s", share=0.85),
+)
+OF_NODES = (
+    Measure(key="cpu_mb_s", name="processor", unit="MB/s hashed", share=0.7),
+    Measure(key="memory_mb_s", name="memory", unit="MB/s copied", share=0.6),
+    Measure(key="run_disk_mb_s", name="disk of the run", unit="MB/s", share=0.4),
+    Measure(key="node_disk_mb_s", name="disk of the node", unit="MB/s", share=0.4),
+)
+OF_LINKS = (
+    Measure(key="link_mb_s", name="links", unit="MB/s by TCP", share=0.5),
+    Measure(key="us", name="answer over links", unit="us by TCP", share=0.33, is_time=True),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One figure, and what it was measured on."""
+
+    place: str
+    """Such as `n3`, `GPU 2 of n3`, `n3 to n4`."""
+    nodes: tuple[str, ...]
+    equals: str
+    """What it is compared with, such as the name of a GPU."""
+    value: float
+
+
+def examine_nodes(resolved: Resolved, say: Callable[[str], object]) -> list[Diagnosis]:
+    """Run the probe on all nodes of a conf and judge what it measured. Ctrl-C cancels the run."""
+    conf = build_probe(resolved.conf)
+    chosen = replace(resolved.chosen, conf=conf, prediction=None, layouts=None, layout_steps=None)
+    job = VjobExecutor(conf.log_folder).submit_conf(replace(resolved, chosen=chosen))
+    say(f"job {job.job_id}, in {job.folder}; it waits for the nodes, and then takes about a minute")
+    try:
+        job.wait()
+    except KeyboardInterrupt:
+        job.cancel(now=True)
+        raise
+    results = read_results(RunFolder(job.folder))
+    if results is None:
+        raise VjobError(
+            f"the run ended without a result, {job.status().verdict.reason}: "
+            f"vjob logs {job.job_id} --errors"
+        )
+    found = judge(results)
+    if conf.cluster.scheduler == LOCAL and len({one.get("node") for one in results}) > 1:
+        text = "these nodes are processes of this one machine, and share its parts"
+        found.insert(0, Diagnosis(name="nodes", status="note", text=text))
+    return found
+
+
+def build_probe(conf: JobConf) -> JobConf:
+    """The conf of the probe: the same nodes and container, and nothing of the training."""
+    python = conf.program.python
+    if python is None:
+        python = "python3" if conf.container.image is not None else sys.executable
+    command = (python, "-c", PROBE.read_text(encoding="utf-8"))
+    cluster = conf.cluster
+    shorter = min(cluster.walltime_min or WALLTIME_MIN, WALLTIME_MIN)
+    return replace(
+        conf,
+        name=f"doctor-{conf.name}"[:64],
+        program=Program(kind="command", command=command, launch="torchrun", snapshot="none"),
+        model=None,
+        data=None,
+        train=Train(),
+        parallel=Parallel(),
+        progress=None,
+        profile=Profile(timeline=False),
+        morph=Morph(),
+        on_hang=OnHang(),
+        notify=Notify(),
+        track=Track(),
+        cluster=replace(
+            cluster, walltime_min=shorter, requeue=False, restarts=None, signal_before_end_s=0
+        ),
+    )
+
+
+def read_results(run: RunFolder) -> list[Mapping[str, Any]] | None:
+    """What the ranks measured; None where they did not come so far."""
+    attempts = run.attempts()
+    found = read_json(attempts[-1].path / "probe.json") if attempts else None
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        return None
+    return found
+
+
+def judge(results: Sequence[Mapping[str, Any]]) -> list[Diagnosis]:
+    """A diagnosis of each measure, and one of each outlier. Pure."""
+    found = list(_judge_errors(results))
+    for measures, collect in (
+        (OF_GPUS, _list_gpus),
+        (OF_NODES, _list_nodes),
+        (OF_LINKS, _list_links),
+    ):
+        for measure in measures:
+            by_kind: dict[str, list[Figure]] = {}
+            for figure in collect(results, measure.key):
+                by_kind.setdefault(figure.equals, []).append(figure)
+            for kind, figures in by_kind.items():
+                found += _judge_equals(measure, kind, figures)
+    return found
+
+
+def _judge_errors(results: Sequence[Mapping[str, Any]]) -> Iterator[Diagnosis]:
+    reasons: dict[str, list[str]] = {}
+    for one in results:
+        if "gpu_error" in one:
+            text = f"rank {one['rank']} of {one['host']}: {one['gpu_error']}"
+            yield Diagnosis(name="gpu", status="fail", text=text, remedy=_leave_out(one["host"]))
+        elif "no_gpu" in one:
+            reasons.setdefault(str(one["no_gpu"]), []).append(str(one["host"]))
+        for link in one.get("links", ()):
+            if "error" in link:
+                names = _name_nodes(results)
+                text = f"{names.get(link['a'])} to {names.get(link['b'])}: {link['error']}"
+                remedy = "open the ports between the nodes, or set cluster.nodes[].interface"
+                yield Diagnosis(name="links", status="fail", text=text, remedy=remedy)
+    for reason, hosts in reasons.items():
+        text = f"none measured on {len(set(hosts))} nodes: {reason}"
+        yield Diagnosis(name="gpus", status="note", text=text)
+
+
+def _judge_equals(measure: Measure, kind: str, figures: Sequence[Figure]) -> Iterator[Diagnosis]:
+    """Figures of equals: their range, and those that fall out of it."""
+    middle = median(one.value for one in figures)
+    low, high = min(one.value for one in figures), max(one.value for one in figures)
+    slow = [one for one in figures if _compute_share(measure, one.value, middle) < measure.share]
+    of = f"{len(figures)} of {kind}" if kind else str(len(figures))
+    spread = f"{of}: {low:,.0f} to {high:,.0f} {measure.unit}, median {middle:,.0f}"
+    name = measure.name
+    if len(figures) < LEAST_EQUALS:
+        best, worst = (low, high) if measure.is_time else (high, low)
+        differ = len(figures) == 2 and _compute_share(measure, worst, best) < measure.share
+        doubt = "; they differ, and two do not tell which is slow" if differ else ""
+        yield Diagnosis(name=name, status="note" if differ else "ok", text=f"{spread}{doubt}")
+        return
+    yield Diagnosis(name=name, status="ok", text=spread)
+    for one in _blame(slow, figures):
+        share = one.value / middle
+        text = f"{one.place}: {one.value:,.0f} {measure.unit}, {share:.2f} of the median"
+        remedy = _leave_out(one.nodes[0]) if len(one.nodes) == 1 else "have an admin look at it"
+        yield Diagnosis(name=name, status="warn", text=text, remedy=remedy)
+
+
+def _blame(slow: Sequence[Figure], figures: Sequence[Figure]) -> list[Figure]:
+    """The slow figures; links that are all those of one node are blamed on the node."""
+    if not slow or len(slow[0].nodes) == 1:
+        return list(slow)
+    left = list(slow)
+    found = []
+    for node in dict.fromkeys(node for one in slow for node in one.nodes):
+        own = [one for one in figures if node in one.nodes]
+        if len(own) > 1 and all(one in left for one in own):
+            worst = min(own, key=lambda one: one.value)
+            found.append(replace(worst, place=f"all {len(own)} links of {node}", nodes=(node,)))
+            left = [one for one in left if one not in own]
+    return [*found, *left]
+
+
+def _compute_share(measure: Measure, value: float, middle: float) -> float:
+    good, bad = (middle, value) if measure.is_time else (value, middle)
+    return good / bad if bad else 1.0
+
+
+def _leave_out(host: str) -> str:
+    remedies = (Remedy(Action.EXCLUDE, Target.NODE, host), Remedy(Action.TELL_ADMIN))
+    return render_all(remedies, Context.CONF)
+
+
+def _name_nodes(results: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+    return {one["node"]: str(one["host"]) for one in results if "node" in one}
+
+
+def _list_gpus(results: Sequence[Mapping[str, Any]], key: str) -> Iterator[Figure]:
+    for one in results:
+        if isinstance(one.get(key), (int, float)):
+            host, gpu = str(one["host"]), str(one.get("gpu"))
+            place = f"GPU {one.get('index')} of {host}"
+            yield Figure(place=place, nodes=(host,), equals=gpu, value=float(one[key]))
+
+
+def _list_nodes(results: Sequence[Mapping[str, Any]], key: str) -> Iterator[Figure]:
+    for one in results:
+        if isinstance(one.get(key), (int, float)):
+            host, group = str(one["host"]), str(one.get("group", ""))
+            yield Figure(place=host, nodes=(host,), equals=group, value=float(one[key]))
+
+
+def _list_links(results: Sequence[Mapping[str, Any]], key: str) -> Iterator[Figure]:
+    hosts = _name_nodes(results)
+    groups = {one["node"]: str(one.get("group", "")) for one in results if "node" in one}
+    for one in results:
+        for link in one.get("links", ()):
+            if isinstance(link.get(key), (int, float)):
+                ends = (hosts.get(link["a"], "?"), hosts.get(link["b"], "?"))
+                kinds = sorted({groups.get(link["a"], ""), groups.get(link["b"], "")})
+                place = f"{ends[0]} to {ends[1]}"
+                value = float(link[key])
+                yield Figure(place=place, nodes=ends, equals=" and ".join(kinds), value=value)
