@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import varuna_core
 from varuna_core.facts.remedy import Action, Context, Remedy, Target, render_all
 from varuna_core.records.files import read_json
 from varuna_core.records.runfolder import RunFolder
@@ -36,7 +37,8 @@ from vjob.jobs.planning.resolve_auto import Resolved
 from vjob.jobs.schedulers.choose import LOCAL
 from vjob.jobs.schedulers.diagnosis import Diagnosis
 
-PROBE = Path(__file__).with_name("probe.py")
+PROBE = Path(varuna_core.__file__).parent / "profiling/probe.py"
+"""It runs on the nodes by itself, and is never imported here."""
 WALLTIME_MIN = 10
 LEAST_EQUALS = 3
 
@@ -135,7 +137,7 @@ def build_probe(conf: JobConf) -> JobConf:
 
 
 def read_results(run: RunFolder) -> list[Mapping[str, Any]] | None:
-    """What the ranks measured; None where they did not come so far."""
+    """Read the measurements of all ranks; None where the run did not come so far."""
     attempts = run.attempts()
     found = read_json(attempts[-1].path / "probe.json") if attempts else None
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
