@@ -1,4 +1,4 @@
-"""A conf file to the conf that runs: read once, its `auto` replaced by what was planned, checked.
+"""Resolve a conf file to the conf that runs: read it, replace each `auto` by a plan, check it.
 
     pipeline or micro_batch_size auto   a whole search over the conf's nodes: it may leave some
     partition auto, a profile is there  cuts (schedule, recompute where auto) of the conf's layout,
@@ -7,7 +7,7 @@
                                         chooses what to recompute
     else                                nothing: the runtime balances stages by counted work
 
-Cheap where nothing is to be planned: numpy is not loaded.
+If there is nothing to plan, this is fast: numpy is not loaded.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Layouts of a script that morphs, for other nodes than all; its conf has the one for all.
+"""Choose layouts of a morphing script for other nodes than all; its conf has the one for all.
 
     a profile of the script       the planner's: depth, replicas and cuts (fixed_layout.py)
     none, several GPU types       layers dealt out by the speeds of the data sheets
     none, one type                nothing: the manager cuts evenly (varuna_core/morph/layout.py)
 
-Only where the conf has a partition, or there is a profile, is it known what the model can be cut
-into: layers of `model` may be others than the script's cuts.
+The possible cuts of the model are known only from a partition in the conf or from a profile: the
+layers of `model` may differ from the script's cuts.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Thinned:
     def __init__(self, most: int = MOST_ROWS) -> None:
         self.rows: list[dict[str, Any]] = []
         self.stride = 1
-        """One row in so many was kept."""
+        """One of this many rows is kept."""
         self._most, self._seen = most, 0
 
     def append(self, row: dict[str, Any]) -> None:

@@ -222,7 +222,7 @@ class Block:
         counts: dict[tuple[int, str], int] = {}
         waits: list[tuple[float, float, str]] = []
         free = -np.inf
-        """The time at which the action before it ended."""
+        """The time at which the previous action ended."""
         layout = self._layout
         place = {"rank": rank, "replica": layout.compute_replica(rank)}
         place["stage"] = layout.compute_stage(rank)

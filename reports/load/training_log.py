@@ -180,46 +180,45 @@ class LogReader:
         """`pattern` is the user's regular expression for lines about steps."""
         self.tables, self.attempt, self.node, self.path = tables, attempt, node, path
         self.has_steps = False
-        """True once a line was about a step: bars are then ignored."""
+        """True once a line was about a step; progress bars are then ignored."""
         self.bars = Thinned()
-        """Iterations from progress bars, and when their lines were written."""
+        """Iterations from progress bars, with the times at which their lines were written."""
         self.losses = Thinned()
-        """Iterations from lines without a step, and when these were written."""
+        """Iterations from lines without a step, with the times at which these were written."""
         self._step, self._time_ms = -1, 0.0
         self._opening: str | None = None
         """The first line of a start, until the second is read."""
         self._num_steps = 0
-        """Between the last two lines; 0 is not known."""
+        """Steps between the last two lines; 0 means not known."""
         self._open: _Timers | None = None
         self._kept: dict[str, _Timers] = {}
         self._slowest_ms = -1.0
         self._skipped = 0
         self._is_megatron = False
         self._held: Iteration | None = None
-        """Of another trainer, until no more lines about its step follow."""
+        """Another trainer's iteration, held until no more lines about its step follow."""
         self._line_at: float | None = None
-        """When the line that is read now was written."""
+        """The time at which the current line was written."""
         self._held_at: float | None = None
         self._num_timed: int | None = None
         self._pause_s = 0.0
-        """Time between lines with a checkpoint or an evaluation in it, of which no line has the
-        length."""
+        """Time between lines around a checkpoint or an evaluation whose length no line gives."""
         self._bar: Iteration | None = None
         self._evaluated: Mapping[str, Mapping[str, float]] = {}
         self._in_vain = 0
         self._pattern, self._steps = pattern, StepReader(pattern)
         self._marks = MARKS if pattern is None else find_marks(pattern.pattern)
         self._offset = 0
-        """Of the block that is read."""
+        """Offset in the file of the block being read."""
         self._times: MarkReader | None = None
         self._has_times = False
-        """True if lines say how long steps took: times of writing are then not needed."""
+        """True if lines give the durations of steps, so times of writing are not needed."""
         self._read_to = 0
-        """End, in the block, of the latest line about a step."""
+        """End, within the block, of the latest line about a step."""
         self._places: list[int] = []
-        """Of the first and the last line about a step, in the file."""
+        """Places in the file of the first and the last line about a step."""
         self._phases: list[tuple[int, str, bool]] = []
-        """Places of lines about saves and evaluations, and whether one begins there."""
+        """Places of lines about saves and evaluations, and True if one begins there."""
         self._is_timed = path.with_suffix(".times").exists()
 
     def read(self) -> None:

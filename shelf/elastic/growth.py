@@ -81,7 +81,7 @@ class Pause:
 
     seconds: float
     num_morphs: int
-    """Of the run's own that it is the median of; 0 is a guess."""
+    """The number of the run's own morphs whose median it is; 0 for a guess."""
 
     def __str__(self) -> str:
         whence = "a guess"

@@ -90,7 +90,7 @@ def receive_tree(said: BinaryIO, answers: BinaryIO) -> None:
                     mtime = _write_file(base, info.name, data.read(), files[info.name][1])
                     after[info.name] = [*files[info.name], mtime]
         if files.keys() - after.keys():
-            raise InputError("the connection ended amid the files")
+            raise InputError("the connection ended while files were being sent")
         for name, target in links.items():
             _write_link(base, name, target)
             after[name] = target

@@ -36,7 +36,7 @@ class StatusApp(KeyApp[None]):
         self.actions = actions
         self.interval_s = interval_s
         self.verdict: Verdict | None = None
-        """The last one; None before the first look."""
+        """The last verdict; None before the first look."""
         self.live = LiveScreen(self.marks, actions, interval_s)
         self._looks = Repeat(self._read_job, interval_s)
         self._reads = Repeat(self._read_lines, interval_s)

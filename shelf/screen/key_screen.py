@@ -93,7 +93,7 @@ class KeyScreen(Screen[None]):
         self.looked_at: float | None = None
         self._begun = time.monotonic()
         self.message = ""
-        """In place of the hints, for a while."""
+        """Message shown instead of the hints for a while."""
         self._num_said = 0
 
     def place_panes(self) -> None:

@@ -109,9 +109,9 @@ class Looked(Message):
         super().__init__()
         self.view = view
         self.at = at
-        """By the monotonic clock."""
+        """Time of the look, by the monotonic clock."""
         self.next_s = next_s
-        """Until the next look begins."""
+        """Seconds until the next look begins."""
 
 
 class Read(Message):
@@ -177,7 +177,7 @@ class LiveScreen(KeyScreen):
         self.interval_s = interval_s
         self.view: View | None = None
         self.wanted_node: str | None = None
-        """Whose lines the log shows; read by the thread that brings them."""
+        """Node whose lines the log shows; read by the thread that fetches them."""
         self.active = PANES[0]
         self.is_zoomed = False
         self.nodes = NodePane(marks, id="nodes")

@@ -37,19 +37,19 @@ class LogFiles:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._find_folder = find_folder
-        """Folder of the files now: another attempt has others. None before there are any."""
+        """Function that returns the present attempt's folder; None before there are any files."""
         self._classify = classify
-        """The kind of an error; empty for all other lines."""
+        """Function that returns the kind of an error line; empty for other lines."""
         self._find_files = find_files
-        """Logs by node and kind, where they lie in no folder of a run."""
+        """Function that returns logs by node and kind, if they are not in a run folder."""
         self._clock = clock
         self._folder: Path | None = None
         self._node: str | None = None
         self._is_first = True
         self._offsets: dict[str, float] = {}
-        """Of nodes' clocks."""
+        """Offsets of the nodes' clocks."""
         self._logs: dict[str, Log | None] = {}
-        """By the file's name, in the order in which their turn comes; None before the first."""
+        """Logs by file name, in the order of their turns; None for one not opened yet."""
         self._listed = 0.0
 
     def read_new(self, node: str | None) -> list[Line]:

@@ -104,13 +104,13 @@ class LogPane(ScrollPane):
         self.is_following = True
         self.searched = ""
         self.found: int | None = None
-        """Number of the line that a search came to."""
+        """Number of the line that the last search found."""
         self.said = ""
-        """What the last search came to, in words."""
+        """Result of the last search, in words."""
         self.problem = ""
         """Why lines could not be read."""
         self.side = 0
-        """Characters that are left of what is seen."""
+        """Characters scrolled to the right."""
         self.buffer = LogBuffer()
 
     @property

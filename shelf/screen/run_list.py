@@ -53,7 +53,7 @@ class RunPane(TablePane[RunRow]):
     def __init__(self, marks: Marks, *, id: str) -> None:
         super().__init__(marks, id=id)
         self.marked: list[str] = []
-        """Folders of runs that are to be compared, in the order of their marks."""
+        """Folders of runs marked for comparison, in the order of marking."""
 
     def name_row(self, row: RunRow) -> str:
         return row.target

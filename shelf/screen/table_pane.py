@@ -125,9 +125,9 @@ class TablePane(ScrollPane, Generic[Row]):
         self.chosen: str | None = None
         """The name of the cursor's row."""
         self.is_moved = False
-        """The user moved the cursor."""
+        """True if the user has moved the cursor."""
         self.rows: list[Row] = []
-        """As shown: sorted and filtered."""
+        """The rows shown, sorted and filtered."""
         self.all_rows: tuple[Row, ...] = ()
         self._placed: list[PlacedColumn[Row]] = []
         self._order: Order[Row] = Order()

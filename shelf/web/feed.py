@@ -78,7 +78,7 @@ class Feed:
         self._wanted = 0.0
         self._shown = Shown()
         self._good: str = ""
-        """When the last reading was that went well."""
+        """Time of the last successful reading."""
         self._blobs: deque[Mapping[str, bytes]] = deque(maxlen=KEPT_VERSIONS)
         self._lines: deque[Any] = deque(maxlen=MOST_LINES)
         self._num_lines = 0

@@ -220,7 +220,7 @@ class Server(socketserver.ThreadingTCPServer):
     def __init__(self, site: Site, port: int = 0) -> None:
         self.site = site
         self._connections: dict[Any, float] = {}
-        """When each began, the oldest first; 0.0 for one that showed the token."""
+        """Begin of each connection, oldest first; 0.0 for one that showed the token."""
         self._seats = threading.Lock()
         try:
             super().__init__((HOST, port), Handler)

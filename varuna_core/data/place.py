@@ -67,9 +67,9 @@ class DataPlace:
         self.num_samples, self.batch_size = num_samples, batch_size
         self.seed, self.shuffle = seed, shuffle
         self.step = 0
-        """Steps done: the next one has this number."""
+        """Number of steps done, which is the next step's number."""
         self._from = (0, 0)
-        """A step, and the samples taken before it: another batch size may begin there."""
+        """A step at which the batch size may change, and the samples taken before it."""
 
     @property
     def consumed(self) -> int:

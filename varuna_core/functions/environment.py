@@ -184,7 +184,7 @@ class Signals(job_environment.SignalHandler):
         super().__init__(env, paths, submission)
         self.vjob_env = env
         self.exit_code: int | None = None
-        """Of a rank that leaves, whatever its function makes of `Left`."""
+        """Exit code of a rank that leaves, whatever its function does with `Left`."""
         self._is_leaving = False
         self._pid = os.getpid()
         function = submission.function

@@ -81,12 +81,12 @@ class Step:
         self._run, self._plan = run, plan
         self._attempt = run.attempt(number)
         self._wait_s = wait_s
-        """How long after the first node's end the last one may end; 0 is no limit."""
+        """Seconds after the first node's end in which the last one must end; 0 means no limit."""
         self._signals = Signals()
         self._nodes: list[Node] = []
         self._next_beat = 0.0
         self._end_at: float | None = None
-        """When we let go of agents that should have ended."""
+        """The time at which late agents are given up."""
         self._first_end: float | None = None
         self._has_let_go = False
         self._is_told = False

@@ -66,7 +66,7 @@ class Agent:
 
     def __init__(self, child: Child, until: float) -> None:
         self.child, self.until = child, until
-        """When it is killed at the latest."""
+        """The process, and the time at which it is killed at the latest."""
         self.last_lines: list[str] = []
 
 

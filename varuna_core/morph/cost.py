@@ -45,11 +45,11 @@ class Cost:
         self._look_at = 0.0
         self._marks: Dict[str, float] = {}
         self._before: Optional[Dict[str, str]] = None
-        """The attempt that the morph leads away from."""
+        """Shape of the layout before the morph, and the morph's reason."""
         self._ordered = float("-inf")
-        """When the last attempt was."""
+        """The time at which the last attempt was ordered."""
         self.trained = -1
-        """The last attempt that was seen to have done a step."""
+        """The last attempt that is known to have done a step."""
 
     @property
     def is_old(self) -> bool:

@@ -38,11 +38,11 @@ class Furthest:
         self._run = run
         self._pattern: Optional[Pattern[str]] = read_pattern(plan.progress)
         self._marks: Tuple[bytes, ...] = (*MARKS, b"poch")
-        """One of these is in each line that the reader takes; none where all are tried."""
+        """Words of which each usable line has one; empty if all lines are tried."""
         if self._pattern is not None:
             self._marks = find_marks(self._pattern.pattern)
         self._known: Dict[int, int] = {}
-        """By attempts, those that are over."""
+        """Furthest step by ended attempt."""
 
     def find(self, number: int) -> int:
         """Return the furthest step of all ended attempts up to this one; -1 without any.

@@ -242,7 +242,7 @@ def _cut(plan: Plan, facts: TrainingFacts, depth: int) -> Optional[str]:
 def build_groups(plan: Plan, needed: Sequence[Tuple[int, int]]) -> Tuple[GroupPlan, ...]:
     """Group the nodes that take part, renumbered; one with fewer ranks is a group of its own."""
     runs: List[Tuple[str, int, int]] = []
-    """Group, ranks a node, number of nodes."""
+    """Group, ranks on a node, number of nodes."""
     for seat, ranks in needed:
         name = plan.node(seat).group.name
         if runs and runs[-1][:2] == (name, ranks):

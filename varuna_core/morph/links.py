@@ -53,15 +53,15 @@ class ManagerLink:
         self._run, self._plan, self._say = run, plan, say
         self._hub: Optional[Hub] = None
         self._presences: Dict[str, Presence] = {}
-        """By connection; the last one of a connection that ended stays."""
+        """Presences by connection; the last one of an ended connection is kept."""
         self.closed: Dict[str, int] = {}
-        """Nodes whose connection was closed at their end, and the count of their last sign of life
-        on it; until they say something again."""
+        """By node whose connection was closed from its end, the count of its last sign of life,
+        until it sends another."""
         self._done: Set[str] = set()
-        """Agents that left because their ranks have ended."""
+        """Agents that left because their ranks ended."""
         self._callers: List[str] = []
         self.is_asked = False
-        """Somebody wrote a request since the last look."""
+        """True if a request was written since the last look."""
 
     def open(self) -> None:
         """Listen for connections; without an address or port everything goes through files."""

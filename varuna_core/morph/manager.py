@@ -155,21 +155,21 @@ class Manager:
         self._saved = -1
         self._furthest = Furthest(run, plan)
         self._fit: set[Path] = set()
-        """Checkpoints that had all their files when they were new, or when ranks last ended."""
+        """Checkpoints that were complete when they were new, or when ranks last ended."""
         self._look_at = 0.0
         self._has_room = False
         self._heard = [f"SIG{name}" for name in heard]
-        """Names of signals that the machine is still to be told of."""
+        """Names of signals still to be passed to the machine."""
         self._cost = Cost(run, self._observer, self._furthest if facts.is_own else None)
         self._told_cut: Tuple[int, Tuple[int, ...]] = (-1, ())
         self._ordered_at = 0.0
-        """When the orders were last written."""
+        """The time at which the orders were last written."""
         self._widen()
         self._state = self._open()
         self._link = ManagerLink(run, plan, self._say)
         self._calm = Calm(run, plan, self._epoch)
         self._sight: Optional[Sight] = None
-        """The last one that was not calm, or whose time had come."""
+        """The last full view of the run folder."""
         self._landed: Optional[ManagerState] = None
         self._land()
 

@@ -189,12 +189,12 @@ class NodeDaemon:
         return_s = 0.0 if plan.morphing is None else plan.morphing.return_s
         self._manager = ManagerLiveness(plan.timing.lost_s + return_s)
         self._is_mute = False
-        """Our own sign of life did not land: then the manager's may not either."""
+        """True if our own sign of life could not be written, as may happen to the manager too."""
         self._manager_beat = 0.0
         self._next: Optional[subprocess.Popen[bytes]] = None
-        """The agent of the next attempt, whose ranks wait."""
+        """The standby agent of the next attempt, whose ranks wait."""
         self._next_since = -1
-        """The attempt during which one was started: at most one in each."""
+        """The attempt during which a standby was last started: at most one in each."""
         self._knows_session = False
         self._newest = Newest()
         self._history = run.morph.history(me.seat, me.key)

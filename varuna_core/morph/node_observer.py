@@ -57,9 +57,9 @@ class NodeObserver:
         self._closed_s = CLOSED_BEATS * poll_s
         self._beat_s = beat_s
         self._signs: Dict[str, Tuple[int, float]] = {}
-        """Of each node the last count, and when it was new."""
+        """The last count of each node, and the time at which it changed."""
         self._closed: Dict[str, Tuple[int, float]] = {}
-        """As a sight says of closed connections, and when that was new."""
+        """Closed connections with their count, and the time at which each became known."""
         self._observed: Optional[float] = None
 
     def observe(self, state: ManagerState, sight: Sight, now: float) -> List[Input]:

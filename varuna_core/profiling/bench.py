@@ -154,9 +154,9 @@ class Inlet:
     def __init__(self) -> None:
         self.tensors: tuple[Tensor | None, ...] = ()
         self.batch = ""
-        """No sender: the shapes of the batch are those that the engine has, which are not set."""
+        """Empty: there is no sender, and the engine's batch shapes are not set."""
         self.copying = False
-        """As from a channel each message has memory of its own."""
+        """True to give each message memory of its own, as from a channel."""
 
     def take(self) -> Crossing:
         made = (
@@ -359,7 +359,7 @@ class Bench:
         self.selective, self.keeping = selective, {segment}
         self.can_copy = self.is_copied = True
         self.last_copies: tuple[int, float, float, float] | None = None
-        """Of the last size that was copied: the size, what a graph holds, seconds out and back."""
+        """For the last size that was copied: the size, bytes of a graph, seconds out and back."""
         self.device = split.device
         on_meta = any(parameter.is_meta for parameter in split.model.parameters())
         stage = split.make_stage(segment, seed=seed if on_meta else None, sharding=sharding)
@@ -437,14 +437,14 @@ class Bench:
 
     def _forget_rounds(self) -> None:
         self.rounds: list[list[float]] = []
-        """Of each round the seconds of ROUND's actions."""
+        """For each round, the seconds of ROUND's actions."""
         self.host_rounds: list[list[float]] = []
-        """The host's; none where it does the work itself."""
+        """The same by the host's clock; empty if the host does the work itself."""
         self.between: list[list[float]] = []
-        """The same of BETWEEN, in the first rounds."""
+        """Seconds of BETWEEN's actions in the first rounds."""
         self.host_between: list[list[float]] = []
         self.copied: list[list[float]] = []
-        """The same of COPIED."""
+        """Seconds of COPIED's actions in the first rounds."""
 
     def run_round(self) -> None:
         with kept_random_state(self.device):

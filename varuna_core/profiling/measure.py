@@ -215,11 +215,11 @@ class Measuring:
         }
         self.own = deal(self.entries, list(samples), crew.rank)
         self.group: Any = None
-        """Of the ranks that share layers."""
+        """Group of the ranks that share layers."""
 
         self.sharding: Sharding | None = None
         self.benches: dict[int, Bench] = {}
-        """By segment."""
+        """Benches by segment."""
 
     def run(
         self,

@@ -53,7 +53,7 @@ class RankLines:
     def __init__(self, training: Training, place: Place, model: Varuna) -> None:
         self.training, self.place, self.model = training, place, model
         self.num_steps = 0
-        """Steps of this start."""
+        """Steps since this start."""
 
         self._run = _find_run()
         self._since = time.perf_counter()

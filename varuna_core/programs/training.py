@@ -122,7 +122,7 @@ class Trainer:
             decay_steps=training.decay_steps,
         )
         self.taken = 0
-        """Steps that were taken: those that no overflow skipped."""
+        """Steps taken, without those that an overflow skipped."""
 
         self.lines = RankLines(training, place, self.model)
         self.recompute, said = choose_recompute(training, place.device)

@@ -51,7 +51,7 @@ class RankModule(nn.Module):
         # An optimizer refuses to hold nothing, and a rank may have nothing to train.
         self._nothing = nn.Parameter(torch.empty(0, device=parts.split.device))
         self.iteration = 0
-        """Steps taken, those that overflowed too."""
+        """Steps taken, including those that overflowed."""
 
         self.data_position: Any = None
         """Where the data is, in the user's terms; rank 0's is saved with each checkpoint."""

@@ -69,9 +69,9 @@ class StepTrace:
         """`span` is `varuna_core.trace.span`, which knows the script's own spans around it."""
         self.writer, self._span = writer, span
         self._last: float | None = None
-        """When a step of ours did something last; None before the first one."""
+        """Time of the last activity in a step opened here; None before the first one."""
         self._stepping: list[AbstractContextManager[Any]] = []
-        """The span of an optimizer's step that is going on."""
+        """The span of the optimizer step that is running."""
         atexit.register(self.end)  # before the writer's own: the last registered is the first
 
     def begin(self, step: int) -> None:

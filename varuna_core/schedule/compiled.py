@@ -65,9 +65,8 @@ class Compiled:
         slots: dict[tuple[bool, int, int], int] = {}
         links: dict[tuple[int, int], int] = {}
         self.ops: list[tuple[int, int, int, int, int, int]] = []
-        """(rank, cost, slot it takes, slot it makes, link, hop), -1 for none.
-
-        The cost is kind x stages + stage, the hop 2 x boundary (+ 1 for gradients)."""
+        """(rank, cost, slot it takes, slot it makes, link, hop) of each action, -1 for none. The
+        cost is kind x stages + stage, the hop 2 x boundary (+ 1 for gradients)."""
         self.actions: list[tuple[int, Kind, int, int]] = []
         count = 0
         for rank, action in walk(schedule):

@@ -67,12 +67,12 @@ class _Fusing:
         self.starts = timed.starts
         self.took = [self.costs[op[1]] for op in compiled.ops]
         self.next = [-1] * size
-        """The next action of the rank."""
+        """The rank's next action, by action."""
         self.tails = [0.0] * size
         self.sent = [0.0] * size
         """The longest path that begins with an action's message."""
         self.receiver, self.behind = [-1] * size, [-1] * size
-        """The action that takes its message, and the one that sends the next on the link."""
+        """By action, the one that takes its message, and the one that sends next on the link."""
         self.fused, self.dropped = set[int](), set[int]()
         self._find_tails()
 

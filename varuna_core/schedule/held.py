@@ -35,7 +35,7 @@ def follow_held(
     held = LiveMicroBatches(*(dict.fromkeys(stages, 0) for _ in range(3)))
     graphs, inputs, offloaded = held.graphs, held.inputs, held.offloaded
     leaving: int | None = None
-    """The stage of the last offload, while its memory is not free."""
+    """The stage of the last offload, until its memory is free."""
 
     for action in actions:
         kind, stage = action.kind, action.stage

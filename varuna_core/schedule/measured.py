@@ -33,7 +33,7 @@ class KnownCosts:
         self._hops = list(given.hops)
         self._moved = MOVED
         self._seen: list[float] | None = None
-        """The figures of the last costs that had moved."""
+        """The costs that last counted as moved."""
 
     def measure(
         self, by_kind: Mapping[Kind, Sequence[float]], hops: Sequence[float | None]

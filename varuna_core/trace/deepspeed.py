@@ -21,7 +21,7 @@ class Instructions:
         self._recorder = recorder
         self._num_forwards = 0
         self._held: dict[int, int] = {}
-        """The micro-batch whose activations lie in a buffer."""
+        """By buffer, the micro-batch whose activations it holds."""
 
     def apply(self, module: ModuleType) -> None:
         owner = module.PipelineEngine
@@ -89,7 +89,7 @@ class Engine:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._first: weakref.ref[Any] | None = None
-        """The engine whose steps are counted, as long as it lives: a script may have several."""
+        """The engine whose steps are counted, while it lives; a script may have several."""
 
     def apply(self, module: ModuleType) -> None:
         owner = module.DeepSpeedEngine

@@ -65,7 +65,7 @@ class DeviceClock:
         self._reference_at = self._elapsed = 0.0
         self._marked: list[float] = []
         self._done: list[float] = []
-        """For each moment in `_marked` that of the stream."""
+        """For each moment in `_marked`, the time at which the stream reached it."""
         self._is_off = False
 
     def mark(self, at: float) -> None:

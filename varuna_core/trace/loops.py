@@ -31,19 +31,19 @@ class Loop:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._mark: weakref.ref[Any] | None = None
-        """The optimizer that ends a step, as long as it lives."""
+        """The optimizer that ends a step, while it lives."""
         self._read_at: tuple[float, float] | None = None
-        """When the last batch was read before the first step, which it belongs to."""
+        """Begin and end of the last read of a batch before the first step, to which it belongs."""
         self._is_open = False
         self._num_forwards = 0
         self._free: float | None = None
-        """Since when the loop does what nobody names: its model, if it is not DDP's."""
+        """Since when the loop does unnamed work, such as its model, if that is not DDP's."""
         self._update: Any = None
         self._updating: Any = None
-        """The optimizer whose update is open: one within it is a part of it."""
+        """The optimizer whose update is open; an update within it is a part of it."""
         self._is_off = False
         self._sharded: Any = None
-        """The state of the outermost module of FSDP2 whose forward is open."""
+        """State of FSDP2's outermost module whose forward is open."""
         self._forwarding: Any = None
 
     def apply_to_optimizers(self, module: ModuleType) -> None:

@@ -42,12 +42,12 @@ class Schedules:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._chunks: dict[int, int] = {}
-        """The place of each model chunk among this rank's, by its identity."""
+        """Index of each model chunk among this rank's, by id."""
         self._forwards: dict[int, int] = {}
-        """How many forwards each chunk has done in this step."""
+        """Forwards that each chunk has done in this step."""
         self._done: dict[int, tuple[int, int]] = {}
-        """(stage, micro-batch) of a forward, by the identity of its output, kept until the
-        backward; the engine keeps the output itself as long."""
+        """(stage, micro-batch) of a forward by the id of its output, until the backward; the engine
+        keeps the output alive as long."""
         self._pipeline, self._position = 1, 0
 
     def apply(self, module: ModuleType) -> None:

@@ -32,19 +32,19 @@ class Recorder:
     def __init__(self) -> None:
         self._thread = threading.get_ident()
         self._depth = 0
-        """Of actions and spans that are open: what begins within one is part of it."""
+        """Depth of open actions and spans; what begins within one is part of it."""
         self._backward: trace.Frames | None = None
-        """The open spans while a backward is called, which autograd runs in a thread of its own on
-        a GPU; this one waits for it."""
+        """The open spans during a backward, which autograd runs in another thread on a GPU while
+        this one waits."""
         self._asked: float | None = None
-        """When it first asked for a message since the last action."""
+        """The time of the first request for a message since the last action."""
         self._last: float | None = None
-        """When a step of ours last did something; None before the first step."""
+        """The time of the last activity in a step recorded here; None before the first step."""
         self._number = -1
         self.is_driven = False
-        """True if an engine says where its steps begin: nothing else guesses it then."""
+        """True if an engine marks its steps, so that they need not be guessed."""
         self.is_cut = False
-        """True while the step that is open has not come to its end."""
+        """True while the open step has not come to its end."""
 
     def is_busy(self) -> bool:
         """Return True within an action, and in threads other than the engine's."""

@@ -176,7 +176,7 @@ def test_a_tree_whose_connection_ends_is_not_called_whole(
     said = io.BytesIO()
     write_line(said, name="tree", files={"conf.yaml": (7, 0o600, "")}, links={})
     said.seek(0)
-    with pytest.raises(InputError, match="amid the files"):
+    with pytest.raises(InputError, match="while files were being sent"):
         there.receive_tree(said, io.BytesIO())
 
 

@@ -150,7 +150,7 @@ class Chain:
         self.size = tables.size
         self.blocking = not tables.training.overlap_sends
         self.places = work.placement
-        """The rank of a replica that has each stage."""
+        """The rank in a replica of each stage."""
         last = self.num_stages - 1
         inner = max(0, least)
         self.least = [max(1, inner) if s in (0, last) else inner for s in range(last + 1)]

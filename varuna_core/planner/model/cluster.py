@@ -1,15 +1,15 @@
-"""Nodes of a cluster, the ways to lay stages on them, and the place that each stage then has.
+"""Place the stages of a pipeline on the nodes of a cluster.
 
-A stage is held by replicas x tensor GPUs. One that has several kinds of GPU counts as the slowest
-of them, figure by figure: its slowest replica is at the end of every stage it meets.
+A stage is held by replicas x tensor GPUs. With several kinds of GPU, it counts as the slowest of
+them for each figure, since everybody waits for the slowest replica.
 
 ```
 tensor 1, replicas 2, nodes of 4 GPUs       node A: stages 0 1   node B: stages 2 3
 tensor 1, replicas 8, nodes of 4 GPUs       nodes A and B: stage 0   nodes C and D: stage 1
 ```
 
-Ranks that share layers lie on one node. Nodes are filled in turn; where replicas do not fill them,
-the rest of their GPUs is left over, and so are nodes behind the last stage.
+Ranks that share layers are on one node. Nodes are filled in turn; GPUs that replicas do not fill
+stay idle, as do nodes after the last stage.
 """
 
 from __future__ import annotations

@@ -46,9 +46,9 @@ class _Together:
         self.left = {(d, r): deque(of_rank[r]) for d in replicas for r in ranks}
         self.working = set[tuple[int, int]]()
         self.here = set[tuple[int, int]]()
-        """Messages that have come: their replica and slot."""
+        """Messages that have arrived: replica and slot."""
         self.waiting: dict[tuple[int, int], dict[int, deque[tuple[int, int]]]] = {}
-        """By link and the group of replicas on it: each one's messages, as slot and hop."""
+        """By link and the group of replicas on it, each replica's messages as slot and hop."""
         self.taken = set[tuple[int, int]]()
         """Links that are in use."""
         self.events: list[tuple[float, int, str, tuple[int, int]]] = []

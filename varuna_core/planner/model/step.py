@@ -74,7 +74,7 @@ class StageTime:
     reduce_s: float
     """Seconds of the sum over replicas that the pipeline did not hide."""
     reduced_at_s: float
-    """Seconds from the step's first action to the end of that sum."""
+    """Seconds from the step's first action to the end of the sum over replicas."""
     optimizer_s: float
 
 

@@ -123,9 +123,9 @@ class Tables:
         self._parameters: dict[int, Array] = {}
         self._buckets: dict[int, Array] = {}
         self.stages: dict[Any, Any] = {}
-        """Kept by stage_table.compute_stage."""
+        """Cache of stage_table.compute_stage."""
         self.behind: dict[Any, Any] = {}
-        """Kept by behind.compute_behind."""
+        """Cache of behind.compute_behind."""
         self.kept: Known = {}
 
     def forget(self) -> None:

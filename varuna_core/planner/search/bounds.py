@@ -105,7 +105,7 @@ class Cells:
             stage.optimizer + sums.exchange
             for stage, sums in zip(chain.stages, chain.sums, strict=True)
         ]
-        """Of each stage what it does when all have agreed, by begin and end."""
+        """By stage, the time of optimizer and weights' transfer, by begin and end."""
         pipeline = chain.bound - chain.tail
         low, high = self._compute_least_tail(), limit - pipeline
         tail_edges = np.linspace(low, max(low, high), tails + 1)

@@ -201,12 +201,12 @@ class Search:
             most = max(most, self.wishes.stages or 0)
         self.placements = Placements(cluster, most)
         self.tier = self.placements.tiers[0]
-        """The class of placements that was begun last."""
+        """The class of placements begun last."""
         self.deadline = deadline or within(60.0)
         self.found: dict[Option, Candidate] = {}
         self.best_s = float("inf")
         self.open = float("inf")
-        """The least bound of what is not proved."""
+        """The least bound of what is not yet proved."""
         self.left: set[Option] = set()
         """Those with such plans."""
         self.num_placements = 0

@@ -172,7 +172,7 @@ class _Several:
         self.shapes = list(self._list_shapes())
         self.found: dict[Option, Candidate] = {}
         self.open: dict[_Shape, float] = {}
-        """Least bounds of what was not searched wholly."""
+        """By shape, the least bound of what was not searched wholly."""
         self.why = Stop.NUMBER
         self.counts: dict[tuple[int, ...], tuple[list[tuple[str, ...]], Array, Array]] = {}
         self.order_s = ORDER_S

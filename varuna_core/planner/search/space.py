@@ -120,8 +120,8 @@ def list_options(
     if wishes.zero == 3:
         if wishes.schedule and SCHEDULES[wishes.schedule].splits_backward:
             raise PlanningError(
-                f"schedule {wishes.schedule} with zero 3 is not planned: zero 3 puts no weight "
-                "gradients off; 1f1b is"
+                f"schedule {wishes.schedule} with zero 3 is not planned, since zero 3 cannot "
+                "postpone weight gradients; 1f1b is"
             )
         # The runtime refuses zero 3 together with tensor parallelism.
         if min(tensors) > 1:

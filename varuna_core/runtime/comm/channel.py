@@ -116,16 +116,16 @@ class Arrivals:
 
     def __init__(self, patience_s: float | None = None) -> None:
         self.changed = threading.Condition()
-        """Threads of receivers notify it."""
+        """Notified by receivers' threads."""
 
         self.patience_s = patience_s
-        """How long a rank waits for another one; None: for ever."""
+        """Seconds that a rank waits for another one; None means for ever."""
 
         self.batch = ""
-        """The shapes of this step's batch, in words, which go with the messages of the step."""
+        """The shapes of this step's batch, in words, sent with the step's messages."""
 
         self._bell: Bell | None = None
-        """Rung by those threads, where others are waited for at the same time."""
+        """Bell that those threads ring if other things are waited for at the same time."""
 
     def notify(self) -> None:
         """Wake waiting threads; call this with `changed` held."""
@@ -228,7 +228,7 @@ class Sender:
         self._number = 0
         self._layout: MessageLayout | None = None
         self._is_awaited = False
-        """The receiver stands ready for another message like the last one."""
+        """True if the receiver is ready for another message like the last one."""
 
         self._under_way: deque[list[tuple[Any, Tensor]]] = deque()
         self._last_words: list[tuple[Any, Tensor]] = []
@@ -291,7 +291,7 @@ class Receiver:
     def __init__(self, wire: Wire, peer: int, back: Sender, arrivals: Arrivals) -> None:
         self.wire, self.peer, self.arrivals = wire, peer, arrivals
         self.back = back
-        """The other direction, to the same neighbour."""
+        """The channel in the other direction, to the same neighbour."""
 
         self.capacity = 1
         self.came_s = 0.0

@@ -224,7 +224,7 @@ class MemorySender:
         self._places: list[tuple[int, int, int]] = []
         self._size = 0
         self._slots: list[Slot] = []
-        """By size."""
+        """Slots sorted by size."""
 
         self._end = FIRST_SLOT
 
@@ -317,8 +317,8 @@ class MemoryReceiver:
         self.line, self.lane, self.peer, self.arrivals = line, lane, peer, arrivals
         self.batch = ""
         self.came_s = 0.0
-        """When the message that was taken last was sent, by the sender's clock, plus the time of
-        copying it out: that is what it is on its way for, beside the two ranks' actions."""
+        """When the last message was sent, by the sender's clock, plus the time to copy it out: its
+        time in transit, apart from both ranks' actions."""
 
         self._num_there = self._num_taken = 0
         self._layout = MessageLayout(specs=[], structure=None)

@@ -75,7 +75,7 @@ class Wire:
     def __init__(self, group: Any, place: int) -> None:
         self.group = group
         self.place = place
-        """The other side's rank in the group."""
+        """Rank of the other side in the group."""
 
     # The sender's side.
 

@@ -47,7 +47,7 @@ class ActionTimes:
     def __init__(self, stage_map: StageMap, clock: DeviceClock | None = None) -> None:
         self.num_stages, self.clock = stage_map.num_stages, clock
         self.counts = not stage_map.tensor_rank
-        """True on the first of the ranks that share layers, whose times are taken."""
+        """True on the first of the ranks that share layers, whose times are used."""
 
         self.num_microbatches = 0
         self._times: dict[tuple[Kind, int], list[tuple[float, float]]] = {}

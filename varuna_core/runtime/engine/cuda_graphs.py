@@ -217,8 +217,8 @@ class Recording:
         gradients of outputs that get one, out of `gradients` for all."""
         if gradients and find_got(gradients) != self._got:
             raise RuntimeError(
-                "other outputs of a stage get gradients than when it was recorded: "
-                "cuda_graphs is for models in which the data does not decide that"
+                "the outputs of a stage that get gradients differ from those when it was recorded: "
+                "use cuda_graphs only with models in which this does not depend on the data"
             )
         if self._seeds:
             torch._foreach_copy_(self._seeds, list(starts))
@@ -295,10 +295,10 @@ class CudaGraphs:
         self._known: dict[Any, Got] = {}
         self._seen: dict[Any, Got] = {}
         self._free: dict[Any, list[Recording]] = {}
-        """Recordings that no micro-batch holds."""
+        """Recordings that no micro-batch uses."""
 
         self._used: dict[Any, int] = {}
-        """The step in which a key came last."""
+        """The step in which each key was last used."""
 
         self._step = 0
         self._addresses: Any = None

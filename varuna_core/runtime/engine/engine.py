@@ -74,7 +74,7 @@ class Engine:
         self.links, self.passes, self.loss, self.turns = links, passes, loss, turns
         self.seed, self.trace, self.times = seed, trace, times
         self.seeds_foreign = seeds_foreign
-        """Python's and numpy's streams are seeded too (random_streams.py)."""
+        """True to seed Python's and numpy's streams too (random_streams.py)."""
 
         self.stages = {stage.index: stage for stage in stages}
         self.device = stages[0].device
@@ -85,12 +85,12 @@ class Engine:
         # A trace's clock also says what the device did until then.
         self.mailbox = Mailbox(stages, links, getattr(trace, "now", time.perf_counter))
         self.done_s = 0.0
-        """When the last action of a step was done, by `time.perf_counter`."""
+        """End of a step's last action, by `time.perf_counter`."""
 
         self._step = 0
         self._keep: Keep | None = None
         self._under_way: dict[tuple[int, int], Pass] = {}
-        """The passes between their first action and their last, by stage and micro-batch."""
+        """Passes that have begun and not ended, by stage and micro-batch."""
 
         self._forwards = {"F": self._forward, "f": self._forward_only}
         self._others: dict[str, Callable[[Pass], None]] = {

@@ -44,7 +44,7 @@ class GraphMeter:
         self.graphs: dict[int, float] = {}
         self.inputs: dict[int, float] = {}
         self.kept: dict[int, float] = {}
-        """Bytes that a forward keeps for its recompute besides its inputs."""
+        """Bytes that a forward keeps for its recompute, besides its inputs."""
 
     def run(
         self,

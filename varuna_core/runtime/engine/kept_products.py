@@ -64,13 +64,13 @@ class KeptProducts:
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
-        """All products that the first forward made, in order."""
+        """Products of the first forward, in order."""
 
         self.results: dict[int, KeptProduct] = {}
-        """The results that are kept, by their place among the calls."""
+        """The kept results, by the index of their call."""
 
         self.again: list[Call] = []
-        """All products that the second forward made."""
+        """Products of the second forward."""
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
@@ -101,7 +101,7 @@ class _Keep(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch: untyp
         super().__init__()  # type: ignore[no-untyped-call]  # torch: untyped
         self.products = products
         self._places: dict[int, int] = {}
-        """The places of results that are kept, by their storages."""
+        """Index of each kept result, by its storage."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None

@@ -61,7 +61,7 @@ class Mailbox:
         self._in_memory: dict[Message, Crossing] = {}
         self._times: ActionTimes | None = None
         self.ready_s = 0.0
-        """When the running action had its message; the engine sets it as the action begins."""
+        """When the running action got its message; the engine sets it as the action begins."""
 
     def begin_step(self, times: ActionTimes | None) -> None:
         """Drop what a failed step has left; `times` records when messages come and go."""

@@ -68,7 +68,7 @@ class BatchSplitter:
 
     def __init__(self, dims: dict[Any, int | None]) -> None:
         self.dims = dims
-        """The dimension of each tensor among the dummy inputs; None for one that goes whole."""
+        """Sample dimension of each tensor in the dummy inputs; None for one passed whole."""
 
     @staticmethod
     def from_inputs(inputs: Mapping[str, Any]) -> BatchSplitter:

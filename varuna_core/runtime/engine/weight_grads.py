@@ -69,7 +69,7 @@ class WeightGrads:
         hooks do not run. `find_wide` returns the fp32 sum that a product may be added to."""
         self.on_made, self.find_wide = on_made, find_wide
         self.may_add = False
-        """Products may be added to gradients unseen: nobody waits for them in this action."""
+        """True if products may be added to gradients unseen, since no hook waits for them."""
 
         self._products: list[PutOffProduct] | None = None
 

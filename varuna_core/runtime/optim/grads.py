@@ -51,7 +51,7 @@ class Bucket:
         """`owner` is the rank that keeps the sum; None means all ranks."""
         self.parameters, self.owner = parameters, owner
         self.waiting: set[int] = set()
-        """Those that may get another gradient."""
+        """Ids of parameters that may get another gradient."""
 
         self._had: list[bool] = []
         self._flat: Tensor | None = None
@@ -150,11 +150,11 @@ class Gradients:
         self.weight = weight or MicroBatchWeight()
         self.hooks = hooks or ParameterHooks(masters)
         self.at_once = owners is not None and owners.at_once
-        """Sum after each backward, so that nobody keeps what another owns."""
+        """True to sum after each backward, so that no rank keeps another one's gradients."""
 
         places = masters.list_places()
         self.parameters = [place for p, place in places if p.requires_grad]
-        """Where gradients add up; those of `masters.pairs` are kept."""
+        """Parameters in which gradients are summed; those of `masters.pairs` are kept."""
 
         self.fixed = FixedSums(masters) if has_fixed_sums else None
 
@@ -172,23 +172,23 @@ class Gradients:
             if links.place != stages[0]
         }
         self.counted = [p for p, _ in masters.pairs if id(p) not in elsewhere]
-        """Those whose norm this rank answers for: one stage for each shared weight."""
+        """Parameters whose norm this rank counts: for a shared weight, one stage does."""
 
         self.whole: list[nn.Parameter] = []
-        """Those that the ranks of a tensor group hold whole, each with a part of the gradient."""
+        """Parameters that each rank of a tensor group holds whole, with a part of the gradient."""
 
         self._compare: Callable[[Mapping[str, Tensor]], bool] | None = None
         self._names = {id(p): name for name, p in reversed(masters.places.items())}
         self._carried: list[tuple[nn.Parameter, Tensor]] = []
         self._summed: dict[int, Tensor] = {}
-        """With `at_once`: of this step so far, over the replicas, by the place."""
+        """With `at_once`, this step's sums over the replicas so far, by the parameter's id."""
 
         self._backwards_left = 0
         self._seen: set[int] = set()
-        """Those that autograd gave a gradient."""
+        """Ids of parameters to which autograd gave a gradient."""
 
         self._repeating: set[int] = set()
-        """Those that it gave several in one action."""
+        """Ids of parameters to which autograd gave several gradients in one action."""
 
         # The backward comes to the last ones first.
         backwards = self.parameters[::-1] if links.replicas is not None else []
@@ -223,7 +223,7 @@ class Gradients:
     def _reset(self) -> None:
         self._started = 0
         self._left: dict[int, int] = {}
-        """How many gradients a parameter is still to get, from its last action on."""
+        """By parameter, the gradients still to come from its last action on."""
 
         self._fired: set[int] = set()
         self._learning = False

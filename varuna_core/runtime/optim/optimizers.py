@@ -101,7 +101,7 @@ class Lamb(torch.optim.Optimizer):
         super().__init__(params, defaults)
         self.max_grad_norm = max_grad_norm
         self.grad_norm: Tensor | None = None
-        """Of the coming step's gradients, all stages'; used once."""
+        """Norm of the next step's gradients over all stages; used once."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

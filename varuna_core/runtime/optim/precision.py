@@ -212,10 +212,10 @@ class Masters:
         held = {**parameters, **{name: rows.own for name, rows in slices.items()}}
         self.owned, self.offload, self.slices = owned, offload, slices
         self.by_name: dict[str, nn.Parameter] = {}
-        """The masters that are here."""
+        """The masters on this rank, by name."""
 
         self.places: dict[str, nn.Parameter] = {}
-        """Those of the stage's parameters, whoever owns them; not of slices."""
+        """Places of the stage's parameters by name, whoever owns them, without slices."""
 
         self._parameters = [*{id(p): p for p in parameters.values()}.values()]
         self._place_of: dict[int, nn.Parameter] = {}
@@ -232,11 +232,11 @@ class Masters:
         made = [(p, self._master_of.get(id(p))) for p in once]
         self._copies = [(p, master) for p, master in made if master is not None and master is not p]
         self._read: list[Any] = []
-        """Of each GPU: when it has read the masters."""
+        """By GPU, an event after the masters were read."""
 
         trained = [(p, master) for p, master in made if master is not None and p.requires_grad]
         self.pairs = [(self.place_of(parameter), master) for parameter, master in trained]
-        """Place and master of each parameter that is trained and owned here, slices too."""
+        """Place and master of each parameter trained and owned here, including slices."""
 
     def _make(self, name: str, parameter: nn.Parameter, full: Tensor | None) -> None:
         place = parameter

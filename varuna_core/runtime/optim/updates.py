@@ -79,7 +79,7 @@ class Updates:
         self.optimizers: Sequence[Any] = ()
         self.loss_scale: LossScale | None = None
         self.skipping = False
-        """The last step overflowed."""
+        """True if the last step overflowed."""
 
     @property
     def scale(self) -> float:

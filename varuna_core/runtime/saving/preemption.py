@@ -47,10 +47,10 @@ class SignalCalls:
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self.heard = 0
-        """The signal that came first and is not answered yet."""
+        """The first signal that is not answered yet."""
 
         self.own: dict[int, Handler] = {}
-        """The user's handlers, in whose place ours are."""
+        """The user's handlers that ours have replaced."""
 
         self._kept: dict[int, Any] = {}
         self._pid = os.getpid()

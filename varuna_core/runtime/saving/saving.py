@@ -92,13 +92,13 @@ class Saving:
         self.news = SaveNews()
         self.skipped = SkippedSaves()
         self.is_told_to_end: Callable[[], bool] = lambda: False
-        """True once this rank got SIGTERM: no save waits for room then."""
+        """Function that returns True once this rank got SIGTERM, so that no save waits for room."""
 
         self._hooks: list[Any] = []
-        """Handles of what each optimizer calls before it steps."""
+        """Handles of the hooks that optimizers call before they step."""
 
         self._number = -1
-        """Of the last save that began."""
+        """Number of the last save that began."""
 
         self._writers: dict[Path, CheckpointWriter] = {}
         self._line: str | None = None

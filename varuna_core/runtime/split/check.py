@@ -56,7 +56,7 @@ class PoisonCheck:
         self.stage, self.inputs = stage, inputs
         self.poison: Poison = fill_nan
         self.wavers = False
-        """The device adds in another order each time, so that two clean runs differ."""
+        """True if the device adds in a varying order, so that two clean runs differ."""
 
     def run(self) -> None:
         """Raise LeakError if a value goes around the stage's first cut."""

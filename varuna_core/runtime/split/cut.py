@@ -187,7 +187,7 @@ class CutBefore(CutPoint):
     def __init__(self, carry: tuple[str, ...] = ()) -> None:
         super().__init__()
         self.carry = carry
-        """Parameters of the module's forward whose values pass too, besides the first."""
+        """Parameters of the module's forward, besides the first, whose values pass the cut."""
 
 
 CROSSED: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()

@@ -48,7 +48,7 @@ class _Run:
         self.steps: list[list[Step]] = [[]]
         self.switch = Switch()
         self.entry: tuple[int, tuple[Any, ...]] = -1, ()
-        """Of a run with stubs, the stage's first cut and what comes through it."""
+        """In a run with stubs, the stage's first cut and the values that come through it."""
 
         self.last_cut = -1
         """The cut after which nothing runs."""

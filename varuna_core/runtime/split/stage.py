@@ -221,7 +221,7 @@ class Stage:
         self.index, self.segments, self.device = index, segments, device
         self.module, self.record, self.rehearsal = module, record, rehearsal
         self.early = dict(early)
-        """Parameters that code before the stage reads for real: stand-ins, or the stage's own."""
+        """Parameters that code before the stage reads: stand-ins, or the stage's own."""
 
         traces = record.list_input_traces()
         fresh = FreshInputs(traces)
@@ -232,22 +232,22 @@ class Stage:
         """Received tensors that the model changes in place: they enter as copies."""
 
         self.full = full
-        """fp32 values of its trained parameters, where these are to be in half precision."""
+        """fp32 values of trained parameters that become half precision."""
 
         self.at_start: Callable[[], None] | None = None
         self.at_cut: Callable[[Any], Any] | None = None
-        """Makes of what leaves through the stage's last cut what may cross (shared layers)."""
+        """Converts what leaves through the stage's last cut, for shared layers."""
 
         self.draws: Draws | None = None
         """Random numbers of shared layers."""
 
         self.at_return: Callable[[Any], Any] | None = None
-        """The same, of what the model returns."""
+        """Converts what the model returns, for shared layers."""
 
         self.stubs: dict[str, Stub] = {}
         self._parameters, self._buffers = parameters, tuple(buffers)
         self._entering = [*parameters.values()]
-        """The parameters, those that are given up later among them."""
+        """The parameters, including those that are given up later."""
 
         num_cuts = len(record.cuts)
         self.is_first, self.is_last = segments.start == 0, segments.stop == num_cuts + 1
@@ -256,7 +256,7 @@ class Stage:
         self._sent: Crossing | None = None
         self._received: Crossing | Sequence[Tensor] | None = None
         self._came_learning = False
-        """A tensor that was received takes a gradient."""
+        """True if a received tensor takes a gradient."""
 
         self._on_segment: Callable[[int], None] | None = None
         self._pool, self.switch = Pool(device), Switch()

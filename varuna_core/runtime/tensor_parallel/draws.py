@@ -49,7 +49,7 @@ class ShardedDraws:
         records = [record, *([record.in_training] if record.in_training else [])]
         self.is_needed = any(found.draws for found in records)
         self.rests = False
-        """While the model is run dry."""
+        """True while the model is run dry."""
 
         self._specs: dict[Any, Mapping[int, Sequence[Draw]]] = {}
         self._expected: Iterator[Draw] | None = None

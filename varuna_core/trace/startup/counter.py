@@ -49,10 +49,10 @@ class Counter:
         self._file: Any = None
         self._is_off = False
         self._open: dict[int, int] = {}
-        """The optimizer whose step is under way, by thread."""
+        """The optimizer whose step is running, by thread."""
         self._mark: int | None = None
         self._others: dict[int, int] = {}
-        """Updates of other parameters since the mark's last."""
+        """Updates of other parameters since the last one of the mark."""
         self._due = self._point_due = 0.0
         is_compiling = getattr(torch.compiler, "is_dynamo_compiling", is_compiling)
         self._is_captured: Any = None

@@ -55,7 +55,7 @@ class Reporter:
     def __init__(self, dump: Callable[[], Any] | None) -> None:
         self._dump = dump
         self._started: tuple[int, str] | None = None
-        """The process that did it, of which others are forked, and its file."""
+        """The process that started this thread, as forked children did not, and its file."""
 
     def start(self, path: str, *, takes_over: bool = False) -> None:
         """Answer for the rank with this `.steps` file, unless another process does; with
