@@ -29,8 +29,6 @@ GPU_OPTIONS: dict[str, Argv] = {
 
 
 class Docker(Runtime):
-    """Runs `docker run` for each rank."""
-
     name = "docker"
     probe = ("docker", "info")
     kinds = frozenset({ImageKind.REFERENCE})
@@ -47,7 +45,6 @@ class Docker(Runtime):
 
 
 def build_options(request: Request) -> Argv:
-    """Return options of `docker run`."""
     if request.remap_root and request.user_id != 0:
         raise Unsuitable(
             "docker cannot show you as root and leave you who you are outside: what ranks write "

@@ -60,8 +60,6 @@ TRY: Argv = ("/bin/sh", "-c", ":")
 
 
 class Podman(Runtime):
-    """Runs `podman run` for each rank."""
-
     name = "podman"
     probe = ("podman", "info")
     kinds = frozenset(
@@ -141,7 +139,6 @@ def plan_stored(
 
 
 def build_options(request: Request) -> Argv:
-    """Return options of `podman run`."""
     options = [*SHARED, "--volume=/dev/shm:/dev/shm", "--http-proxy=false"]
     # Said, for an image may name a user of its own.
     if request.user_id == 0:

@@ -72,8 +72,6 @@ INTEL_DEVICES: Argv = ("--device=/dev/dri",)
 
 
 class Runtime(ABC):
-    """One container runtime."""
-
     name: str
     probe: Argv
     """A command that succeeds if the runtime is installed."""

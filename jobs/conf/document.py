@@ -185,7 +185,6 @@ def render_value(value: Any) -> str:
 
 
 def render_conf_doc() -> str:
-    """Render docs/conf.md."""
     parts = [INTRO]
     for section in list_sections():
         if section.cls is Program:

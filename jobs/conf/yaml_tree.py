@@ -38,8 +38,6 @@ class Scalar:
 
 @dataclass(frozen=True, kw_only=True)
 class Items:
-    """A list."""
-
     items: tuple[Node, ...]
     where: str
 

@@ -409,8 +409,6 @@ def build_wishes(conf: JobConf, fixed: Collection[str]) -> Wishes:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """Options of `vjob plan`."""
-
     overrides: tuple[str, ...] = ()
     profile: Path | None = None
     is_estimated: bool = False

@@ -83,7 +83,6 @@ def goes_on(view: RunView | None) -> bool:
 
 
 def write_report(job: str, here: Path, say: Say, wanted: ReportOutputs) -> None:
-    """Write all requested outputs for one job."""
     folder, run = find_folder(job, here)
     check_libraries(*(("plotly", "jinja2") if wanted.has_page else ()))
     from vjob.reports.analysis import findings

@@ -470,7 +470,6 @@ def list_earlier(
 
 
 def keep_end(info: SchedulerJob, earlier: Sequence[EndCause] = ()) -> JobEnd:
-    """Return the end of a job for the record."""
     return JobEnd(
         id=info.id,
         state=info.state.value,

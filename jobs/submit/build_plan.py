@@ -87,7 +87,6 @@ class PlanContext:
 
 
 def build_plan(conf: JobConf, here: PlanContext) -> Plan:
-    """Build the plan of a run."""
     asked, conf = conf, fill_references(conf)
     starter, launch = start.get_starter(conf), start.choose_launch(asked, here.found, here.written)
     groups = tuple(

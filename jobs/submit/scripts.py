@@ -50,7 +50,6 @@ class Scripts:
 
 
 def render_scripts(conf: JobConf, plan: Plan, run: RunFolder) -> Scripts:
-    """Render all scripts of a run."""
     groups: Sequence[str | None] = [None]
     if plan.layout == "split":
         groups = [group.name for group in plan.groups]

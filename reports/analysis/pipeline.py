@@ -193,8 +193,6 @@ def _find_order(own: dict[str, Column], placement: list[int]) -> Order | None:
 
 @dataclass(frozen=True, kw_only=True)
 class PathPart:
-    """A part of the critical path."""
-
     what: str
     """The kind of part: work, message (in flight), or gap (between two actions of a rank)."""
     rank: int

@@ -50,8 +50,6 @@ NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """One of the compared jobs."""
-
     name: str
     job: Job
     analysis: Analysis

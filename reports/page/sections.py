@@ -38,7 +38,6 @@ class ReportTable:
 
 
 def build_sections(job: Job, analysis: Analysis) -> list[ReportTable]:
-    """Build all tables that have content."""
     tables = (
         _list_facts(job, analysis.headline.nodes),
         _list_iterations(job, analysis),

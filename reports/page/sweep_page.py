@@ -35,8 +35,6 @@ NOTHING = "-"
 
 @dataclass(frozen=True, kw_only=True)
 class SweptRun:
-    """One run of a sweep."""
-
     name: str
     state: str
     """The scheduler's state of the run."""

@@ -65,8 +65,6 @@ def arrange_panes(
 
 
 class SnapshotSource(Protocol):
-    """Source of snapshots and verdicts."""
-
     def read(self) -> tuple[Snapshot, Verdict]:
         """Read the job once; an exception is shown, and reading goes on."""
 
@@ -139,8 +137,6 @@ PROMPTS = {
 
 
 class LiveScreen(KeyScreen):
-    """Screen of one job."""
-
     HINTS = (
         ("?", "help"), ("q", "quit"), ("Tab", "pane"), ("/", "search"), ("e", "error"),
         ("f", "filter"), ("a", "all logs"), ("v", "verdict"), ("s", "stacks"), ("r", "report"),

@@ -36,8 +36,6 @@ KEYS = (
 
 
 class TextPane(ScrollPane):
-    """Pane of text lines."""
-
     BINDINGS = [  # noqa: RUF012 - Textual's own way
         ("up,k", "move(-1)", "up"),
         ("down,j", "move(1)", "down"),
@@ -105,7 +103,6 @@ class Confirmation(ModalScreen[bool]):
 
 
 def render_keys(keys: Sequence[tuple[str, str]]) -> list[Text]:
-    """Render the keys, one in each line."""
     width = max(len(key) for key, _ in keys) + 2
     return [Text(key.ljust(width), style=theme.KEY).append(does, theme.PLAIN) for key, does in keys]
 

@@ -57,8 +57,6 @@ class Pane(Widget, can_focus=False):
 
 
 class TextLines(Pane):
-    """Pane of given lines."""
-
     def __init__(self, marks: Marks, *, id: str) -> None:
         super().__init__(marks, id=id)
         self.lines: list[Text] = []

@@ -250,8 +250,6 @@ NODE_COLUMNS = (
 
 @dataclass(frozen=True)
 class GpuRow:
-    """Row of the table of all GPUs."""
-
     node: str
     gpu: Gpu
 

@@ -117,8 +117,6 @@ def _read_excluded(run: RunFolder) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class WatchOptions:
-    """Options of `vjob watch`."""
-
     every_s: float
     for_min: float | None = None
     mail: str | None = None

@@ -63,7 +63,6 @@ class Notice:
 
     @property
     def headline(self) -> str:
-        """Headline of the notice, in one line."""
         what = "is well again" if self.news == FINE else f"is {self.verdict.health.value}"
         return f"{self.snapshot.run} {what}: {self.verdict.reason}"
 
@@ -86,8 +85,6 @@ class Notice:
 
 
 class WatchEffects(Protocol):
-    """Side effects of a watch."""
-
     def tell(self, verdict: Verdict, snapshot: Snapshot) -> None:
         """Report a changed verdict on the terminal and in the run's events."""
 

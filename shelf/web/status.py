@@ -59,8 +59,6 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class PageCell:
-    """A cell of a table."""
-
     text: str
     key: Key = None
     """Key by which the page sorts rows."""
@@ -71,8 +69,6 @@ class PageCell:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A row of a table."""
-
     cells: tuple[PageCell, ...]
     is_marked: bool = False
     target: str = ""
@@ -83,8 +79,6 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Heading:
-    """The heading of a column."""
-
     title: str
     first_down: bool = False
     """True if sorting by this column begins with the greatest."""
@@ -94,8 +88,6 @@ class Heading:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table of the page."""
-
     columns: tuple[Heading, ...]
     rows: tuple[Row, ...]
     note: str = ""
@@ -375,7 +367,6 @@ def _find_height(value: float, bottom: float, top: float) -> float:
 
 
 def build_runs_page(rows: Sequence[RunRow]) -> StatusPage:
-    """Build the page of all runs."""
     newest = list(reversed(rows))
     table = build_table(
         RUN_COLUMNS,

@@ -47,7 +47,6 @@ class ProgressLine:
         return f"[{bar}] {share:4.0%}  {rate / 1e6:.1f} MB/s  {left}  {note}"
 
     def close(self) -> None:
-        """Clear the line."""
         if self._is_shown:
             self._stream.write("\r" + " " * 79 + "\r")
             self._stream.flush()

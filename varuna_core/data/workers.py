@@ -61,8 +61,6 @@ class Encoded:
 
 
 class BlockEncoder:
-    """Encodes blocks in a worker."""
-
     def __init__(self, work: EncodingTask) -> None:
         self.work = work
         self.encoder: Encoder = open_encoder(work.files, work.dtype)
@@ -73,7 +71,6 @@ class BlockEncoder:
             self.end = np.array(self.encoder.end, self.encoder.dtype).tobytes()
 
     def encode(self, number: int, block: Block) -> Encoded:
-        """Encode a block of input `number`."""
         found = read_documents(block, self.work.formats[number], self.work.key)
         sequences, counts = self._encode_texts(found.texts)
         item = self.encoder.dtype.itemsize

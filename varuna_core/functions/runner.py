@@ -52,8 +52,6 @@ def main(words: list[str] | None = None) -> int:
 
 
 class FunctionRank:
-    """The function on one rank."""
-
     def __init__(self, run: RunFolder, rank: int) -> None:
         self.run_folder = run
         self.rank = rank

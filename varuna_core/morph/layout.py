@@ -49,8 +49,6 @@ class ParallelShape:
 
 @dataclass(frozen=True)
 class AttemptPlan:
-    """Plan of an attempt, with its nodes."""
-
     plan: Plan
     seats: Tuple[int, ...]
     """For each node of this plan, its index in the run's plan."""

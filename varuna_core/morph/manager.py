@@ -118,8 +118,6 @@ CANCELLED = "the run was cancelled"
 
 
 class Manager:
-    """The manager of one job of the run."""
-
     def __init__(
         self,
         run: RunFolder,

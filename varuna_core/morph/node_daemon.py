@@ -170,8 +170,6 @@ def run_node_daemon(
 
 
 class NodeDaemon:
-    """The daemon of one node."""
-
     def __init__(
         self,
         run: RunFolder,

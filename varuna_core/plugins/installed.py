@@ -52,8 +52,6 @@ class Plugin(NamedTuple):
 
 
 class _CacheContent(NamedTuple):
-    """The content of a cache file."""
-
     plugins: Tuple[Plugin, ...]
     files: Dict[str, int]
     """Files of entry points that were read, with their times."""

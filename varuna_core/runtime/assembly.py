@@ -101,7 +101,6 @@ def assemble(
     dummy_inputs: Inputs | GetBatch,
     settings: VarunaSettings,
 ) -> RankParts:
-    """Make all parts of this rank."""
     world, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
     meeting = open_meeting(rank, range(world))
     with meeting.refusing():

@@ -165,7 +165,6 @@ def _run(kind: Kind, stage: int, begin: int, end: int) -> list[Action]:
 
 
 def _build(name: str, ranks: list[list[Action]], num_microbatches: int) -> Schedule:
-    """Build a schedule with one stage on each rank."""
     return Schedule(
         name=name,
         ranks=tuple(map(tuple, ranks)),

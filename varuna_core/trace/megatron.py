@@ -37,8 +37,6 @@ OPTIMIZERS = "megatron.core.optimizer.optimizer"
 
 
 class Schedules:
-    """Wraps the schedules of one rank."""
-
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._chunks: dict[int, int] = {}

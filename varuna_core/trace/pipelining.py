@@ -17,8 +17,6 @@ _ACTIONS = {
 
 
 class Stages:
-    """Wraps the stages of one rank."""
-
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
 

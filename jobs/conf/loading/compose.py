@@ -145,7 +145,6 @@ class _Files:
 
 
 def fill_tree(tree: Node) -> tuple[Node, list[Problem]]:
-    """Return the tree with its references filled."""
     filler = _Filler(root=tree)
     return filler.fill(tree, ""), filler.problems
 

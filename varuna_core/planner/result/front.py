@@ -30,8 +30,6 @@ MOST_PARTS = 48
 
 @dataclass(frozen=True, kw_only=True)
 class PricedPlan:
-    """A plan with its price."""
-
     candidate: Candidate
     step_s: float
     price: float

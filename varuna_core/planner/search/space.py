@@ -262,7 +262,6 @@ class Placements:
     def iterate(
         self, tensor: int, replicas: int, counts: tuple[int, ...]
     ) -> Iterator[PlacedPipeline]:
-        """Yield the placements with these counts."""
         if self.orders is not None:
             yield from self._find_groups(tensor, replicas)[counts]
             return

@@ -163,8 +163,6 @@ Rebuild = Callable[[], Tensor]
 
 @dataclass
 class SavedTensor:
-    """A tensor that autograd has saved."""
-
     tensor: Tensor | None
     """The tensor; None after it was offloaded."""
 
@@ -174,7 +172,6 @@ class SavedTensor:
     """True if it was changed between being saved and being offloaded."""
 
     def find(self) -> Tensor:
-        """Return the tensor for a backward."""
         tensor = self.tensor
         if self.is_changed or (tensor is not None and tensor._version != self.version):
             raise RuntimeError(

@@ -21,8 +21,6 @@ Hooks = dict[int, Callable[..., Any]]
 
 
 class ParameterHooks:
-    """The hooks of one rank's parameters."""
-
     def __init__(
         self, masters: Masters, model: nn.Module | None = None, parts: Collection[str] = ()
     ) -> None:

@@ -75,7 +75,6 @@ class SaveNews:
             self._begun(number, store)
 
     def expect(self, number: int, folder: SaveFolder) -> None:
-        """Expect the completion of this save."""
         if self._complete is not None:
             self._waiting.append((number, folder))
 

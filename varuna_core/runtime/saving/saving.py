@@ -271,7 +271,6 @@ class Saving:
         return self._writers[store]
 
     def take_part(self, progress: TrainingProgress, number: int, shard: bool) -> CheckpointPart:
-        """Return this rank's part of a checkpoint."""
         segments, optimizer, shared = self._take_segments(self.updates.optimizers, shard=shard)
         return CheckpointPart(
             iteration=number,

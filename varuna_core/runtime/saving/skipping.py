@@ -27,8 +27,6 @@ MOST_FAILED = 5
 
 
 class SkippedSaves:
-    """Skipped and failed saves of one rank."""
-
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         run, attempt = environ.get("VJOB_RUN"), environ.get("VJOB_ATTEMPT", "0")
         self._path = RunFolder(Path(run)).attempt(int(attempt)).skipped if run else None

@@ -109,7 +109,6 @@ def put_optimizer(optimizer: Any, found: Mapping[int, Any], with_state: bool = T
 
 
 def drop_state(optimizer: Any) -> None:
-    """Drop the state of all parameters."""
     state: Any = getattr(optimizer, "state", None)
     if isinstance(state, MutableMapping):
         for group in optimizer.param_groups:

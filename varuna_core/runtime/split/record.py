@@ -25,8 +25,6 @@ from varuna_core.runtime.split.loss import LossForm
 
 @dataclass(kw_only=True)
 class Call:
-    """A call of a module."""
-
     module: str
     parent: int | None
     """The call that made this one."""

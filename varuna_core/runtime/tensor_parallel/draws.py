@@ -102,7 +102,6 @@ class ShardedDraws:
         return self._specs[key]
 
     def draw(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operation that draws."""
         expected = self._expect(func)
         if expected is None:  # code before the stage
             return func(*args, **kwargs)
