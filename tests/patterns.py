@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from tests import ROOT
@@ -46,6 +47,9 @@ def collect() -> dict[Found, set[str]]:
     used: dict[tuple[str, str], set[str]] = {}
     for path, tree in trees.items():
         for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                for one, method in _read_literal(node):
+                    found.setdefault(one, set()).add(method)
             if not isinstance(node, ast.Attribute) or node.attr not in CALLS:
                 continue
             owner = node.value  # NAME.match(...), or module.NAME.match(...)
@@ -54,10 +58,6 @@ def collect() -> dict[Found, set[str]]:
             elif isinstance(owner, ast.Attribute):
                 stem = getattr(owner.value, "id", "")
                 used.setdefault((stem, owner.attr), set()).add(node.attr)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call):
-                for one, method in _read_literal(node):
-                    found.setdefault(one, set()).add(method)
     command = [sys.executable, "-m", "tests.patterns"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     for text, flags, stem, name in json.loads(done.stdout.splitlines()[-1]):
@@ -98,7 +98,7 @@ def list_compiled() -> list[tuple[str, int, str, str]]:
     re.compile = note  # type: ignore[assignment]
     for room in ROOMS:
         for path in sorted((ROOT / room).rglob("*.py")):
-            if path.name == "__main__.py":
+            if path.name == "__main__.py" or b"re.compile(" not in path.read_bytes():
                 continue
             dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts)
             with contextlib.suppress(Exception):  # what needs a package that is not here
@@ -147,7 +147,7 @@ def sample(items: Any, groups: dict[int, str]) -> str:
         elif op is sre.ANY:
             made += "a"
         elif op is sre.IN:
-            made += next((one for one in PROBES if is_in(one, given)), "a")
+            made += pick(_spell(given))
         elif op is sre.BRANCH:
             made += sample(given[1][0], groups)
         elif op is sre.SUBPATTERN:
@@ -164,9 +164,11 @@ def sample(items: Any, groups: dict[int, str]) -> str:
     return made
 
 
-def is_in(one: str, given: Any) -> bool:
-    compiled = re.compile(_spell(given), re.DOTALL)
-    return compiled.fullmatch(one) is not None
+@cache
+def pick(spelled: str) -> str:
+    """A character that this set has."""
+    compiled = re.compile(spelled, re.DOTALL)
+    return next(filter(compiled.fullmatch, PROBES), "a")
 
 
 def _spell(given: Any) -> str:
@@ -222,16 +224,22 @@ def build_texts(pattern: str, size: int, flags: int = 0) -> list[str]:
 
 STEPS = (1_000, 4_000, 16_000, 64_000, 256_000, 1_000_000)
 """Lengths that are tried in turn: a match cannot be interrupted, so a long text comes last."""
+GROWTH = 8
+"""Times as long for four times the text: 4 is linear, 16 quadratic."""
 
 
 def find_slow(found: dict[Found, set[str]], size: int, limit_s: float) -> dict[str, str]:
-    """Patterns that take a processor for longer than this, for a text of at most this size; with
-    the beginning of that text."""
+    """Patterns that take a processor for longer than this, for a text of at most this size, and for
+    which that time grows faster than the text; with the beginning of that text."""
     slow = {}
     for one, methods in found.items():
         calls = list_calls(re.compile(one.text, one.flags), methods)
         for step in [*(step for step in STEPS if step < size), size]:
-            told = find_text(build_texts(one.text, step, one.flags), calls, limit_s)
+            texts, shorter = (build_texts(one.text, size, one.flags) for size in (step, step // 4))
+            pairs = zip(texts, shorter, strict=True)
+            told = next(
+                (p[0][:60] for p in pairs if any(is_slow(c, *p, limit_s) for c in calls)), ""
+            )
             if told:
                 slow[one.text] = f"{step} characters like {told!r}"
                 break
@@ -247,16 +255,20 @@ def list_calls(compiled: re.Pattern[str], methods: set[str]) -> list[Callable[[s
     return calls
 
 
-def find_text(
-    texts: Sequence[str], calls: Sequence[Callable[[str], Any]], limit_s: float
-) -> str | None:
-    for given in texts:
-        for one in calls:
-            begin = time.process_time()
-            one(given)
-            if time.process_time() - begin > limit_s:
-                return given[:60]
-    return None
+def is_slow(call: Callable[[str], Any], given: str, shorter: str, limit_s: float) -> bool:
+    took = measure(call, given, 1)
+    return took > limit_s and measure(call, given, 3) > GROWTH * measure(call, shorter, 3)
+
+
+def measure(call: Callable[[str], Any], given: str, times: int) -> float:
+    """The least of so many: others' work on the same processor makes some of them longer."""
+
+    def once() -> float:
+        begin = time.thread_time()
+        call(given)
+        return time.thread_time() - begin
+
+    return min(once() for _ in range(times))
 
 
 if __name__ == "__main__":

@@ -41,10 +41,10 @@ _REDIRECTION = re.compile(
     r"(?P<sign>&>>?|\d?>>?\|?)[ \t]*(?!&|\(|/dev/|\"?\$\(__vj_file)"
     r"(?P<path>\"[^\"]*\"|'[^']*'|(?:\$\([^()]*\)|[^\s;|&()<>\"'])+)"
 )
-_FAILED = re.compile(
-    r"line (\d+): .*: (?:No such file or directory|Permission denied|ambiguous redirect"
-    r"|Read-only file system|Is a directory)$"
-)
+_FAILURES = (
+    ": No such file or directory", ": Permission denied", ": ambiguous redirect",
+    ": Read-only file system", ": Is a directory",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,7 +280,8 @@ def find_failed(text: str, error: str) -> frozenset[int]:
     """
     lines = text.split("\n")
     found: set[int] = set()
-    for failed in {int(said[1]) for line in error.splitlines() if (said := _FAILED.search(line))}:
+    said = "\n".join(line for line in error.splitlines() if line.endswith(_FAILURES))
+    for failed in {int(number) for number in re.findall(r"^.*?line (\d+): ", said, re.MULTILINE)}:
         near = [*range(failed - 1, min(failed + 60, len(lines))), *range(failed - 2, -1, -1)[:60]]
         changed = (at for at in near if at < len(lines) and _redirect(lines[at]) != lines[at])
         found.update(islice(changed, 1))
