@@ -45,7 +45,9 @@ SENSORS = ("edge", "junction")
 """The sensor whose temperature is shown, the first that there is: Instinct cards from MI200 on have
 no `edge`."""
 _HEADER = re.compile(r"==> (?:/sys/)?(.+) <==")
-_TAIL_PROBLEM = re.compile(r"tail: (?:cannot open|error reading) .*?sys/([^'\"\u2019]+)['\"\u2019]")
+_TAIL_PROBLEM = re.compile(
+    r"tail: (?:cannot open|error reading) .{0,9}?sys/([^'\"\u2019]{1,500})['\"\u2019]"
+)
 
 
 @dataclass(frozen=True)
