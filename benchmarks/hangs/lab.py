@@ -487,8 +487,9 @@ def stage_on_lab(names: list[str], at_once: int, minutes: float, folder: Path) -
         Case(f"plain {nodes} {ranks} {kind}", nodes=nodes, ranks=ranks, kind=kind)
         for nodes, ranks, kind in shapes
     ]
-    write_text(folder)
-    write_slow_steps(folder / "calm", 0.02)
+    if not (folder / "calm").exists():
+        write_text(folder)
+        write_slow_steps(folder / "calm", 0.02)
     lab = Lab.start()
     try:
         with ThreadPoolExecutor(at_once) as pool:
