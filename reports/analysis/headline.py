@@ -95,6 +95,14 @@ class Headline:
     def has_gpus(self) -> bool:
         return any(kind.upper() != "CPU" for kind in self.devices)
 
+    @property
+    def unit(self) -> str:
+        return "GPU-hours" if self.has_gpus else "rank-hours"
+
+    @property
+    def hung_cost(self) -> str:
+        return f"{self.hung_hours:.2g} {self.unit}"
+
 
 def summarise(
     job: Job, accounting: Accounting, goodput: Goodput, times: pd.DataFrame, idle: Known[float]
@@ -254,8 +262,7 @@ def list_facts(found: Headline) -> Iterator[Fact]:
     """List the known figures, and the reason for a goodput or pace that is not known."""
     yield Fact("state", found.state)
     if found.hung:
-        unit = "GPU-hours" if found.has_gpus else "rank-hours"
-        yield Fact("hung", f"{found.hung_hours:.2g} {unit} lost: {found.hung}")
+        yield Fact("hung", f"{found.hung_cost} lost: {found.hung}")
     nodes = f"{found.nodes} node{'s' if found.nodes != 1 else ''}"
     devices = ", ".join(f"{count} x {kind}" for kind, count in found.devices.items())
     yield Fact("on", f"{nodes}, {devices}" if devices else nodes)
@@ -291,7 +298,6 @@ def list_facts(found: Headline) -> Iterator[Fact]:
         yield Fact("goodput", f"not known: {found.goodput.reason}", is_known=False)
     else:
         yield Fact("goodput", f"{format_bounded(found.goodput)} of the time since the start")
-    unit = "GPU-hours" if found.has_gpus else "rank-hours"
     if isinstance(found.rank_hours, Value):
         cost = value_of(found.cost)
         price = f", {cost:.2f} at the conf's prices" if cost is not None else ""
@@ -299,7 +305,7 @@ def list_facts(found: Headline) -> Iterator[Fact]:
         if proof.source == STEP_LINES:
             price = f" in {proof.seen:,} steps; starts and ends are not known"
         if found.rank_hours.value >= LITTLE_HOURS or price:
-            yield Fact("used", f"{found.rank_hours.value:.3g} {unit}{price}")
+            yield Fact("used", f"{found.rank_hours.value:.3g} {found.unit}{price}")
     else:
         yield Fact("used", f"not known: {found.rank_hours.reason}", is_known=False)
 

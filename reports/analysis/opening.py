@@ -32,6 +32,8 @@ def write_opening(job: Job, analysis: Analysis, findings: Sequence[Finding]) -> 
         went += f", {format_seconds(step_s)} a step"
     if not isinstance(head.goodput, NotKnown):
         went += f"; {format_bounded(head.goodput)} of the time was steps"
+    if head.hung:
+        went += f"; a hang cost {head.hung_cost}"
     change = next((one for one in findings if one.key), None)
     if change is not None:
         return f"{went}; change first: {change.key}, for {_lower(change.sentence)}"

@@ -216,6 +216,7 @@ class AttemptReader:
         progress = self._find_progress()
         errors = merge_errors(logs, failed)
         raised = list_exceptions(self._parsed_exits.values(), errors)
+        hang, suspected = choose_hang(self._state.values)
         self.settings = self._list_settings()
         return AttemptView(
             attempt_started=self._state.time("master"),
@@ -232,7 +233,8 @@ class AttemptReader:
             stop=stop,
             outcome=outcome,
             attempt_end=None if outcome is None else parse_judged(outcome, written, stop),
-            hang=choose_hang(self._state.values),
+            hang=hang,
+            suspected=suspected,
             skipped=parse_skipped(self._state.values.get("skipped")),
             unreadable={
                 name: why for files in self.files.values() for name, why in files.problems().items()
@@ -423,9 +425,11 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def choose_hang(values: Mapping[str, Any]) -> Hang | None:
-    """The hang that was found, else one that is suspected and needs no longer silence."""
+def choose_hang(values: Mapping[str, Any]) -> tuple[Hang | None, Hang | None]:
+    """The hang that was found, or is suspected and needs no longer silence; one that needs it."""
     found, suspected = (parse_hang(values.get(name)) for name in ("hang", "hanging"))
     is_open = found is not None and found.until is None
     is_early = suspected is not None and suspected.witness in SAID_EARLY
-    return suspected if is_early and not is_open else found
+    if is_early and not is_open:
+        return suspected, None
+    return found, None if is_early or is_open else suspected

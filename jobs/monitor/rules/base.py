@@ -13,6 +13,7 @@ from typing import Any
 
 from varuna_core.facts.cause import End
 from varuna_core.facts.finding import Finding
+from varuna_core.facts.hang import Hang
 from varuna_core.facts.known import Evidence, NotKnown, Sure
 from varuna_core.facts.remedy import Action, Context, Remedy, Target, context_of
 from varuna_core.records.exits import RankExit
@@ -248,6 +249,12 @@ def make_evidence(line: Line) -> Evidence:
     sources = {"err": "rank stderr", "out": "rank stdout"}
     source = sources.get(line.file.rpartition(".")[2], "log") if line.node else "batch script"
     return Evidence(source, Sure.REPORTED, file=line.file, text=line.text, since=line.at)
+
+
+def hang_values(snapshot: Snapshot, hang: Hang) -> dict[str, Any]:
+    silence = max(snapshot.now - hang.since, 0.0)
+    hours = silence / 3600 * (snapshot.world or len(snapshot.ranks))
+    return {"hang": hang.as_json(), "silence_s": silence, "rank_hours": hours}
 
 
 def step_values(snapshot: Snapshot) -> dict[str, Any]:

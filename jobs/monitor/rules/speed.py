@@ -15,6 +15,7 @@ from vjob.jobs.monitor.model.snapshot import Health, Line, Node, Rank, Snapshot,
 from vjob.jobs.monitor.rules.base import (
     conclude,
     find_step_line,
+    hang_values,
     is_live,
     list_alive,
     rows_in,
@@ -213,6 +214,10 @@ def healthy(snapshot: Snapshot) -> Verdict | None:
     if silence is None or not is_live(snapshot):
         return None
     pace_s, left_s = find_pace_s(snapshot), find_left_s(snapshot)
+    details: tuple[Finding, ...] = ()
+    if snapshot.suspected is not None:
+        left_s = None
+        details = (Finding("hangs", values=hang_values(snapshot, snapshot.suspected)),)
     is_early = knows_few_gaps(snapshot) and is_long_for_pace(snapshot, silence)
     proof = _see_pace(snapshot)
     pace: Known[float] = NotKnown("no two steps have a time yet")
@@ -240,7 +245,8 @@ def healthy(snapshot: Snapshot) -> Verdict | None:
             "limit_s": job_limit_s(snapshot),
         },
         lines=_last_line(snapshot),
-        remedies=show(snapshot, Target.STACKS) if is_early else (),
+        details=details,
+        remedies=show(snapshot, Target.STACKS) if is_early or details else (),
     )
 
 

@@ -22,6 +22,7 @@ from vjob.jobs.monitor.rules.base import (
     find_life,
     find_started,
     find_step_line,
+    hang_values,
     is_live,
     is_plain_job,
     list_alive,
@@ -332,16 +333,10 @@ def hangs(snapshot: Snapshot) -> Verdict | None:
     hang = snapshot.hang
     if hang is None or hang.until is not None or not is_live(snapshot):
         return None
-    silence = max(snapshot.now - hang.since, 0.0)
     return conclude(
         Health.STALLED,
         "hangs",
-        {
-            "hang": hang.as_json(),
-            "silence_s": silence,
-            "rank_hours": silence / 3600 * (snapshot.world or len(snapshot.ranks)),
-            **step_values(snapshot),
-        },
+        {**hang_values(snapshot, hang), **step_values(snapshot)},
         evidence=(Evidence("agents", Sure.MEASURED, since=hang.since, until=hang.seen_at),),
         details=_list_details(snapshot),
         remedies=show(snapshot, Target.STACKS),

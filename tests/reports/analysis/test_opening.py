@@ -45,6 +45,14 @@ def test_it_says_how_the_run_went_as_far_as_is_known(
     assert said.startswith(f"{went} after 90 s, at step 5 of 9; 80 % to 90 % of the time")
 
 
+def test_it_says_what_a_hang_cost(read: tuple[Job, Analysis]) -> None:
+    job, analysis = read
+    head = replace(analysis.headline, hung="rank 1 is stopped", hung_hours=0.5)
+    said = write_opening(job, replace(analysis, headline=head), [])
+    assert "; a hang cost 0.5 rank-hours" in said
+    assert "a hang" not in write_opening(job, analysis, [])
+
+
 def test_it_names_the_first_change_that_a_finding_asks_for(read: tuple[Job, Analysis]) -> None:
     job, analysis = read
     fell = Finding(weight=0.1, sentence="The loss fell.", evidence="", key="")

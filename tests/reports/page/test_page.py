@@ -20,10 +20,11 @@ from tests.reports.traces import MS, ORIGIN, write_rank, write_simulated
 from varuna_core.records.logs.training_log import Iteration, format_iteration
 from varuna_core.schedule.costs import build_even_costs
 from varuna_core.schedule.registry import build_schedule
+from vjob.reports.analysis.accounting import CLASSES
 from vjob.reports.analysis.findings import find_all
 from vjob.reports.analysis.measures import Analysis, analyse
 from vjob.reports.load.tables import Job, load_job
-from vjob.reports.page.html import list_planes
+from vjob.reports.page.html import WEB, list_planes
 from vjob.reports.page.run_figure import (
     NUM_BINS,
     build_gpu_strips,
@@ -347,3 +348,8 @@ def test_a_script_without_a_trace_is_told_how_to_write_one(tmp_path: Path) -> No
     page = render(tmp_path)
     assert "trace.step(n)" in page and "by varuna_core.trace" in page
     assert "profile.timeline" not in page and "train.log_every" not in page
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_each_class_of_time_has_a_colour(name: str) -> None:
+    assert f"\n.part-{name} {{ background: " in (WEB / "page.css").read_text()

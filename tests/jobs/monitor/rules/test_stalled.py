@@ -343,9 +343,17 @@ def test_a_hang_that_is_suspected_says_what_will_be_done_and_when(
 ) -> None:
     hang = Hang(HangWitness.STOPPED, NOW - 20, NOW - 15, 1, "n1", action=action, acts_at=acts_at)
     files = {"hanging": hang.as_json()}
-    found = choose_hang(files)
+    found, _ = choose_hang(files)
     assert found == hang
     assert words in judge(replace(healthy(), hang=found)).reason
+
+
+def test_what_will_be_done_about_a_silence_is_said_beside_the_last_step() -> None:
+    hang = Hang(HangWitness.SILENT, NOW - 60, NOW, action=HangAction.RESTART, acts_at=NOW + 45)
+    verdict = judge(replace(healthy(), suspected=hang))
+    assert verdict.health is Health.HEALTHY and "left" not in verdict.reason
+    said = "no rank does anything; no step for 60 s"
+    assert said in verdict.facts[0] and "started again in 45 s" in verdict.facts[0]
 
 
 @pytest.mark.parametrize(
@@ -359,5 +367,6 @@ def test_a_silence_without_a_reason_is_not_told_early(
     files = {"hanging": hang.as_json()}
     if until is not None:
         files["hang"] = Hang(HangWitness.SILENT, NOW - 90, NOW - 60, until=until).as_json()
-    found = choose_hang(files)
+    found, suspected = choose_hang(files)
     assert (found and found.witness.value) == expected
+    assert (suspected is None) == (expected is not None)
