@@ -383,7 +383,8 @@ class AttemptView:
     hang: Hang | None = None
     """The hang that the agents found; None while the ranks make steps."""
     suspected: Hang | None = None
-    """A silence that is not known to be a hang yet, and what will be done if it lasts."""
+    """A silence that is not known to be a hang yet, and what will be done if it lasts; or a hang
+    whose ranks are being ended."""
     skipped: Skipped | None = None
     """The last saves in a row that the folder of checkpoints could not take."""
     unreadable: Mapping[str, str] = field(default_factory=dict)

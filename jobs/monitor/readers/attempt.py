@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from varuna_core.facts.hang import SAID_EARLY, Hang, parse_hang
+from varuna_core.facts.hang import SAID_EARLY, Hang, HangAction, parse_hang
 from varuna_core.facts.partition import Partition
 from varuna_core.records.checkpoints import parse_skipped
 from varuna_core.records.exits import RankExit, parse_exits, parse_judged
@@ -432,4 +432,6 @@ def choose_hang(values: Mapping[str, Any]) -> tuple[Hang | None, Hang | None]:
     is_early = suspected is not None and suspected.witness in SAID_EARLY
     if is_early and not is_open:
         return suspected, None
+    if found is not None and not is_open and found.action is not HangAction.REPORT:
+        return found, found  # its ranks are being ended
     return found, None if is_early or is_open else suspected

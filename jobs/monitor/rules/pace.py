@@ -197,9 +197,11 @@ def find_pace_s(snapshot: Snapshot) -> float | None:
 
 
 def find_left_s(snapshot: Snapshot) -> float | None:
-    """Seconds until the last step at that pace; None where either is not known, or it is done."""
+    """Seconds until the last step at that pace; None where either is not known, or it is done, or
+    ranks stand."""
     pace_s, progress = find_pace_s(snapshot), snapshot.progress
-    if pace_s is None or progress is None or not progress.num_steps:
+    stands = snapshot.suspected or (snapshot.hang is not None and snapshot.hang.until is None)
+    if stands or pace_s is None or progress is None or not progress.num_steps:
         return None
     left_s = (progress.num_steps - progress.step) * pace_s
     return left_s if left_s > 0 else None

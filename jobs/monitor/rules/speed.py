@@ -216,7 +216,6 @@ def healthy(snapshot: Snapshot) -> Verdict | None:
     pace_s, left_s = find_pace_s(snapshot), find_left_s(snapshot)
     details: tuple[Finding, ...] = ()
     if snapshot.suspected is not None:
-        left_s = None
         details = (Finding("hangs", values=hang_values(snapshot, snapshot.suspected)),)
     is_early = knows_few_gaps(snapshot) and is_long_for_pace(snapshot, silence)
     proof = _see_pace(snapshot)

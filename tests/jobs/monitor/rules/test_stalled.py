@@ -356,6 +356,13 @@ def test_what_will_be_done_about_a_silence_is_said_beside_the_last_step() -> Non
     assert said in verdict.facts[0] and "started again in 45 s" in verdict.facts[0]
 
 
+def test_a_hang_whose_ranks_are_being_ended_is_no_healthy_run_with_time_left() -> None:
+    hang = Hang(HangWitness.SILENT, NOW - 60, NOW, until=NOW, action=HangAction.RESTART)
+    found, suspected = choose_hang({"hang": hang.as_json()})
+    verdict = judge(replace(healthy(), hang=found, suspected=suspected))
+    assert "left" not in verdict.reason and "started again now" in verdict.facts[0]
+
+
 @pytest.mark.parametrize(
     ("witness", "until", "expected"),
     [("silent", None, None), ("lost", None, "lost"), ("lost", NOW, "lost")],
