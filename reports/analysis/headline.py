@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from varuna_core.facts.known import (
@@ -31,6 +32,8 @@ from vjob.reports.load.tables import Job
 
 LAYER_LAUNCH_S = LAUNCH_S
 """Seconds to launch the kernels of one layer's forward; the planner uses the same figure."""
+MOST_GAPS = 3
+"""A gap between two samples of more than this many usual gaps was not sampled."""
 LITTLE_HOURS = 0.1
 """Fewer rank-hours than this are not worth a line, unless they have a price."""
 BACKWARD = 2
@@ -85,6 +88,8 @@ class Headline:
     """Hours of all ranks from first start to end; if read by STEP_LINES, of the steps only."""
     cost: Known[float]
     """The cost in the currency of the conf's prices."""
+    energy_kwh: Known[float]
+    """Energy of the GPUs alone, by the power that was sampled."""
     speeds: tuple[Speed, ...]
     hung: str = ""
     """The longest hang, as a sentence; empty if nothing hung."""
@@ -150,6 +155,7 @@ def summarise(
         idle=idle,
         rank_hours=hours,
         cost=_compute_cost(job, hours),
+        energy_kwh=measure_energy(job.gpus, _count_gpus(job)),
         speeds=tuple(_measure_speeds(job, value_of(step_s))),
         hung=_describe_hangs(job),
         hung_hours=accounting.seconds.get("hung", 0.0) / 3600,
@@ -304,6 +310,8 @@ def list_facts(found: Headline) -> Iterator[Fact]:
         proof = found.rank_hours.evidence[0]
         if proof.source == STEP_LINES:
             price = f" in {proof.seen:,} steps; starts and ends are not known"
+        if isinstance(found.energy_kwh, Value):
+            price += f", {found.energy_kwh.value:.3g} kWh of the GPUs alone"
         if found.rank_hours.value >= LITTLE_HOURS or price:
             yield Fact("used", f"{found.rank_hours.value:.3g} {found.unit}{price}")
     else:
@@ -438,6 +446,48 @@ def _find_product(kind: str) -> GpuProduct | None:
     """Return the product of this kind; None if several products with different peaks match."""
     found = list_gpus(kind)
     return found[0] if len({gpu.half_tflops for gpu in found}) == 1 else None
+
+
+def measure_energy(samples: pd.DataFrame, num_gpus: int) -> Known[float]:
+    """Add up the power of the job's GPUs over the time between samples.
+
+    Time without samples, as between two attempts or while a driver did not answer, is left out; the
+    evidence has the seconds of GPUs that samples cover, and those from the first sample to the last
+    of each attempt.
+    """
+    source = "GPU samples"
+    rows = samples[samples["gpu"] != "cpu"] if len(samples) else samples
+    rows = rows.dropna(subset=["time", "power_w"]) if len(rows) else rows
+    if rows.empty:
+        return NotKnown("no sample has the power of a GPU", (Evidence(source),))
+    if num_gpus and rows.groupby("attempt")[["node", "gpu"]].apply(_count_rows).max() > num_gpus:
+        reason = "the samples have GPUs of other jobs too"
+        return NotKnown(reason, (Evidence(source, Sure.MEASURED),))
+    joules, seen_s, span_s = 0.0, 0.0, 0.0
+    for _, own in rows.groupby(["attempt", "node", "gpu"]):
+        own = own.sort_values("time")
+        times, power = own["time"].to_numpy(float), own["power_w"].to_numpy(float)
+        gaps = np.diff(times)
+        if not len(gaps):
+            continue
+        is_near = gaps <= MOST_GAPS * np.median(gaps)
+        joules += float((gaps * (power[:-1] + power[1:]) / 2)[is_near].sum())
+        seen_s += float(gaps[is_near].sum())
+        span_s += float(times[-1] - times[0])
+    if not seen_s:
+        return NotKnown("there is one sample of each GPU", (Evidence(source),))
+    evidence = Evidence(source, Sure.MEASURED, seen=round(seen_s), expected=round(span_s))
+    return Value(joules / 3.6e6, (evidence,))
+
+
+def _count_gpus(job: Job) -> int:
+    """Count the GPUs of the plan's nodes; 0 where a group does not say how many it has."""
+    counts = [group.count * group.gpus for group in job.plan.nodes]
+    return sum(counts) if all(counts) else 0
+
+
+def _count_rows(table: pd.DataFrame) -> int:
+    return len(table.drop_duplicates())
 
 
 def _compute_cost(job: Job, hours: Known[float]) -> Known[float]:

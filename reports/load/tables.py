@@ -59,6 +59,8 @@ class GroupFacts:
     count: int
     ranks: int
     """Ranks on each node."""
+    gpus: int = 0
+    """GPUs that each node gives; 0 if there are none, or their number is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +148,7 @@ def _list_groups(groups: list[Any]) -> tuple[GroupFacts, ...]:
             gpu_type=str(group.get("gpu_type") or "")[:80],
             count=group["count"],
             ranks=group["ranks"],
+            gpus=group["gpus"] if isinstance(group.get("gpus"), int) else 0,
         )
         for group in groups
         if isinstance(group, dict)

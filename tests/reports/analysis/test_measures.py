@@ -9,19 +9,21 @@ from pathlib import Path
 from typing import get_type_hints
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import ROOT
 from tests.reports.traces import MS, ORIGIN, write_rank, write_simulated
-from varuna_core.facts.known import Value
+from varuna_core.facts.known import NotKnown, Value
 from varuna_core.records.logs.training_log import Iteration, format_iteration
 from varuna_core.schedule.costs import Costs, build_even_costs
 from varuna_core.schedule.registry import build_schedule
 from vjob.jobs.conf.schema import JobConf
 from vjob.reports.analysis.balance import compute_medians_of_others
 from vjob.reports.analysis.findings import Finding, find_all
+from vjob.reports.analysis.headline import measure_energy
 from vjob.reports.analysis.measures import analyse
 from vjob.reports.export.text import show_finding
 from vjob.reports.load.tables import load_job
@@ -249,3 +251,44 @@ def test_a_stage_that_nobody_wrote_of_keeps_its_place(tmp_path: Path) -> None:
     (step, *_) = analyse(load_job(tmp_path)).steps
     assert step.stage_work_s == pytest.approx((0.001, 0.0, 0.003))
     assert step.trouble == "replica 0: no rank wrote of stage 1"
+
+
+def make_samples(power: dict[str, list[float | None]]) -> pd.DataFrame:
+    """Samples of GPUs `node:gpu`, ten seconds apart; None is a sample without power."""
+    rows = [
+        {"attempt": "0", "node": name[:2], "gpu": name[3:], "time": 10.0 * at, "power_w": watts}
+        for name, all_watts in power.items()
+        for at, watts in enumerate(all_watts)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_energy_is_power_over_time() -> None:
+    samples = make_samples({"n0:0": [360.0, 360.0, 360.0], "n1:0": [0.0, 720.0, 720.0]})
+    found = measure_energy(samples, 2)
+    assert isinstance(found, Value)
+    assert found.value == pytest.approx((20 * 360 + 10 * 360 + 10 * 720) / 3.6e6)
+    assert (found.evidence[0].seen, found.evidence[0].expected) == (40, 40)
+
+
+def test_time_without_samples_has_no_energy() -> None:
+    watts: list[float | None] = [360.0] * 4 + [None] * 60 + [360.0] * 4
+    found = measure_energy(make_samples({"n0:0": watts}), 1)
+    assert isinstance(found, Value) and found.value == pytest.approx(60 * 360 / 3.6e6)
+    assert (found.evidence[0].seen, found.evidence[0].expected) == (60, 670)
+
+
+@pytest.mark.parametrize(
+    ("power", "num_gpus", "reason"),
+    [
+        ({}, 1, "no sample has the power of a GPU"),
+        ({"n0:0": [None, None]}, 1, "no sample has the power of a GPU"),
+        ({"n0:0": [10.0]}, 1, "there is one sample of each GPU"),
+        ({"n0:0": [10.0, 9.0], "n0:1": [10.0, 9.0]}, 1, "the samples have GPUs of other jobs too"),
+    ],
+)
+def test_energy_is_not_known_without_all_it_needs(
+    power: dict[str, list[float | None]], num_gpus: int, reason: str
+) -> None:
+    found = measure_energy(make_samples(power), num_gpus)
+    assert isinstance(found, NotKnown) and found.reason == reason
