@@ -200,9 +200,9 @@ def strike(step: int, compute: Any) -> None:
         dist.all_reduce(torch.ones(1), group=group if is_odd else None)
     if FAULT == "cut":
         cut_link(is_odd)
+    if FAULT in ("nfs", "nfs-all"):
+        dist.barrier()  # all have this step's samples
     if FAULT in ("nfs", "nfs-all", "nfs-pause") and is_odd:
-        if FAULT == "nfs":
-            time.sleep(3)  # the others have this step's samples by then
         HOLD.touch()
         if FAULT == "nfs":
             os.pread(os.open(DATA, os.O_RDONLY), 64, 0)
@@ -221,21 +221,10 @@ def strike(step: int, compute: Any) -> None:
         lock.acquire()
         lock.acquire()
     # Healthy ones.
-    if FAULT == "continued" and is_odd:
-        subprocess.Popen(["sh", "-c", f"sleep 15; kill -CONT {os.getpid()}"])
-        os.kill(os.getpid(), signal.SIGSTOP)
-    if FAULT == "traced" and is_odd:
-        subprocess.run([sys.executable, "-c", TRACE, str(os.getpid())], check=True)
     if FAULT == "prompt" and is_odd:
         ear, mouth = os.pipe()
         threading.Timer(170, os.write, (mouth, b"continue\n")).start()
         pdb.Pdb(stdin=os.fdopen(ear), stdout=sys.stdout).set_trace()
-    if FAULT in ("evaluate", "evaluate-one") and (is_odd or FAULT == "evaluate"):
-        until = time.monotonic() + 180
-        while time.monotonic() < until:
-            compute()
-    if FAULT in ("pause", "pause-one") and (is_odd or FAULT == "pause"):
-        time.sleep(80)
     if FAULT == "child" and is_odd:
         subprocess.run([sys.executable, "-c", SPIN], check=True)
     if FAULT == "write" and is_odd:
