@@ -54,13 +54,13 @@ def test_a_load_drops_the_optimizers_state_before_it_reads_another(
     kept = [state["exp_avg"].clone() for state in optimizer.state.values()]
     old = [weakref.ref(state["exp_avg"]) for state in optimizer.state.values()]
     alive: list[int] = []
-    real = CheckpointReader.read_optimizer
+    real = CheckpointReader.read_optimizers
 
     def read(self: CheckpointReader, *args: Any) -> Any:
         alive.append(sum(ref() is not None for ref in old))
         return real(self, *args)
 
-    monkeypatch.setattr(CheckpointReader, "read_optimizer", read)
+    monkeypatch.setattr(CheckpointReader, "read_optimizers", read)
     varuna.load_checkpoint(tmp_path)
     assert alive and not any(alive)
     loaded = [state["exp_avg"] for state in optimizer.state.values()]

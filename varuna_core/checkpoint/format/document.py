@@ -31,6 +31,7 @@ except ImportError:
 
 VERSION = 1
 MARK = "varuna_checkpoint"
+BEFORE_CONTENT = ', "content": '
 READABLE = 0o666
 """Less the user's umask. Who may read a checkpoint is said by the folder of them all, which is its
 owner's alone (0700) where it is made here."""
@@ -40,18 +41,21 @@ def crc_text(data: Any) -> str:
     return f"{crc32(data):08x}"
 
 
-def _seal(what: str, content: Any) -> dict[str, Any]:
-    return {MARK: VERSION, "what": what, "crc32": crc_text(_canonical(content)), "content": content}
+def _seal(what: str, content: Any) -> str:
+    """The document, with its content as the checksum takes it: a reader need not write it again."""
+    text = _canonical(content)
+    head = json.dumps({MARK: VERSION, "what": what, "crc32": crc_text(text.encode())})
+    return f"{head[:-1]}{BEFORE_CONTENT}{text}}}\n"
 
 
-def _canonical(content: Any) -> bytes:
-    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+def _canonical(content: Any) -> str:
+    return json.dumps(content, sort_keys=True, separators=(",", ":"))
 
 
 def write_document(path: Path, what: str, content: Any, durable: bool = True) -> None:
     """Land it whole; if `durable`, it is on the disk when this returns, its name too."""
     if durable:
-        write_atomic(path, json.dumps(_seal(what, content)) + "\n", READABLE)
+        write_atomic(path, _seal(what, content), READABLE)
         sync_folder(path.parent)
         return
     os.replace(write_part(path, what, content), path)
@@ -63,7 +67,7 @@ def write_part(path: Path, what: str, content: Any) -> Path:
     part = path.with_name(f".{path.name}.{who}.part")
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, READABLE)
     with os.fdopen(fd, "w", encoding="utf-8") as handle:
-        handle.write(json.dumps(_seal(what, content)) + "\n")
+        handle.write(_seal(what, content))
     return part
 
 
@@ -93,7 +97,10 @@ def parse_document(data: bytes, path: Path, what: str) -> Any:
             "load it with the vjob that wrote it or a later one"
         )
     content = found.get("content")
-    if version != VERSION or found.get("crc32") != crc_text(_canonical(content)):
+    held = data.partition(BEFORE_CONTENT.encode())[2].rstrip()[:-1]
+    expected = found.get("crc32")
+    is_whole = expected == crc_text(held) or expected == crc_text(_canonical(content).encode())
+    if version != VERSION or not is_whole:
         raise DamagedCheckpoint(f"{path} was changed: its checksum differs")
     if found.get("what") != what:
         raise DamagedCheckpoint(f"{path} should be a {what} and is a {found.get('what')}")

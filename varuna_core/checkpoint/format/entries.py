@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varuna_core.checkpoint.format.box import Box, split_range, whole
+from varuna_core.checkpoint.format.box import (
+    BLOCK_BYTES,
+    Box,
+    count_block_rows,
+    split_range,
+    whole,
+)
 from varuna_core.checkpoint.format.document import READABLE, crc_text
 from varuna_core.checkpoint.format.errors import CheckpointError
 from varuna_core.checkpoint.format.manifest import (
@@ -27,7 +34,6 @@ from varuna_core.checkpoint.format.manifest import (
     HeldFile,
     Piece,
     TrainingState,
-    place,
 )
 from varuna_core.checkpoint.format.tensorfile import ITEM_BYTES, lay_out
 
@@ -50,6 +56,8 @@ DTYPES = {
     "C64": torch.complex64,
 }
 _WORDS = {dtype: word for word, dtype in DTYPES.items()}
+MOST_BLOCKS = 512
+"""Blocks that are written together: the kernel takes 1024 at once."""
 
 
 def name_dtype(dtype: torch.dtype, name: str) -> str:
@@ -157,11 +165,13 @@ def _cut_run(entry: Entry, low: int, high: int) -> Iterator[Entry]:
 
 
 def view_bytes(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor, of any type; without numpy, which torch may lack."""
-    size = tensor.numel() * tensor.element_size()
-    if not size:
+    """The memory of a contiguous CPU tensor, of any type, which lives as long as the view; without
+    numpy, which torch may lack."""
+    if not tensor.nbytes:
         return memoryview(bytearray())
-    return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B")
+    memory: Any = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    memory.tensor = tensor
+    return memoryview(memory).cast("B")
 
 
 def key_of(entry: Entry) -> str:
@@ -176,11 +186,12 @@ def write_file(
 ) -> Future[HeldFile]:
     """A new file of these entries; `beside` computes the checksums, and waits for the disk.
 
-    Holds one tensor in CPU memory at a time, and none that lies there contiguous already.
+    Small tensors are checksummed and written many at a time. Holds one tensor and two such batches
+    in CPU memory, and none that lies there contiguous already.
     """
     entries = sorted(entries, key=lambda entry: -ITEM_BYTES[entry.dtype])
-    head, laid = lay_out([(key_of(e), e.dtype, e.box.extent) for e in entries], notes)
-    pieces = []
+    head, starts = lay_out([(key_of(e), e.dtype, e.box.extent) for e in entries], notes)
+    all_rows = [count_block_rows(e.box.extent, ITEM_BYTES[e.dtype]) for e in entries]
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, READABLE)
     except FileExistsError as error:
@@ -190,17 +201,8 @@ def write_file(
         ) from error
     try:
         with _named(path):
-            _write_all(fd, memoryview(head))
-            for entry, at in zip(entries, laid, strict=True):
-                piece = place(
-                    kind=entry.kind,
-                    name=entry.name,
-                    dtype=entry.dtype,
-                    shape=entry.shape,
-                    box=entry.box,
-                    start=at.start,
-                )
-                pieces.append(_write_piece(fd, entry, piece, beside))
+            _write_all(fd, [memoryview(head)])
+            counts, begun = _write_tensors(fd, entries, all_rows, beside)
             size = os.fstat(fd).st_size
     except BaseException:
         os.close(fd)
@@ -212,7 +214,14 @@ def write_file(
                 os.fsync(fd)
         finally:
             os.close(fd)
-        return HeldFile(size=size, head=crc_text(head), pieces=tuple(pieces))
+        checks = iter([check for batch in begun for check in batch.result()])
+        pieces = tuple(
+            Piece(
+                e.kind, e.name, e.dtype, e.shape, e.box, start, rows, tuple(islice(checks, count))
+            )
+            for e, start, rows, count in zip(entries, starts, all_rows, counts, strict=True)
+        )
+        return HeldFile(size=size, head=crc_text(head), pieces=pieces)
 
     return beside.submit(land)
 
@@ -225,22 +234,53 @@ def _named(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def _write_piece(fd: int, entry: Entry, piece: Piece, beside: Executor) -> Piece:
+def _write_tensors(
+    fd: int, entries: Sequence[Entry], all_rows: Sequence[int], beside: Executor
+) -> tuple[list[int], list[Future[list[str]]]]:
+    """How many checksums each entry has, and all of them in batches, as they come."""
+    counts: list[int] = []
+    begun: list[Future[list[str]]] = []
+    batch: list[memoryview] = []
+
+    def write() -> None:
+        if begun[1:]:
+            begun[-2].result()
+        begun.append(beside.submit(_compute_checks, tuple(batch)))
+        _write_all(fd, batch)
+
+    size = 0
+    for entry, rows in zip(entries, all_rows, strict=True):
+        data = view_bytes(_take(entry))
+        step = rows * prod(entry.box.extent[1:]) * ITEM_BYTES[entry.dtype]
+        counts.append(-(-len(data) // max(1, step)))
+        for low in range(0, len(data), max(1, step)):
+            batch.append(data[low : low + step])
+            size += len(batch[-1])
+            if size >= BLOCK_BYTES or len(batch) == MOST_BLOCKS:
+                write()
+                size = 0
+    write()
+    return counts, begun
+
+
+def _take(entry: Entry) -> Tensor:
     tensor = entry.load().detach().cpu().contiguous()
-    if tuple(tensor.shape) != entry.box.extent or tensor.element_size() != ITEM_BYTES[entry.dtype]:
+    if tensor.shape != entry.box.extent or tensor.element_size() != ITEM_BYTES[entry.dtype]:
         raise CheckpointError(
             f"{entry.kind} {entry.name!r} has changed its shape since it was given"
         )
-    data = view_bytes(tensor)
-    step = max(1, piece.rows * piece.row_bytes)
-    checks: list[Future[str]] = []
-    for low in range(0, len(data), step):
-        block = data[low : low + step]
-        checks.append(beside.submit(crc_text, block))
-        _write_all(fd, block)
-    return replace(piece, checks=tuple(check.result() for check in checks))
+    return tensor
 
 
-def _write_all(fd: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(fd, data) :]
+def _compute_checks(blocks: Sequence[memoryview]) -> list[str]:
+    return [crc_text(block) for block in blocks]
+
+
+def _write_all(fd: int, blocks: list[memoryview]) -> None:
+    """Write these blocks, and leave none in the list."""
+    while blocks:
+        written = os.writev(fd, blocks)
+        while blocks and written >= len(blocks[0]):
+            written -= len(blocks.pop(0))
+        if written:
+            blocks[0] = blocks[0][written:]

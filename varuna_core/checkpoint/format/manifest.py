@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from varuna_core.checkpoint.format.box import Box, count_block_rows, find_fault, list_blocks
+from varuna_core.checkpoint.format.box import Box, find_fault, list_blocks
 from varuna_core.checkpoint.format.document import read_document
 from varuna_core.checkpoint.format.errors import CheckpointError, DamagedCheckpoint
 from varuna_core.checkpoint.format.tensorfile import ITEM_BYTES
@@ -21,8 +21,7 @@ from varuna_core.records.checkpoints import MANIFEST
 WEIGHT, BUFFER = "weight", "buffer"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Piece:
+class Piece(NamedTuple):
     """A piece of a tensor in a file."""
 
     kind: str
@@ -288,34 +287,17 @@ def _parse_files(content: Any) -> dict[str, HeldFile]:
             head=file["head"],
             pieces=tuple(
                 Piece(
-                    kind=piece["kind"],
-                    name=piece["name"],
-                    dtype=piece["dtype"],
-                    shape=tuple(piece["shape"]),
-                    box=Box(tuple(piece["offset"]), tuple(piece["extent"])),
-                    start=piece["start"],
-                    rows=piece["rows"],
-                    checks=tuple(piece["checks"].split()),
+                    piece["kind"],
+                    piece["name"],
+                    piece["dtype"],
+                    tuple(piece["shape"]),
+                    Box(tuple(piece["offset"]), tuple(piece["extent"])),
+                    piece["start"],
+                    piece["rows"],
+                    tuple(piece["checks"].split()),
                 )
                 for piece in file["pieces"]
             ),
         )
         for name, file in content.items()
     }
-
-
-def place(
-    *, kind: str, name: str, dtype: str, shape: tuple[int, ...], box: Box, start: int
-) -> Piece:
-    """A piece whose bytes are to be written from `start` on; its checksums are still to come."""
-    rows = count_block_rows(box.extent, ITEM_BYTES[dtype])
-    return Piece(
-        kind=kind,
-        name=name,
-        dtype=dtype,
-        shape=shape,
-        box=box,
-        start=start,
-        rows=rows,
-        checks=(),
-    )

@@ -44,14 +44,15 @@ class Laid:
 
 def lay_out(
     tensors: Sequence[tuple[str, str, Sequence[int]]], notes: Mapping[str, str]
-) -> tuple[bytes, list[Laid]]:
-    """The file's head, and where each (key, type, extent) lies behind it, in the given order.
+) -> tuple[bytes, list[int]]:
+    """The file's head, and where in the file each (key, type, extent) begins, in the given order.
 
     Give the widest types first and every tensor is aligned.
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt", **notes}}
-    at = 0
+    at, starts = 0, []
     for key, dtype, extent in tensors:
+        starts.append(at)
         end = at + prod(extent) * ITEM_BYTES[dtype]
         if key in header:
             raise ValueError(f"two tensors of one file are called {key!r}")
@@ -60,12 +61,7 @@ def lay_out(
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     head = struct.pack("<Q", len(text)) + text
-    laid = []
-    at = len(head)
-    for key, dtype, extent in tensors:
-        laid.append(Laid(key=key, dtype=dtype, extent=tuple(extent), start=at))
-        at += laid[-1].num_bytes
-    return head, laid
+    return head, [len(head) + start for start in starts]
 
 
 def read_head(path: Path) -> tuple[bytes, list[Laid]]:

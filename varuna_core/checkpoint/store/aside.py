@@ -40,14 +40,13 @@ class Choice:
             raise error
         self._refused[folder] = str(error)
 
-    def take(self) -> Path:
+    def take(self) -> CheckpointReader:
         """By one rank: what is left, its manifest and files looked at; sets aside what is not."""
         while True:
             self._set_aside()
             folder = self._find()
             try:
-                CheckpointReader(folder, self.check_complete).close()
-                return folder
+                return CheckpointReader(folder, self.check_complete)
             except DamagedCheckpoint as error:
                 self.refuse(folder, error)
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 import difflib
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -161,41 +162,44 @@ class CheckpointReader:
         self.fill([WantedTensor(name=name, out=out, kind=kind, box=box)])
         return out
 
-    def read_share(self, name: str, kind: str, share: TensorShare) -> Tensor:
-        """Read a rank's share of the tensor, as the rank has it."""
-        out = torch.empty(share.extent, dtype=self.dtype(name, kind))
-        self.fill(
-            WantedTensor(name=name, out=out[inner.slices], kind=kind, box=outer)
-            for outer, inner in share.pieces
-        )
-        return out
-
     def read_optimizer(self, name: str, part: Box | TensorShare | None = None) -> Any:
         """The optimizer's state of a parameter, or None if it had none.
 
         `part` is what is wanted of the parameter: state of the parameter's own shape comes in that
         part, other state whole.
         """
-        name = self._leads.get(name, name)
-        tree = self.manifest.optimizer.get(name)
-        if tree is None:
-            return None
-        full = self.shape(name)
+        return self.read_optimizers({name: part}).get(name)
 
-        def take(key: str) -> Tensor:
+    def read_optimizers(self, parts: Mapping[str, Box | TensorShare | None]) -> dict[str, Any]:
+        """The same of several parameters at once, without those that had no state."""
+        wanted: list[WantedTensor] = []
+
+        def place(name: str, part: Box | TensorShare | None, key: str) -> Tensor:
             kind = OPTIMIZER + key
-            if part is None or self.shape(name, kind) != full:
-                return self.read(name, kind)
+            full = self.shape(name, kind)
+            if part is None or full != self.shape(name):
+                part = whole(full)
+            out = torch.empty(part.extent, dtype=self.dtype(name, kind))
             if isinstance(part, TensorShare):
-                return self.read_share(name, kind, part)
-            return self.read(name, kind, part)
+                for outer, inner in part.pieces:
+                    held = out[inner.slices]
+                    wanted.append(WantedTensor(name=name, out=held, kind=kind, box=outer))
+            else:
+                wanted.append(WantedTensor(name=name, out=out, kind=kind, box=part))
+            return out
 
-        return from_plain(tree, take)
+        found = {}
+        for name, part in parts.items():
+            tree = self.manifest.optimizer.get(self._leads.get(name, name))
+            if tree is not None:
+                found[name] = from_plain(tree, partial(place, name, part))
+        self.fill(wanted)
+        return found
 
     def fill(self, wanted: Iterable[WantedTensor]) -> None:
         """Read into tensors that are there, of any layout, type and device."""
         tasks = [planned for one in wanted for planned in self._plan(one)]
-        if len(tasks) == 1:  # a state of many small tensors is read one by one
+        if len(tasks) == 1:
             self._named(tasks[0][1])
             return
 
@@ -243,12 +247,17 @@ class CheckpointReader:
                 continue
             is_part = held != piece.box
             fd = self._open(file, is_part)
+            out = wanted.out.detach()
+            if held == box and len(piece.checks) == 1 and not is_part:
+                at = fd, file, piece, box, piece.start, piece.checks[0]
+                yield False, self._build_task(*at, box, out)
+                continue
             for inner, start, check in piece.blocks():
                 block = inner.inside(piece.box)
                 common = block.intersect(box)
                 if common is not None:
-                    out = wanted.out.detach()[common.seen_from(box).slices]
-                    task = self._build_task(fd, file, piece, block, start, check, common, out)
+                    part = out[common.seen_from(box).slices]
+                    task = self._build_task(fd, file, piece, block, start, check, common, part)
                     yield is_part, task
 
     def _build_task(

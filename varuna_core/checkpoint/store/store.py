@@ -146,8 +146,8 @@ class SaveFolder:
         self.store, self.save = store, save
         self.path = store / f"{name_of(save.iteration)}.{save.save}.partial"
         self.final = store / name_of(save.iteration)
-        self.is_marked = False
-        """This rank's marker may be there."""
+        self.marked: Marker | None = None
+        """This rank's marker, once it may be there."""
 
         self._is_ours = False
         """This rank is the one that completes it."""
@@ -170,9 +170,9 @@ class SaveFolder:
         are gone. What outlives one is the manifest.
         """
         sync_folder(self.path)
-        path = self.markers / f"rank-{marker.rank:04d}.json"
+        path = self.markers / _name_marker(marker.rank)
         part = write_part(path, "marker", render_marker(marker))
-        self.is_marked = True  # even if this fails: a file server may have done it all the same
+        self.marked = marker  # even if this fails: a file server may have done it all the same
         os.replace(part, path)
 
     def take_back(self) -> None:
@@ -180,7 +180,7 @@ class SaveFolder:
 
         Once this rank's marker may be there the checkpoint may be complete: then all stays.
         """
-        if not self.is_marked:
+        if self.marked is None:
             shutil.rmtree(self.path, ignore_errors=True)
 
     def commit(self, may_replace: Callable[[Save | None], bool]) -> bool:
@@ -249,6 +249,8 @@ class SaveFolder:
         return False
 
     def _read_marker(self, name: str) -> Marker:
+        if self.marked is not None and name == _name_marker(self.marked.rank):
+            return self.marked
         path = self.markers / name
         marker = parse_marker(read_document(path, "marker"), path)
         if marker.save != self.save:
@@ -287,6 +289,10 @@ class SaveFolder:
             f"{self.final} is there already, {whose}, which this training (job {self.save.job}) "
             "does not continue: save into another folder, or move it away"
         )
+
+
+def _name_marker(rank: int) -> str:
+    return f"rank-{rank:04d}.json"
 
 
 def read_save(folder: Path) -> Save | None:

@@ -448,7 +448,7 @@ class CheckpointWriter:
         except FolderTaken:
             raise
         except (OSError, CheckpointError) as error:
-            if folder.is_marked:
+            if folder.marked is not None:
                 self._last = folder
             # A third rank that has yet to see it may have made the folder again.
             is_taken_back = is_begun and find_errno(error) == errno.ENOENT
@@ -463,7 +463,7 @@ class CheckpointWriter:
 
     def _give_up(self, folder: SaveFolder) -> None:
         folder.take_back()
-        if not folder.is_marked:
+        if folder.marked is None:
             self._given_up.append(folder)
 
     def _look_around(self, folder: SaveFolder) -> None:

@@ -334,6 +334,7 @@ class Saving:
 
     # Loading.
 
+    @without_collection()
     def load(
         self, store: Path, iteration: int | None, check_complete: bool
     ) -> tuple[int, TrainingProgress]:
@@ -343,18 +344,24 @@ class Saving:
         it.
         """
         choice = Choice(store, iteration, check_complete)
+        opened: list[CheckpointReader] = []
+        """On the rank that has chosen it."""
 
         def choose() -> str:
-            name = choice.take().name
+            opened[:] = [choice.take()]
             with contextlib.suppress(OSError):  # a store that is only read
                 (store / LEFT).unlink(missing_ok=True)
-            return name
+            return opened[0].folder.name
+
+        def load_part() -> tuple[int, str, TrainingProgress]:
+            reader = opened.pop() if opened else CheckpointReader(folder, check_complete=False)
+            return self._load_part(reader)
 
         while True:
             folder = store / self.consensus.decide(choose)
             found: list[Any] = []
             try:
-                self.consensus.run_on_all(lambda: found.extend(self._load_part(folder)))  # noqa: B023
+                self.consensus.run_on_all(lambda: found.extend(load_part()))  # noqa: B023
             except DamagedCheckpoint as error:
                 choice.refuse(folder, error)
                 continue
@@ -371,12 +378,11 @@ class Saving:
         held = (*self.masters.by_name, *self.part.buffers())
         return [name for name in held if name in self._shapes]
 
-    @without_collection()
-    def _load_part(self, folder: Path) -> tuple[int, str, TrainingProgress]:
+    def _load_part(self, opened: CheckpointReader) -> tuple[int, str, TrainingProgress]:
         self.close()  # those that follow go on in the line of what is loaded
         self._loaded = None
-        with CheckpointReader(folder, check_complete=False) as reader:
-            state = reader.state
+        with opened as reader:
+            state, folder = reader.state, reader.folder
             self._expect_same(state.shapes, folder)
             tensors: Mapping[str, Tensor] = {**self.masters.by_name, **self.part.buffers()}
             once = {id(t): (n, t) for n, t in tensors.items() if n in self._shapes}
@@ -434,13 +440,11 @@ class Saving:
         for optimizer in self.updates.optimizers:
             found = {}
             drop_state(optimizer)  # else it and what is read would both be in memory
-            for key in find_holders([optimizer]):
-                name = names.get(key)
-                part = find_part(name, self.masters, self.shares) if name else None
-                tree = reader.read_optimizer(name, part) if name else None
-                if tree is not None:
-                    found[key] = tree
-                    loaded.options[key] = {**tree, "state": None}
+            keys = {names[key]: key for key in find_holders([optimizer]) if key in names}
+            parts = {name: find_part(name, self.masters, self.shares) for name in keys}
+            for name, tree in reader.read_optimizers(parts).items():
+                found[keys[name]] = tree
+                loaded.options[keys[name]] = {**tree, "state": None}
             put_optimizer(optimizer, found)
         scale, kept = self.updates.loss_scale, loaded.loss_scale
         self.updates.skipping = False

@@ -96,6 +96,10 @@ def put_optimizer(optimizer: Any, found: Mapping[int, Any], with_state: bool = T
     packed = optimizer.state_dict()
     order = [parameter for group in groups for parameter in group["params"]]
     states = {i: found[id(p)]["state"] for i, p in enumerate(order) if id(p) in found}
+    for said in packed["param_groups"]:
+        # torch searches them for each tensor, which takes a list long.
+        numbers = range(min(said["params"], default=0), max(said["params"], default=-1) + 1)
+        said["params"] = numbers if [*numbers] == said["params"] else said["params"]
     optimizer.load_state_dict(
         {
             **packed,
