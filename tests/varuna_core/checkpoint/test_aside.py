@@ -26,7 +26,7 @@ def cut(folder: Path) -> None:
 
 
 def take(store: Path, iteration: int | None = None) -> str:
-    return Choice(store, iteration, True).take().name
+    return Choice(store, iteration, True).take().folder.name
 
 
 def test_the_newest_is_taken_and_nothing_touched(store: Path) -> None:
@@ -54,9 +54,9 @@ def test_damaged_ones_are_passed_over_down_to_a_whole_one(what: str, store: Path
 
 def test_what_ranks_find_is_set_aside_by_the_next_look(store: Path) -> None:
     choice = Choice(store, None, True)
-    folder = choice.take()
+    folder = choice.take().folder
     choice.refuse(folder, DamagedCheckpoint("rank 3: a checksum differs"))
-    assert choice.take().name == "varuna_ckpt_2"
+    assert choice.take().folder.name == "varuna_ckpt_2"
     (one,) = list_damaged(store)
     assert (one.iteration, one.reason) == (3, "rank 3: a checksum differs")
 
@@ -67,7 +67,7 @@ def test_one_that_was_asked_for_is_an_error_and_stays(store: Path) -> None:
         take(store, 3)
     choice = Choice(store, 2, True)
     with pytest.raises(DamagedCheckpoint, match="as it was said"):
-        choice.refuse(choice.take(), DamagedCheckpoint("as it was said"))
+        choice.refuse(choice.take().folder, DamagedCheckpoint("as it was said"))
     assert list_damaged(store) == []
 
 
@@ -106,10 +106,10 @@ def test_where_nothing_can_be_renamed_it_is_passed_over(
 def test_one_that_is_gone_is_not_damaged(store: Path) -> None:
     """Another job's rename or removal, between the look and the load."""
     choice = Choice(store, None, True)
-    folder = choice.take()
+    folder = choice.take().folder
     shutil.rmtree(folder)
     choice.refuse(folder, DamagedCheckpoint("a file is missing"))
-    assert choice.take().name == "varuna_ckpt_2"
+    assert choice.take().folder.name == "varuna_ckpt_2"
     assert list_damaged(store) == []
 
 

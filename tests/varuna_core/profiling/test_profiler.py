@@ -432,6 +432,7 @@ def test_an_optimizer_is_made_anew_with_its_settings() -> None:
 # Models that know nothing of us.
 
 
+@pytest.mark.filterwarnings("ignore")  # what the libraries that T5 imports warn of
 @pytest.mark.parametrize(
     "name", ["gpt2", "llama", "bert", pytest.param("t5", marks=pytest.mark.long)]
 )
