@@ -524,6 +524,7 @@ def render_row(one: Result, plain: str) -> str:
 def render_rows(results: list[Result]) -> list[str]:
     plain = {x.case.shape: x.loss for x in results if x.case.is_plain}
     staged = [x for x in results if not x.case.is_plain]
+    acted = [x for x in staged if x.seconds and not x.case.ends_itself]
     rows = [
         "Jobs on virtual nodes of a real Slurm, by `python -m benchmarks.hangs --on lab`. Seconds",
         "count as above. Processors and memory are those of one machine.",
@@ -535,7 +536,7 @@ def render_rows(results: list[Result]) -> list[str]:
     ]
     sure = ("stopped", "dead", "mismatched")
     for is_sure, what in ((True, "Stopped, dead or mismatched"), (False, "Where nobody can tell")):
-        values = [x.seconds for x in staged if x.seconds and (x.case.witness in sure) == is_sure]
+        values = [x.seconds or 0 for x in acted if (x.case.witness in sure) == is_sure]
         if values:
             middle = statistics.median(values)
             rows += ["", f"{what}: median {middle:.0f}, worst {max(values):.0f} s."]
