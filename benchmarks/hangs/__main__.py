@@ -34,6 +34,7 @@ from benchmarks.hangs.staging import (
     SCRIPTS,
     describe_staging,
     find_python,
+    format_wait,
     note_staging,
     write_part,
 )
@@ -239,10 +240,10 @@ def render(results: list[Result]) -> str:
         "Runs of two or three gloo ranks on one machine, by `python -m benchmarks.hangs`: a",
         "stand-in for a cluster. Seconds are from the last optimizer step before the hang, or from",
         "the begin of the hang where there was none, to the first one after the restart, the",
-        "program's start included.",
+        "program's start included; before them those to the action.",
         "",
-        "| staged | said | rank | s | named right | last loss as without | commit, load |",
-        "|---|---|---|---|---|---|---|",
+        "| staged | said | rank | acted | s | named right | last loss as without | commit, load |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for one in (result for result in results if result.case.witness or result.case.ends_itself):
         said = one.hang.witness.value if one.hang else "nothing"
@@ -252,9 +253,8 @@ def render(results: list[Result]) -> str:
             "yes" if x else "no"
             for x in (one.is_right, one.loss == losses[one.case.kind, one.case.ranks])
         )
-        rows.append(
-            f"| {one.case.name} | {said} | {rank} | {time_s} | {right} | {same} | {one.staged} |"
-        )
+        cells = (one.case.name, said, rank, format_wait(one.hang), time_s, right, same, one.staged)
+        rows.append(f"| {' | '.join(cells)} |")
     for name, words in KINDS.items():
         values = [x.seconds for x in results if x.case.witness in words and x.seconds]
         if values:

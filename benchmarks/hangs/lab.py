@@ -22,7 +22,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.hangs.held_mount import end_held, mount_held
-from benchmarks.hangs.staging import SCRIPTS, describe_staging, find_python, note_staging
+from benchmarks.hangs.staging import (
+    SCRIPTS,
+    describe_staging,
+    find_python,
+    format_wait,
+    note_staging,
+)
 from tests.cluster.lab import Lab
 from tests.cluster.processes import find_in_namespace
 from tests.command import Vjob
@@ -517,7 +523,8 @@ def render_row(one: Result, plain: str) -> str:
     same = describe_difference(one.loss, plain) if one.end == "completed" else ""
     seconds = "" if one.seconds is None else f"{one.seconds:.0f}"
     right = "yes" if one.named_right else "no"
-    cells = (one.case.name, one.case.do, said, who, seconds, right, then, same, one.staged)
+    wait = format_wait(one.hang)
+    cells = (one.case.name, one.case.do, said, who, wait, seconds, right, then, same, one.staged)
     return f"| {' | '.join(cells)} |"
 
 
@@ -529,9 +536,9 @@ def render_rows(results: list[Result]) -> list[str]:
         "Jobs on virtual nodes of a real Slurm, by `python -m benchmarks.hangs --on lab`. Seconds",
         "count as above. Processors and memory are those of one machine.",
         "",
-        "| staged | do | said | rank, node | s | named right | then | last loss as without "
+        "| staged | do | said | rank, node | acted | s | named right | then | last loss as without "
         "| commit, load |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|",
         *(render_row(one, plain.get(one.case.shape, "")) for one in staged),
     ]
     sure = ("stopped", "dead", "mismatched")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from benchmarks import RESULTS
 from benchmarks.gpu import find_commit
+from varuna_core.facts.hang import Hang
 
 SCRIPTS = {
     "lightning": "with_lightning.py",
@@ -35,6 +36,11 @@ def describe_staging(folder: Path) -> str:
     except FileNotFoundError:
         return "not kept"
     return f"{noted['commit']}, {noted['load']}"
+
+
+def format_wait(hang: Hang | None) -> str:
+    """Seconds from the last step to what is done about it."""
+    return "" if hang is None else f"{hang.seen_at - hang.since:.0f}"
 
 
 def write_part(heading: str, rows: list[str]) -> None:
