@@ -73,7 +73,11 @@ WRAPPERS: Mapping[str, tuple[str, ...]] = {
     "mamba run": ("-n", "--name", "-p", "--prefix", "--cwd"),
     "micromamba run": ("-n", "--name", "-p", "--prefix", "--cwd", "-r", "--root-prefix"),
     "pixi run": ("-e", "--environment", "--manifest-path"),
-    "nsys profile": ("-o", "-t", "-s", "-c", "-d", "-y", "-w", "-f"),
+    "nsys profile": (
+        *("-o", "-t", "-s", "-c", "-d", "-y", "-w", "-f", "--output", "--trace", "--sample"),
+        *("--capture-range", "--capture-range-end", "--stop-on-exit", "--cuda-memory-usage"),
+        "--force-overwrite",
+    ),
     "coverage run": ("--source", "--rcfile", "--include", "--omit"),
     "py-spy record": ("-o", "-d", "-r", "-f"),
 }

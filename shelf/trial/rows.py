@@ -106,7 +106,8 @@ def describe_checkpoint(
 def describe_memory(trial: Trial, seen: TryObservation) -> Row:
     """The memory in use on the fullest GPU."""
     if trial.is_small or not seen.gpu_mb:
-        return unknown("memory", SMALLER if trial.is_small else "no GPU was sampled")
+        why = seen.gpus_not_known or "no GPU was sampled"
+        return unknown("memory", SMALLER if trial.is_small else why)
     used, total = max(seen.gpu_mb.values(), key=lambda pair: pair[0] / pair[1])
     fits = "nearly full" if used > FULL * total else "fits"
     sizes = f"{format_size(round(used * 2**20))} of {format_size(round(total * 2**20))}"

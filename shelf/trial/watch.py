@@ -75,6 +75,12 @@ class TryObservation:
         return None if went_at is None else max(0.0, self.snapshot.now - went_at)
 
     @property
+    def gpus_not_known(self) -> str:
+        """Why no node's GPUs can be read; empty where those of some node can."""
+        reasons = [node.gpus_not_known for node in self.snapshot.nodes]
+        return reasons[0] if reasons and all(reasons) else ""
+
+    @property
     def steps(self) -> tuple[int, ...]:
         """The steps that lines show, each once."""
         progress = self.snapshot.progress
@@ -106,7 +112,7 @@ def watch(run: RunFolder, *, ends_itself: bool, limit_s: float, say: Say) -> Try
         has_enough, is_failing = len(seen.steps) >= STEPS, verdict.health is Health.FAILING
         if has_enough and (is_failing or not ends_itself):
             enough_at = enough_at or time.monotonic()
-            is_sampled = not snapshot.num_gpus or gpu_mb
+            is_sampled = gpu_mb or not snapshot.num_gpus or seen.gpus_not_known
             is_late = time.monotonic() - enough_at > SAMPLE_S
             if is_late or verdict.rule == "not a number" or (is_sampled and not is_failing):
                 return replace(seen, ending=Ending.STEPS)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from vjob.jobs.programs.launchers import LAUNCHERS, is_python
+from vjob.jobs.programs.launchers import LAUNCHERS, WRAPPERS, is_python
 
 
 def _names(text: str) -> frozenset[str]:
@@ -35,19 +35,14 @@ _FLAGS: Mapping[str, frozenset[str]] = {
     ),
 }
 """Options without a value, for wrappers most of whose options take one."""
+_SHARED = _names("exec ionice nice nohup setsid stdbuf time timeout")
 _VALUES: Mapping[str, frozenset[str]] = {
+    **{name: frozenset(word.lstrip("-") for word in WRAPPERS[name]) for name in _SHARED},
+    "nsys": frozenset(word.lstrip("-") for word in WRAPPERS["nsys profile"]),
     "env": _names("u unset C chdir S"),
-    "nohup": frozenset(),
-    "time": _names("f o"),
-    "stdbuf": _names("i o e"),
-    "nice": _names("n"),
-    "ionice": _names("c n"),
-    "setsid": frozenset(),
-    "exec": _names("a"),
     "eval": frozenset(),
     "builtin": frozenset(),
     "sudo": _names("u g"),
-    "timeout": _names("s k signal kill-after"),
     "apptainer": _names("B H W bind home pwd env env-file workdir overlay"),
     "singularity": _names("B H W bind home pwd env env-file workdir overlay"),
     "enroot": _names("m e c mount env conf"),
@@ -55,13 +50,10 @@ _VALUES: Mapping[str, frozenset[str]] = {
         "v e w volume env workdir gpus name network net shm-size ipc ulimit user u entrypoint p "
         "publish mount env-file runtime device h hostname"
     ),
-    "nsys": _names(
-        "o t s w output trace sample capture-range capture-range-end stop-on-exit "
-        "cuda-memory-usage force-overwrite f"
-    ),
     "ncu": _names("o export target-processes set section metrics k kernel-name"),
 }
-"""Options that take a value as a word of its own, for the other wrappers."""
+"""Options that take a value as a word of its own, for the other wrappers; those that are no
+container's or profiler's stand in the table of launchers."""
 _FLAGS_OF_SBATCH = _names("parsable wait verbose quiet hold test-only exclusive requeue no-requeue")
 VERBS: Mapping[str, frozenset[str]] = {
     "apptainer": _names("exec run"),

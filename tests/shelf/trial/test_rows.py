@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from tests.jobs.monitor.builders import change_node, healthy
+from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.conf.schema import Cluster, JobConf, NodeGroup, Program
+from vjob.jobs.monitor.rules.judge import judge
 from vjob.jobs.monitor.stacks.group import Frame, RankStack, Thread, group_stacks
 from vjob.jobs.schedulers.slurm.scheduler import refuse
+from vjob.shelf.trial import watch as watching
 from vjob.shelf.trial.folder import CheckpointFolder
 from vjob.shelf.trial.result import Result, Row, Trouble, render
-from vjob.shelf.trial.rows import build_refusal, describe_checkpoint
+from vjob.shelf.trial.rows import build_refusal, describe_checkpoint, describe_memory
 from vjob.shelf.trial.smaller import Trial
-from vjob.shelf.trial.watch import find_place
+from vjob.shelf.trial.watch import Ending, find_place, watch
 
+CONF = JobConf(
+    name="x",
+    program=Program(kind="script", path="train.py"),
+    cluster=Cluster(nodes=(NodeGroup(group="all", ranks=1),)),
+)
 REFUSED = "sbatch: error: Batch job submission failed: Invalid partition name specified"
 
 
@@ -62,10 +72,23 @@ def test_the_table_fits_80_columns_and_has_what_was_found_first() -> None:
 def test_a_script_saves_in_a_format_of_its_own(files: list[str], text: str, tmp_path: Path) -> None:
     for name in files:
         (tmp_path / name).write_text("state")
-    nodes = (NodeGroup(group="all", ranks=1),)
-    program = Program(kind="script", path="train.py")
-    conf = JobConf(name="x", program=program, cluster=Cluster(nodes=nodes))
-    trial = Trial(conf=conf, notes=(), certainty="measured", is_small=False)
+    trial = Trial(conf=CONF, notes=(), certainty="measured", is_small=False)
     folder = CheckpointFolder(asked="ckpt", seen=str(tmp_path), here=tmp_path)
     row, trouble = describe_checkpoint(trial, folder)
     assert row.text.startswith(text) and trouble is None
+
+
+def test_nothing_is_waited_for_where_no_gpu_can_be_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A script does more steps in each second after the two that were seen."""
+    why = "nvidia-smi is not on PATH"
+    snapshot = change_node(healthy(1), "n000", gpus=(), gpus_not_known=why)
+    reads = iter([(snapshot, judge(snapshot))])
+    reader = SimpleNamespace(read=lambda: next(reads))
+    monkeypatch.setattr(watching, "RunReader", lambda run, **options: run)
+    monkeypatch.setattr(watching, "JudgedReader", lambda run: reader)
+    seen = watch(RunFolder(tmp_path), ends_itself=False, limit_s=60, say=print)
+    assert seen.ending is Ending.STEPS
+    trial = Trial(conf=CONF, notes=(), certainty="measured", is_small=False)
+    assert describe_memory(trial, seen).certainty == f"not known: {why}"

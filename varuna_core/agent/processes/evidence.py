@@ -28,7 +28,6 @@ MOST_THREADS, MOST_SOCKETS, MOST_LINES = 64, 256, 100
 RECENT_S = 900.0
 RAS_ADDRESS = ("localhost", 28028)
 RAS_S, RAS_BYTES = 5.0, 256 * 1024
-ESTABLISHED = 1
 STATES = ("", "established", "syn-sent", "syn-received", "fin-wait-1", "fin-wait-2", "time-wait",
           "closed", "close-wait", "last-ack", "listen", "closing")  # fmt: skip
 

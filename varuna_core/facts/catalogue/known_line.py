@@ -89,8 +89,6 @@ class KnownLine:
     """Container runtimes, schedulers or accelerators that it is about; empty for all."""
     within_s: float = 60.0
     """Longest time between the line and the end that it may explain, where it has a time."""
-    tail_lines: int = 200
-    """Number of last lines that it may stand in, where it has no time."""
     first_failed_only: bool = True
     """It counts as a cause only on the rank that failed first."""
     fatal: bool = False

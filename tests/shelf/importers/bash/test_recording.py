@@ -9,6 +9,7 @@ import pytest
 
 from vjob.shelf.importers.bash import recording
 from vjob.shelf.importers.bash.recording import Recording, read_script
+from vjob.shelf.importers.bash.wrappers import locate_program
 
 ENVIRON = {"HOME": "/home/kim", "USER": "kim", "DATA": "/corpus", "MY_TOKEN": "s3cr3t"}
 
@@ -179,3 +180,12 @@ def test_a_shell_that_only_prepares_is_no_launch(tmp_path: Path) -> None:
     found = read(tmp_path, "srun bash -c 'cp /data/a /tmp'\nsrun ./run 1")
     assert list_launches(found) == ["x.sh:2 srun ./run 1"]
     assert [one.texts for one in found.setup] == [["cp", "/data/a", "/tmp"]]
+
+
+@pytest.mark.parametrize("wrapper", [
+    "nsys profile -c cudaProfilerApi", "nice --adjustment 5", "time --output took",
+    "timeout --kill-after 5 60",
+])  # fmt: skip
+def test_the_value_of_a_wrappers_option_is_no_program(wrapper: str) -> None:
+    words = wrapper.split()
+    assert locate_program([*words, "python", "train.py"]) == len(words)
