@@ -1,12 +1,14 @@
 """Every command on folders that nobody would make on purpose, on disks that fail.
 
-    python -m benchmarks.hostile [--draws 2000] [--seed 1] [--only N ...] [--quick] [--write]
+    python -m benchmarks.hostile [--draws 5000] [--seed 1] [--only N ...] [--write]
+    python -m benchmarks.hostile --defect NAME ... [--write]     in how many draws it is found
 
-A draw takes the folder of a real run, changes it one to four times by size, count, kind, pattern
-and value (draws.py), and in two of five draws makes calls of the file system fail (faults.c, built
+A draw takes the folder of a run, changes it one to four times by size, count, kind, pattern and
+value (draws.py), and in two of five draws makes calls of the file system fail (faults.c, built
 here with cc): one, or all from the n-th on, as where a mount goes away. Then one command runs in a
 process of its own. It must end within bounds of processor time and memory, without a traceback,
-without control characters, and with a sentence where it fails.
+without control characters, and with a sentence where it fails. A draw's clock is the processor's:
+a command that neither works nor ends is a hang, and one that never got its processor is not known.
 """
 
 from __future__ import annotations
@@ -16,26 +18,36 @@ import collections
 import contextlib
 import ctypes
 import errno
+import http.client
 import importlib
+import json
 import os
 import pkgutil
+import re
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
 from benchmarks import RESULTS
-from benchmarks.hostile.draws import DRAWS, make_large
+from benchmarks.hostile import dry_runs
+from benchmarks.hostile.draws import DRAWS, TABLES, many, table, take_back
+from benchmarks.machine import read_processor
 
 PAGE = RESULTS / "hostile.md"
-MOST_CPU_S, MOST_S, MOST_MB = 10, 60, 500
+KEPT = PAGE.with_suffix(".json")
+MOST_CPU_S, MOST_MB, MOST_DRAWS = 10, 500, 500
+LIMIT_S = 240
 FAULTS = {1: "open", 2: "read", 4: "write", 8: "stat", 16: "list", 32: "name", 64: "sync",
           128: "create", 255: "any"}  # fmt: skip
 CODES = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.EROFS)
@@ -44,11 +56,16 @@ for step in range(1, 9):
     print(f"step {step}/8 loss {3 / step:.3f} 0.10 s", flush=True)
 """
 CONF = """name: tiny
-program: {script: train.py, args: [--password, "CANARY-kq8v-71zz"]}
-env: {HF_TOKEN: "CANARY-kq8v-71zz"}
-cluster: {scheduler: local, nodes: {ranks: 2}}
+program: {script: train.py, args: [--pw, "CANARY-kq8v-71zz"]}
+env: {LDAP_BIND_PW: "CANARY-kq8v-71zz"}
+cluster: {scheduler: WHERE, nodes: {ranks: 2}, walltime_min: 5}
+"""
+TOOL = """#!/bin/sh
+exec cat "${0%/bin/*}/tables/${0##*/}"
 """
 CANARY = b"kq8v-71zz"
+TEMPORARY = re.compile(rb"/\.[^/\s]+\.part\b")
+NOT_KNOWN = "not known: the machine was busy"
 COMMANDS: tuple[tuple[str, ...], ...] = (
     ("status", "{run}", "--once"), ("status", "{run}", "--once", "--json"), ("status", "--once"),
     ("logs", "{run}", "-n", "3"), ("logs", "{run}", "--errors"),
@@ -65,25 +82,53 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("stacks", "{run}", "--wait", "1"), ("guard", "{run}", "pause"), ("grow", "{run}", "1"),
     ("shrink", "{run}", "1"), ("submit", "{run}/conf.yaml", "--dry-run"),
     ("submit", "{run}/resolved.yaml", "--dry-run"), ("init", "--from", "{run}"),
-    ("init", "--from", "{run}/batch.sh"), ("plan", "{run}/conf.yaml"),
+    ("init", "--from", "{run}/batch.sh"), ("plan", "{run}/conf.yaml"), ("web", "{run}"),
 )  # fmt: skip
 
 
-def prepare(top: Path) -> Path:
-    """The folder of a run that really ran."""
-    good = top / "good"
-    if good.exists():
-        return good
+@dataclass(kw_only=True)
+class Drawn:
+    """One draw, and what came of it."""
+
+    command: str
+    kinds: list[str] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
+    fault: str = "none"
+    finding: str = ""
+
+
+def prepare(top: Path) -> dict[str, Path]:
+    """The folders of a run that really ran, and of one of which Slurm has taken the job."""
     (top / "here").mkdir(parents=True)
+    (top / "bin").mkdir()
+    put_tables(top)
+    for name in TABLES:
+        (top / "bin" / name).write_text(TOOL)
+        (top / "bin" / name).chmod(0o755)
     (top / "here/train.py").write_text(TRAIN)
-    (top / "here/conf.yaml").write_text(CONF)
     vjob = [sys.executable, "-m", "vjob"]
-    home = {**os.environ, "HOME": str(top)}
-    subprocess.run([*vjob, "submit", "conf.yaml"], cwd=top / "here", env=home, check=True)
-    watch = [*vjob, "watch", "last", "--every", "1", "--quiet", "--for", "2"]
-    subprocess.run(watch, cwd=top / "here", env=home, check=False)
-    run = next(path for path in (top / "here/log").iterdir() if not path.is_symlink())
-    trace = run / "attempt-0/trace"
+    good = {}
+    for where in ("local", "slurm"):
+        (top / "here/conf.yaml").write_text(CONF.replace("WHERE", where))
+        subprocess.run([*vjob, "submit", "conf.yaml"], cwd=top / "here", check=True)
+        run = next(path for path in (top / "here/log").iterdir() if not path.is_symlink())
+        if where == "local":
+            watch = [*vjob, "watch", "last", "--every", "1", "--quiet", "--for", "2"]
+            subprocess.run(watch, cwd=top / "here", check=False)
+            add_trace(run / "attempt-0/trace")
+        good[where] = run.rename(top / where)
+    attempt = good["local"] / "attempt-0"
+    shutil.copytree(attempt, good["slurm"] / "attempt-0", symlinks=True)
+    return good
+
+
+def put_tables(top: Path) -> None:
+    (top / "tables").mkdir(exist_ok=True)
+    for name, text in TABLES.items():
+        (top / "tables" / name).write_text(text)
+
+
+def add_trace(trace: Path) -> None:
     trace.mkdir(exist_ok=True)
     head = (
         '{"trace": 1, "rank": 0, "stages": [0], "origin": 1795904652.2, "columns": ["kind", "step",'
@@ -95,8 +140,6 @@ def prepare(top: Path) -> Path:
         for n in range(1, 6)
     )
     (trace / "node-0.jsonl").write_text('{"rank": 0}\n' + head + lines)
-    run.rename(good)
-    return good
 
 
 def load_all() -> None:
@@ -109,7 +152,31 @@ def load_all() -> None:
         importlib.import_module(name)
 
 
-def run_command(words: Sequence[str], out: Path, fault: tuple[int, ...] | None, where: str) -> None:
+def serve_the_owner() -> int:
+    """A live page while strangers hold all its seats and trickle; 0 if its owner has it."""
+    from vjob.shelf.web.server import MOST_CONNECTIONS, LivePage, Server, Site
+
+    with Server(Site(LivePage(document=lambda: b"x" * 4000), token="mine")) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        held = []
+        for _ in range(MOST_CONNECTIONS + 20):
+            with contextlib.suppress(OSError):
+                link = socket.create_connection(("127.0.0.1", server.port), timeout=1)
+                link.send(b"GET / HTTP/1.1\r\nX-A: b\r\n")
+                held.append(link)
+        for _ in range(5):
+            link_of_owner = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                link_of_owner.request("GET", "/mine/")
+                if link_of_owner.getresponse().status == 200:
+                    return 0
+    print("Traceback (most recent call last): the owner is not served")
+    return 70
+
+
+def run_command(
+    words: Sequence[str], out: Path, fault: tuple[int, ...] | None, where: str, defect: str
+) -> None:
     """In a child: the command as its entry point runs it; never returns."""
     code = 70
     try:
@@ -121,12 +188,19 @@ def run_command(words: Sequence[str], out: Path, fault: tuple[int, ...] | None, 
         resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         sys.argv = ["vjob", *words]
-        if fault is not None:
-            ctypes.CDLL(None).arm(where.encode(), *map(_long, fault))
-        from vjob.shelf.commands.cli import main as run_cli
+        if defect:
+            from benchmarks.hostile.defects import DEFECTS
 
-        run_cli()
-        code = 0
+            DEFECTS[defect].patch()
+        if fault is not None:
+            ctypes.CDLL(None).arm(where.encode(), *map(ctypes.c_long, fault))
+        if words[0] == "web":
+            code = serve_the_owner()
+        else:
+            from vjob.shelf.commands.cli import main as run_cli
+
+            run_cli()
+            code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:
@@ -142,11 +216,7 @@ def run_command(words: Sequence[str], out: Path, fault: tuple[int, ...] | None, 
         os._exit(code)
 
 
-def _long(value: int) -> ctypes.c_long:
-    return ctypes.c_long(value)
-
-
-def judge(status: int, usage: resource.struct_rusage, took: float, said: bytes) -> str:
+def judge(status: int, usage: resource.struct_rusage, said: bytes, is_busy: bool) -> str:
     """The first thing that is wrong, in few words; empty if nothing is."""
     cpu = usage.ru_utime + usage.ru_stime
     if b"Traceback (most recent call last)" in said and os.waitstatus_to_exitcode(status) == 70:
@@ -156,39 +226,47 @@ def judge(status: int, usage: resource.struct_rusage, took: float, said: bytes) 
         place = ours[-1].split("/")[-1] if ours else ""
         return f"traceback {lines[-1][:60]} at {place}"
     if os.WIFSIGNALED(status):
-        return f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
-    if took > MOST_S:
-        return "hang"
+        name = signal.Signals(os.WTERMSIG(status)).name
+        ends = {"SIGKILL": NOT_KNOWN if is_busy else "hang"}
+        return ends.get(name, f"killed by {name} after {cpu:.0f} s of processor")
     if cpu > MOST_CPU_S:
         return f"{cpu:.0f} s of processor"
     if usage.ru_maxrss >> 10 > MOST_MB:
         return f"{usage.ru_maxrss >> 10} MB"
     if b"\x1b" in said or b"\x07" in said:
         return "control characters"
+    if TEMPORARY.search(said):
+        return "a temporary file is named"
     if os.waitstatus_to_exitcode(status) and not said.strip():
         return "no sentence"
     return ""
 
 
-def draw_once(number: int, top: Path, good: Path, large: Path) -> tuple[str, str, str]:
-    """(command, changes, finding)."""
+def draw_once(number: int, top: Path, good: dict[str, Path], defect: str = "") -> Drawn:
     random = Random(f"hostile {number}")
-    above = top / "drawn"
-    _put_back(above / "run", large)
-    shutil.rmtree(above, ignore_errors=True)
-    run = above / "run"
-    shutil.copytree(good, run, symlinks=True)
-    told = []
-    for change in random.choices(DRAWS, k=random.choice((1, 1, 2, 3, 4))):
-        try:
-            told.append(change(run, random, large))
-        except (OSError, ValueError) as error:
-            told.append(f"not made: {error}")
-    template = random.choice(COMMANDS)
-    out = top / "out"
-    shutil.rmtree(out, ignore_errors=True)
+    above, large, out, said = top / "drawn", top / "large", top / "out", top / "said"
+    take_back(above / "run", large)
+    for old in (above, out):
+        shutil.rmtree(old, ignore_errors=True)
     out.mkdir()
-    places = {"run": run, "good": good, "out": out, "above": above, "group": "daemon"}
+    run = above / "run"
+    where = random.choice(("local", "local", "local", "slurm"))
+    shutil.copytree(good[where], run, symlinks=True)
+    put_tables(top)
+    template = random.choice(COMMANDS)
+    drawn = Drawn(command=template[0])
+    changes = random.choices(DRAWS, k=random.choice((1, 1, 2, 3, 4)))
+    if where == "slurm":
+        changes.append(table)
+    if random.random() < 0.05:  # last: its files are links of one another
+        changes = [*changes[:1], many]
+    for change in changes:
+        drawn.kinds.append(change.__name__)
+        try:
+            drawn.changes.append(change(run, random, large))
+        except (OSError, ValueError, shutil.Error) as error:
+            drawn.changes.append(f"not made: {error}")
+    places = {"run": run, "good": good["local"], "out": out, "above": above, "group": "daemon"}
     words = [word.format(**places) for word in template]
     fault = None
     if random.random() < 0.4 and "LD_PRELOAD" in os.environ:
@@ -196,33 +274,37 @@ def draw_once(number: int, top: Path, good: Path, large: Path) -> tuple[str, str
         if code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             kind = random.choice((4, 32, 64, 128))
         fault = (kind, int(random.expovariate(0.1)) + 1, random.choice((1, 1, 10**9)), code)
-        what = f"{FAULTS[kind]} fails with {errno.errorcode[code]}"
-        told.append(f"{what} from {fault[1]} x {fault[2]}")
-    said = top / "said"
-    began = time.monotonic()
+        drawn.fault = f"{FAULTS[kind]} fails with {errno.errorcode[code]}"
+        drawn.changes.append(f"{drawn.fault} from {fault[1]} x {fault[2]}")
     child = os.fork()
     if child == 0:
         os.setsid()
-        run_command(words, said, fault, str(random.choice((run, run, top))))
-    status, usage, took = _wait(child, began)
-    finding = judge(status, usage, took, said.read_bytes()[-200_000:])
+        run_command(words, said, fault, str(random.choice((run, run, top))), defect)
+    status, usage, is_busy = wait(child)
+    drawn.finding = judge(status, usage, said.read_bytes()[-200_000:], is_busy)
     if template[0] == "share" and "--group" in template:
-        finding = finding or _find_canary(run)
-    return " ".join(template), "; ".join(told), finding
+        drawn.finding = drawn.finding or find_canary(run)
+    drawn.changes.insert(0, " ".join(template))
+    return drawn
 
 
-def _wait(child: int, began: float) -> tuple[int, resource.struct_rusage, float]:
+def wait(child: int) -> tuple[int, resource.struct_rusage, bool]:
+    """Its status and use, and whether it still worked when it was ended for its time by the
+    wall."""
+    began, is_busy = time.monotonic(), False
     while True:
         found, status, usage = os.wait4(child, os.WNOHANG)
-        took = time.monotonic() - began
         if found:
-            return status, usage, took
-        if took > 4 * MOST_S:
+            return status, usage, is_busy
+        took = time.monotonic() - began
+        if took > LIMIT_S:
+            state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
+            is_busy = state in "RD"
             os.kill(child, signal.SIGKILL)
         time.sleep(0.002 if took < 1 else 0.05)
 
 
-def _find_canary(run: Path) -> str:
+def find_canary(run: Path) -> str:
     """The name of a shared file in which a secret of the run stands."""
     for path in run.rglob("*"):
         with contextlib.suppress(OSError):
@@ -232,100 +314,139 @@ def _find_canary(run: Path) -> str:
     return ""
 
 
-def _put_back(run: Path, large: Path) -> None:
-    """Move the large folders to where they were made."""
-    deepest = sorted(PLACES, key=lambda name: -name.count(","))
-    for name in deepest:
-        place = run / name.partition("@")[2].replace(",", "/")
-        if not (large / name).exists() and place.is_dir() and not place.is_symlink():
-            place.rename(large / name)
-    home = large / "attempts@"
-    if home.exists() and len(os.listdir(home)) == 0 and run.is_dir():
-        for path in run.glob("attempt-*"):
-            if path.name != "attempt-0" and path.is_dir() and not path.is_symlink():
-                path.rename(home / path.name)
+def find_defect(name: str, seed: int, top: Path, good: dict[str, Path]) -> dict[str, str]:
+    """The first draw that shows it and says nothing without it."""
+    for count in range(MOST_DRAWS):
+        number = seed * 1_000_000 + count
+        shown = draw_once(number, top, good, name)
+        if shown.finding not in ("", NOT_KNOWN) and not draw_once(number, top, good).finding:
+            text = f"{shown.command}: {shown.finding}"
+            return {"draw": str(count + 1), "as": text, "by": ", ".join(shown.kinds)}
+    return {"draw": f"not in {MOST_DRAWS}", "as": "", "by": ""}
 
 
-PLACES: list[str] = []
+def start(words: Sequence[str]) -> int:
+    """Run this module again, where calls of the file system can fail and a folder is home."""
+    folder = tempfile.mkdtemp(prefix="hostile-")
+    env = {**os.environ, "HOSTILE_TOP": folder, "HOME": folder, "COLUMNS": "80"}
+    env["PATH"] = f"{folder}/bin:{env['PATH']}"
+    library = Path(folder, "faults.so")
+    if compiler := shutil.which("cc"):
+        source = Path(__file__).with_name("faults.c")
+        subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
+        env["LD_PRELOAD"] = str(library)
+    else:
+        print("no cc: no call of the file system fails in this run")
+    try:
+        command = [sys.executable, "-m", "benchmarks.hostile", *words]
+        return subprocess.run(command, env=env, check=False).returncode
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Hostile folders under every command.")
-    parser.add_argument("--draws", type=int, default=2000)
+    parser.add_argument("--draws", type=int, default=5000)
+    parser.add_argument("--minutes", type=float, default=600, help="no further draw after these")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, nargs="+", help="draws by number, with their output")
-    parser.add_argument("--quick", action="store_true", help="1,000 files where 100,000 are")
+    parser.add_argument("--defect", nargs="+", help="names of defects.py, or all: put back")
+    parser.add_argument("--dry-runs", action="store_true", help="large confs alone")
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args(words)
-    library = Path(tempfile.gettempdir()) / f"hostile-{os.getuid()}-{os.getpid()}.so"
     if "HOSTILE_TOP" not in os.environ:
-        source = Path(__file__).with_name("faults.c")
-        compiler = shutil.which("cc")
-        env = {**os.environ, "HOSTILE_TOP": tempfile.mkdtemp(prefix="hostile-")}
-        if compiler:
-            subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
-            env["LD_PRELOAD"] = str(library)
-        else:
-            print("no cc: no call of the file system fails in this run")
-        args = list(words) if words is not None else sys.argv[1:]
-        again = [sys.executable, "-m", "benchmarks.hostile", *args]
-        done = subprocess.run(again, env=env, check=False)
-        shutil.rmtree(env["HOSTILE_TOP"], ignore_errors=True)
-        library.unlink(missing_ok=True)
-        sys.exit(done.returncode)
+        sys.exit(start(list(words) if words is not None else sys.argv[1:]))
     top = Path(os.environ["HOSTILE_TOP"])
-    os.environ["HOME"] = str(top)
-    os.environ["COLUMNS"] = "80"
-    good, large = prepare(top), top / "large"
-    make_large(large, given.quick)
-    PLACES.extend(path.name for path in large.iterdir() if path.name != "attempts@")
+    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    good = prepare(top)
     os.chdir(top / "here")
+    if given.dry_runs:
+        kept["dry_runs"] = dry_runs.measure(top / "here")
     load_all()
-    found: dict[str, list[int]] = collections.defaultdict(list)
-    examples: dict[str, tuple[str, str]] = {}
-    first = given.seed * 1_000_000
-    numbers = given.only or range(first, first + given.draws)
-    began = time.monotonic()
-    for number in numbers:
-        command, changes, finding = draw_once(number, top, good, large)
-        if given.only:
-            print(command, "|", changes, "|", finding or "as it should", flush=True)
-            print((top / "said").read_bytes()[-4000:].decode(errors="replace"))
-        elif finding:
-            key = f"{command.split()[0]}: {finding}"
-            if key not in examples:
-                print(f"{number} {key}\n    {command} | {changes}"[:600], flush=True)
-            found[key].append(number)
-            examples.setdefault(key, (command, changes))
     if given.only:
+        for number in given.only:
+            drawn = draw_once(number, top, good)
+            print(*drawn.changes, drawn.finding or "as it should", sep=" | ", flush=True)
+            print((top / "said").read_bytes()[-4000:].decode(errors="replace"))
         return
-    bad = sum(map(len, found.values()))
-    print(f"{len(numbers)} draws in {time.monotonic() - began:.0f} s, {bad} bad")
-    for key, which in sorted(found.items(), key=lambda item: -len(item[1])):
-        print(len(which), key, which[:3])
+    if given.defect:
+        from benchmarks.hostile.defects import DEFECTS
+
+        for name in DEFECTS if given.defect == ["all"] else given.defect:
+            row = find_defect(name, given.seed, top, good)
+            kept.setdefault("defects", {})[name] = {"what": DEFECTS[name].what, **row}
+            print(name, row, flush=True)
+    elif not given.dry_runs:
+        kept["draws"] = run_draws(given.seed, given.draws, given.minutes, top, good)
     if given.write:
-        PAGE.write_text(render(len(numbers), found, examples))
+        KEPT.write_text(json.dumps(kept, indent=1) + "\n")
+        PAGE.write_text(render(kept))
 
 
-def render(num: int, found: dict[str, list[int]], examples: dict[str, tuple[str, str]]) -> str:
+def run_draws(
+    seed: int, most: int, minutes: float, top: Path, good: dict[str, Path]
+) -> dict[str, object]:
+    """Counts by command, by kind of change and by fault, and the findings."""
+    counts: dict[str, collections.Counter[str]] = {
+        name: collections.Counter() for name in ("command", "change", "fault")
+    }
+    bad = {name: collections.Counter[str]() for name in counts}
+    found: dict[str, list[int]] = collections.defaultdict(list)
+    num, began = 0, time.monotonic()
+    while num < most and time.monotonic() - began < 60 * minutes:
+        number, num = seed * 1_000_000 + num, num + 1
+        drawn = draw_once(number, top, good)
+        rows = {"command": {drawn.command}, "change": set(drawn.kinds), "fault": {drawn.fault}}
+        for name, values in rows.items():
+            counts[name].update(values)
+            bad[name].update(values if drawn.finding not in ("", NOT_KNOWN) else ())
+        if drawn.finding:
+            found[f"{drawn.command}: {drawn.finding}"].append(number)
+            print(f"{number} {drawn.finding}\n    {' | '.join(drawn.changes)}"[:700], flush=True)
+        if num % 200 == 0:
+            print(f"{num} draws, {sum(map(len, found.values()))} with a finding", flush=True)
+    tables = {
+        name: [[value, many, bad[name][value]] for value, many in sorted(counts[name].items())]
+        for name in counts
+    }
+    return {"num": num, "seed": seed, "processor": read_processor(), "found": found, **tables}
+
+
+def render(kept: dict[str, dict[str, object]]) -> str:
+    drawn = kept.get("draws", {})
     lines = [
         "# Hostile folders and disks that fail",
         "",
-        f"{num} draws, each of one to four changes of a real run's folder by size (to 1 TB), count "
-        "(20,000 attempts, 100,000 files), kind (FIFOs, devices, links, sockets), pattern and "
-        "value; in two of five, calls of the file system fail too (EIO, ENOSPC, EDQUOT, ESTALE, "
-        f"EROFS: one, or all from the n-th on). Each runs one of {len(COMMANDS)} commands. Bounds: "
-        f"{MOST_CPU_S} s of processor, {MOST_MB} MB, no traceback, no control characters, a "
-        "sentence where it fails, no secret in what is shared.",
+        f"{drawn.get('num', 0)} draws (seed {drawn.get('seed')}, {drawn.get('processor')}), each "
+        "of one to four changes of a run's folder by size (to 1 TB), count (20,000 attempts, "
+        "100,000 files), kind (FIFOs, devices, links, sockets), pattern, value, numbers of its "
+        "conf, and of what Slurm prints where it is Slurm's; in two of five, calls of the file "
+        "system fail too: one, or all from the n-th on. Each runs one of "
+        f"{len(COMMANDS)} commands. Bounds: {MOST_CPU_S} s of processor, {MOST_MB} MB, no "
+        "traceback, no control characters, a sentence where it fails, no secret in what is shared, "
+        "and no temporary file named. Strangers hold all seats of a live page in the draws of "
+        f"`web`. A command that still works after {LIMIT_S} s by the wall is not known.",
         "",
-        "| finding | draws | one of them |",
-        "|---|---|---|",
+        *_render_table(("finding", "draws", "one of them"), [
+            (key, len(which), which[0]) for key, which in drawn.get("found", {}).items()  # type: ignore[attr-defined]
+        ] or [("none", 0, "")]),
+    ]  # fmt: skip
+    for name in ("command", "change", "fault"):
+        lines += _render_table((name, "draws", "with a finding"), drawn.get(name, []))  # type: ignore[arg-type]
+    if rows := kept.get("defects"):
+        lines += ["## Known defects, put back", ""]
+        lines += [f"Each must be found within {MOST_DRAWS} draws that say nothing without it.", ""]
+        head = ("defect", "found by draw", "as", "changes")
+        lines += _render_table(head, [tuple(row.values()) for row in rows.values()])  # type: ignore[attr-defined]
+    return "\n".join(lines + dry_runs.render(kept.get("dry_runs", [])))  # type: ignore[arg-type]
+
+
+def _render_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    cells = [head, ["---"] * len(head), *rows]
+    return [
+        *(f"| {' | '.join(str(x).replace('|', '/') for x in row)} |" for row in cells),
+        "",
     ]
-    for key, which in sorted(found.items(), key=lambda item: -len(item[1])):
-        lines.append(f"| {key.replace('|', '/')} | {len(which)} | {which[0]} |")
-    if not found:
-        lines.append("| none | 0 | |")
-    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

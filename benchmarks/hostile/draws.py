@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import socket
 from collections.abc import Callable
@@ -77,21 +78,69 @@ def empty(run: Path, random: Random, large: Path) -> str:
     return f"{path.relative_to(run)} is cut"
 
 
+LARGE = {
+    "outs": ("attempt-0", "{}.out", "0: step 1 loss 2\n"),
+    "traces": ("attempt-0/trace", "node-{}.jsonl", '{"rank": 3}\n'),
+    "exits": ("attempt-0/exit", "node-{}.json", "{}"),
+    "ended": ("attempt-0/ranks", "{}.ended", "{}"),
+    "nodes": ("attempt-0/nodes", "{}.json", "{}"),
+    "beats": ("attempt-0/beat", "{}.json", "{}"),
+    "hangs": ("attempt-0/hang", "{}.json", "{}"),
+    "foreign": ("attempt-0/lightning_logs", "x{}", ""),
+}
+"""Place, name and content of the files of a large folder."""
+MOST_LINKS = 30_000
+"""Of one file, on any file system."""
+
+
 def many(run: Path, random: Random, large: Path) -> str:
-    """A folder of very many entries, made once."""
-    made = random.choice(sorted(large.iterdir()))
-    kind, _, below = made.name.partition("@")
-    target = run / below.replace(",", "/")
+    """A folder of very many names, made when it is first drawn, and moved in."""
+    kind = random.choice(("attempts", *LARGE))
+    made = large / kind
+    make_large(made)
     if kind == "attempts":
         for path in made.iterdir():
             with contextlib.suppress(OSError):
                 path.rename(run / path.name)
-    else:
-        shutil.rmtree(target, ignore_errors=True)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(OSError):
-            made.rename(target)
-    return made.name
+        return "20,000 attempts"
+    target = run / LARGE[kind][0]
+    shutil.rmtree(target, ignore_errors=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError):
+        made.rename(target)
+    return f"100,000 {kind}"
+
+
+def make_large(made: Path) -> None:
+    """Fill the folder; a folder that lost names to a command is made again."""
+    num = NUM_ATTEMPTS if made.name == "attempts" else NUM_FILES
+    if made.is_dir() and len(os.listdir(made)) >= num - 1:
+        return
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir(parents=True)
+    for number in range(num):
+        if made.name == "attempts":
+            if number:
+                (made / f"attempt-{number}").mkdir()
+            continue
+        _, name, text = LARGE[made.name]
+        if number % MOST_LINKS == 0:
+            first = made / name.format(number)
+            first.write_text(text)
+        else:
+            os.link(first, made / name.format(number))
+
+
+def take_back(run: Path, large: Path) -> None:
+    """Move the large folders out of a run that is done with."""
+    for kind, (place, name, _) in LARGE.items():
+        target = run / place
+        if not (large / kind).exists() and (target / name.format(NUM_FILES - 1)).exists():
+            target.rename(large / kind)
+    if (large / "attempts").is_dir() and (run / f"attempt-{NUM_ATTEMPTS - 1}").is_dir():
+        for path in run.glob("attempt-*"):
+            if path.name != "attempt-0" and path.is_dir() and not path.is_symlink():
+                path.rename(large / "attempts" / path.name)
 
 
 def odd(run: Path, random: Random, large: Path) -> str:
@@ -210,30 +259,74 @@ def log(run: Path, random: Random, large: Path) -> str:
     return f"{path.relative_to(run)} has lines {line[:24]!r}"
 
 
-DRAWS: tuple[Draw, ...] = (
-    sparse, one_line, empty, many, odd, folder_is_file, name, value, value, value, raw, pattern,
-    log, log,
+NUMBERS = (
+    0,
+    -1,
+    1,
+    64,
+    2000,
+    4096,
+    5000,
+    100_000,
+    10**9,
+    10**30,
+    "9" * 5000,
+    "1e999",
+    "0x" + "f" * 99,
+)
+
+
+def numbers(run: Path, random: Random, large: Path) -> str:
+    """Numbers of a conf, and lists of it, that nobody has."""
+    count, ranks, minutes = random.choice(NUMBERS), random.choice(NUMBERS), random.choice(NUMBERS)
+    group = f"{{group: a, count: {count}, ranks: {ranks}}}"
+    times_more = random.choice((0, 0, 1, 1999, 9000))
+    groups = [group, *(f"{{group: b{n}, count: {count}}}" for n in range(times_more))]
+    where = random.choice(("slurm", "slurm", "local"))
+    (run / "conf.yaml").write_text(
+        "name: tiny\nprogram: {script: train.py}\n"
+        f"cluster: {{scheduler: {where}, walltime_min: {random.choice((5, 5, minutes))}, "
+        f"nodes: [{', '.join(groups)}]}}\n"
+    )
+    return f"conf.yaml: count {str(count)[:12]}, ranks {str(ranks)[:12]}, {len(groups)} groups"
+
+
+TABLES = {
+    "squeue": "123|0|0|RUNNING|n[1-2]|None|0|2026-11-28T01:00:00|vjob:tiny|1:00:00|2:00:00|"
+    "2026-11-29T09:00:00|N/A|(null)|0|\n",
+    "sacct": "123|FAILED|n[1-2]|None|1:0|2026-11-28T01:00:00|2026-11-28T02:00:00|01:00:00|x\n",
+    "scontrol": "JobId=123 JobName=tiny UserId=root(0) JobState=RUNNING Reason=None Restarts=0 "
+    "RunTime=00:01:00 TimeLimit=01:00:00 StartTime=2026-11-28T01:00:00 EndTime=Unknown "
+    "NodeList=n[1-2] ExitCode=0:9 NumNodes=2\nNodeName=n1 State=IDLE Reason=x [root@2026-11-28]\n"
+    "SLURM_VERSION = 25.05.1\nKillWait = 30\nAuthInfo = cred_expire=120\n",
+    "sinfo": "n1|gpu*|idle|gpu:a100:4(S:0-1)|64|512000|\n",
+    "sbatch": "123\n",
+    "scancel": "",
+}
+WORDS = (
+    "", "0", "-1", "9" * 400, "9" * 5000, "nan", "1e999", "N/A", "(null)", "UNLIMITED", "\0",
+    "\x1b[31m", "\u0663", "\xb2", "n[0-999999999]", "n[1-99999999999]", "n[1-", "n[1-3,7-",
+    "n[001-100000]", "[1-9][1-9][1-9][1-9][1-9][1-9][1-9]", "1-", "25:61:61", "|", "|||", "=",
+    "node" * 9000, "gpu:a100:99999999999999999999", "CANCELLED by 99999999999999999999999",
+    "123_[1-99999999]", "123+99999999999", "2026-13-45T99:99:99", "9999-12-31T23:59:59", "x" * 10**6,
 )  # fmt: skip
 
 
-def make_large(top: Path, quick: bool) -> None:
-    """Folders of many entries, `<kind>@<place in the run, with commas>`."""
-    num_attempts, num_files = (200, 1000) if quick else (20_000, 100_000)
-    if top.exists():
-        return
-    for number in range(1, num_attempts):
-        (top / "attempts@" / f"attempt-{number}").mkdir(parents=True)
-    texts = {
-        "outs@attempt-0": ("{}.out", "0: step 1 loss 2\n"),
-        "traces@attempt-0,trace": ("node-{}.jsonl", '{"rank": 3}\n'),
-        "exits@attempt-0,exit": ("node-{}.json", "{}"),
-        "ended@attempt-0,ranks": ("{}.ended", "{}"),
-        "nodes@attempt-0,nodes": ("{}.json", "{}"),
-        "beats@attempt-0,beat": ("{}.json", "{}"),
-        "hangs@attempt-0,hang": ("{}.json", "{}"),
-        "foreign@attempt-0,lightning_logs": ("x{}", ""),
-    }
-    for place, (name, text) in texts.items():
-        (top / place).mkdir(parents=True)
-        for number in range(num_files):
-            (top / place / name.format(number)).write_text(text)
+def table(run: Path, random: Random, large: Path) -> str:
+    """What the commands of Slurm print."""
+    name = random.choice(("squeue", "squeue", "sacct", "scontrol", "sinfo", "sbatch"))
+    words = re.findall(r"[^\s|=:]+|.|\n", TABLES[name])
+    for _ in range(random.choice((1, 1, 2, 4))):
+        words[random.randrange(len(words))] = random.choice(WORDS)
+    text = "".join(words) * random.choice((1, 1, 1, 30_000 if len(words) < 90 else 3))
+    place = large.parent / "tables"
+    place.mkdir(exist_ok=True)
+    (place / name).write_text(text[:20_000_000], errors="replace")
+    return f"{name} prints {text[:40]!r}"
+
+
+DRAWS: tuple[Draw, ...] = (
+    sparse, one_line, empty, odd, folder_is_file, name, value, value, value, raw, pattern, log, log,
+    numbers,
+)  # fmt: skip
+NUM_ATTEMPTS, NUM_FILES = 20_000, 100_000

@@ -4,26 +4,42 @@ from __future__ import annotations
 
 import re
 
+from varuna_core.records.files import as_whole
+
+MOST_NODES = 200_000
+"""Names that one list may stand for."""
+
 
 def expand_nodes(text: str) -> list[str]:
-    """Names of `rack[1-2]n[01-03],gpu-a[1,3-4]-int`, in their order there."""
+    """Names of `rack[1-2]n[01-03],gpu-a[1,3-4]-int`, in their order there.
+
+    A text that stands for more than MOST_NODES names, or for none that Slurm would print, is one
+    name: it is shown as it was printed.
+    """
     names: list[str] = []
+    left = MOST_NODES
     for item in re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", text):
         partial = [""]
         for part in re.findall(r"\[[^\[\]]*\]|[^\[\]]+", item):
             choices = _expand_range(part[1:-1]) if part.startswith("[") else [part]
+            left -= len(partial) * len(choices) if len(choices) != 1 else 0
+            if not choices or left < 0:
+                return [text]
             partial = [head + choice for head in partial for choice in choices]
         names += partial
     return names
 
 
 def _expand_range(text: str) -> list[str]:
-    numbers = []
+    """The numbers of `1,03-05`; none where it is no range, or one of too many."""
+    numbers: list[str] = []
     for item in text.split(","):
         first, dash, last = item.partition("-")
         if not dash:
             numbers.append(first)
             continue
-        width = len(first)
-        numbers += [str(n).zfill(width) for n in range(int(first), int(last) + 1)]
+        begin, end = as_whole(first), as_whole(last)
+        if begin is None or end is None or not 0 <= end - begin < MOST_NODES - len(numbers):
+            return []
+        numbers += [str(n).zfill(len(first)) for n in range(begin, end + 1)]
     return numbers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -26,9 +27,13 @@ from vjob.jobs.submit.submit import Prepared
 if TYPE_CHECKING:
     from vjob.jobs.submit.sweep import Sweep
 
+MOST_FILES, MOST_LINES, MOST_WORDS, MOST_ITEMS = 8, 400, 400, 100
+"""Shown of a run, a file, a line, and of a list with commas; the JSON has all."""
+
 
 def render_preview(ready: Prepared, after: AfterRuns = NO_RUNS) -> str:
-    """Render each file that a submit would write, headed by a shell comment with its name."""
+    """Render each file that a submit would write, headed by a shell comment with its name; of very
+    long ones the first and the last lines."""
     parts = list(_list_scripts(ready).items())
     parts += [(name, _comment(redact_string(text))) for name, text in ready.files.items()]
     value = _describe_plan(ready)
@@ -45,7 +50,27 @@ def render_preview(ready: Prepared, after: AfterRuns = NO_RUNS) -> str:
         head += f"# It would start once {run.name} {how}\n"
     left_out = ready.resolved.site.left_out
     head += _comment(render_origins(_list_origins(ready), str(ready.resolved.path), left_out))
-    return head + "".join(f"\n# ---- {name}\n{text}" for name, text in parts)
+    shown = [f"\n# ---- {name}\n{_shorten(text)}" for name, text in parts]
+    return head + "".join(_keep_ends(shown, MOST_FILES, "\n# ... {} more files ...\n"))
+
+
+def _shorten(text: str) -> str:
+    """The text without the middle of its long lists, and without its middle where it is long."""
+    lines = _keep_ends(text.splitlines(keepends=True), MOST_LINES, "# ... {} more lines ...\n")
+    return "".join(
+        word if word.count(",") < MOST_ITEMS else ",".join(_keep_ends(word.split(","), 8))
+        for line in lines
+        for word in _keep_ends(re.split(r"(\s+)", line), MOST_WORDS)
+    )
+
+
+def _keep_ends(items: list[str], most: int, left_out: str = " ... {} more ... ") -> list[str]:
+    """At most so many: the first, how many are left out, and the last."""
+    if len(items) <= most:
+        return items
+    last = most // 4
+    number = len(items) - most + 1
+    return [*items[: most - 1 - last], left_out.format(number), *items[-last:]]
 
 
 def _list_origins(ready: Prepared) -> dict[str, Origin]:

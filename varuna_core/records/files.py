@@ -40,6 +40,14 @@ def write_atomic(path: Path, text: str, mode: int = PRIVATE_FILE, *, lasts: bool
     A file that `vjob share` opened to a group stays open to it. What says only that its writer
     lives need not outlast a power cut: without `lasts` nobody waits for the disk.
     """
+    try:
+        _replace(path, text, mode, lasts)
+    except OSError as error:
+        error.filename = str(path)  # not the temporary file, which nobody asked for
+        raise
+
+
+def _replace(path: Path, text: str, mode: int, lasts: bool) -> None:
     part = _part_of(path)
     is_shared = _is_shared(path)
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)

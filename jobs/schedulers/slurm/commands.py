@@ -74,7 +74,7 @@ def build_job(
     """A job from the texts of one row."""
     text, state = parse_reason(reason), parse_state(word)
     code, took = re.match(r"\w*", text), parse_date(preempted)
-    numbers = re.fullmatch(r"(\d+):(\d+)", exit_code)
+    numbers = re.fullmatch(r"(\d{1,9}):(\d{1,9})", exit_code)
     is_told = numbers is not None and state in OVER  # 0:0 while it goes on
     status, number = (int(numbers[1]), int(numbers[2])) if numbers and is_told else (None, None)
     return SchedulerJob(
@@ -264,7 +264,7 @@ def parse_states(text: str) -> dict[str, str]:
 
 def parse_time(text: str) -> float | None:
     """Seconds of `1-02:03:04`; None for UNLIMITED, INVALID and what else is no time."""
-    match = re.fullmatch(r"(?:(\d+)-)?((?:\d+:){0,2}\d+)", text.strip())
+    match = re.fullmatch(r"(?:(\d{1,9})-)?((?:\d{1,9}:){0,2}\d{1,9})", text.strip())
     if match is None:
         return None
     seconds = 0
@@ -274,7 +274,7 @@ def parse_time(text: str) -> float | None:
 
 
 _ESTIMATE = re.compile(
-    r"to start at (?P<start>\S+)(?: using (?P<cpus>\d+) processors)?"
+    r"to start at (?P<start>\S+)(?: using (?P<cpus>\d{1,9}) processors)?"
     r"(?: on (?:nodes? )?(?P<nodes>\S+))?(?: in partition (?P<queue>\S+))?"
 )
 
@@ -322,7 +322,7 @@ def parse_show_job_output(text: str) -> list[SchedulerJob]:
                 nodes=facts.get("NodeList", ""),
                 reason=facts.get("Reason", "").replace("_", " "),
                 comment=facts.get("Comment", ""),
-                restarts=int(facts.get("Restarts", "0") or 0),
+                restarts=as_whole(facts.get("Restarts", "")) or 0,
                 exit_code=facts.get("ExitCode", ""),
                 start=facts.get("StartTime", ""),
                 left=left,

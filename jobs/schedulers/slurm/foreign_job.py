@@ -86,7 +86,7 @@ def parse_parts(text: str) -> list[JobPart]:
             raw_id=_find_raw_id(line),
             name=facts.get("JobName", ""),
             user=users[0][0] if is_sure else "",
-            uid=int(users[0][1]) if is_sure else None,
+            uid=as_whole(users[0][1]) if is_sure else None,
             queue=facts.get("Partition", ""),
             submitted=slurm.parse_date(facts.get("SubmitTime", "")),
             started=_find_start(infos[0], facts),
@@ -120,7 +120,7 @@ def _find_start(info: SchedulerJob, facts: dict[str, str]) -> float | None:
 
 def _parse_count(text: str) -> int | None:
     match = re.match(r"\d+", text)
-    return int(match[0]) if match else None
+    return as_whole(match[0]) if match else None
 
 
 def expand_pattern(path: str, part: JobPart) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from varuna_core.facts.cluster import NodeCondition, NodeState
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.profile.gpus import find_gpu
+from varuna_core.records.files import as_whole
 from varuna_core.records.formatting import fold_names
 from vjob.jobs.conf.schema import NodeGroup, Queue
 from vjob.jobs.conf.slurm_words import to_minutes
@@ -102,7 +103,7 @@ def parse_idle_nodes(text: str) -> list[IdleNode]:
 
 def _to_int(text: str) -> int:
     match = re.match(r"\d+", text)
-    return int(match.group()) if match else 0
+    return (as_whole(match.group()) or 0) if match else 0
 
 
 _GPU = re.compile(r"gpu(?::(?P<type>[^:(),]+))?:(?P<count>\d+)(?:\(.*\))?")
@@ -201,8 +202,8 @@ def parse_gres(text: str) -> list[tuple[str, int]]:
     found = []
     for word in re.findall(r"(?:[^,(]|\([^()]*\))+", text):
         match = _GPU.fullmatch(word.strip())
-        if match and int(match["count"]):
-            found.append((match["type"] or "", int(match["count"])))
+        if match and (count := as_whole(match["count"])):
+            found.append((match["type"] or "", count))
     return found
 
 

@@ -86,7 +86,7 @@ def parse_config(text: str) -> dict[str, str]:
 
 def judge_version(facts: dict[str, str]) -> Diagnosis:
     text = facts.get("SLURM_VERSION", "")
-    match = re.match(r"(\d+)\.(\d+)", text)
+    match = re.match(r"(\d{1,9})\.(\d{1,9})", text)
     version = (int(match.group(1)), int(match.group(2))) if match else (0, 0)
     if version < (20, 11):
         return Diagnosis(
@@ -147,7 +147,7 @@ def judge_preemption(facts: dict[str, str]) -> Diagnosis:
 
 
 def judge_requeue(facts: dict[str, str]) -> Diagnosis:
-    match = re.search(r"cred_expire=(\d+)", facts.get("AuthInfo", ""))
+    match = re.search(r"cred_expire=(\d{1,9})\b", facts.get("AuthInfo", ""))
     delay_s = int(match.group(1)) if match else 120
     text = f"a requeued job waits about {delay_s} s before it can start"
     if facts.get("JobRequeue", "1") == "0":
@@ -157,7 +157,7 @@ def judge_requeue(facts: dict[str, str]) -> Diagnosis:
 
 def judge_kill_wait(facts: dict[str, str], grace_s: float = Cluster().grace_s) -> Diagnosis:
     """Slurm kills all of a job KillWait after its TERM, whatever grace the conf gives."""
-    match = re.match(r"(\d+)", facts.get("KillWait", ""))
+    match = re.match(r"(\d{1,9})\b", facts.get("KillWait", ""))
     kill_wait_s = int(match.group(1)) if match else 30
     most_s = max(1, kill_wait_s - EXIT_S)
     if grace_s > most_s:

@@ -209,6 +209,23 @@ def test_a_dry_run_shows_the_shell_scripts_of_a_container_line_by_line(vjob: Vjo
     assert prepare[:2] == ["bash", "-c"] and "set -euo pipefail" in prepare[2]
 
 
+@pytest.mark.parametrize(
+    ("groups", "left_out"),
+    [
+        (["{group: m, count: 20000}", "{group: s}"], '"0,1,2,3,4, ... 19995 more ... ,20000;"'),
+        ([f"{{group: m{n}}}" for n in range(30)], "\n# ... 25 more files ...\n"),
+    ],
+)
+def test_a_dry_run_of_a_large_conf_shows_the_first_and_the_last(
+    vjob: Vjob, groups: list[str], left_out: str
+) -> None:
+    vjob.env["PATH"] = "/nowhere"
+    conf = TWO.replace("{group: m}, {group: s}", ", ".join(groups))
+    shown = vjob("submit", vjob.write(conf), "--dry-run").stdout
+    assert left_out in shown and len(shown) < 80_000
+    assert "plan.json" in shown and "node.sh" in shown
+
+
 def test_a_dry_run_warns_of_a_variable_that_a_submit_refuses_to_miss(vjob: Vjob) -> None:
     name = vjob.write(ONE + "pass_env: [HF_TOKEN]\n")
     done = vjob("submit", name, "--dry-run")

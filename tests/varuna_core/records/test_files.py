@@ -107,6 +107,12 @@ def test_only_regular_files_are_read(make: Any, tmp_path: Path) -> None:
         read_bytes(tmp_path / "other")
 
 
+def test_a_file_that_cannot_be_written_is_named_and_not_its_temporary_one(tmp_path: Path) -> None:
+    with pytest.raises(OSError) as failed:
+        files.write_atomic(tmp_path / "none/page.html", "x")
+    assert failed.value.filename == str(tmp_path / "none/page.html")
+
+
 def test_a_lock_makes_its_file_and_is_one_holders(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with lock_file(path) as held:

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 
 from varuna_core.planner.profile.errors import PlanningError
+from varuna_core.records.files import as_whole
 
 EFFICIENCY = 0.45
 """The share of its peak that a GPU reaches in large products; published trainings: 0.3 to 0.6."""
@@ -112,8 +113,7 @@ def find_gpu(name: str) -> GpuProduct:
 def list_gpus(name: str) -> list[GpuProduct]:
     """Return all products that the name may stand for, smallest memory first."""
     words = [word for word in re.split(r"[^A-Z0-9]+", name.upper()) if word]
-    sizes = {int(word[:-2]) for word in words if re.fullmatch(r"\d+GB", word)}
-    sizes |= {int(word) for word in words if word.isdecimal()}
+    sizes = {as_whole(word.removesuffix("GB")) for word in words} - {None}
     joined = "".join(words)
     found = []
     for gpu in GPUS.values():

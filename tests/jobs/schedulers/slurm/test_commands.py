@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from datetime import datetime
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from varuna_core.facts.known import Value
 from vjob.jobs.errors import UncertainError
 from vjob.jobs.schedulers.job import After, JobState
+from vjob.jobs.schedulers.slurm import nodes, settings
 from vjob.jobs.schedulers.slurm.commands import (
     build_sbatch_command,
     build_squeue_command,
@@ -27,6 +30,7 @@ from vjob.jobs.schedulers.slurm.commands import (
     parse_state,
     parse_states,
 )
+from vjob.jobs.schedulers.slurm.foreign_job import parse_parts
 
 SQUEUE_22_05_HET = "".join(
     # squeue pads each field to 20 characters; the mark behind it is ours.
@@ -184,7 +188,46 @@ def test_states_alone_are_asked_for_where_squeue_can(version: str, can: bool) ->
         ("gpu-a[1,3-4]-int", ["gpu-a1-int", "gpu-a3-int", "gpu-a4-int"]),
         ("n[098-101]", ["n098", "n099", "n100", "n101"]),
         ("", []),
+        ("n[1-99999999999]", ["n[1-99999999999]"]),
+        ("[1-9][1-9][1-9][1-9][1-9][1-9]x", ["[1-9][1-9][1-9][1-9][1-9][1-9]x"]),
+        ("n[1-a]", ["n[1-a]"]),
+        ("n[3-1]", ["n[3-1]"]),
     ],
 )
 def test_node_lists_expand_in_slurms_order(text: str, names: list[str]) -> None:
     assert expand_nodes(text) == names
+
+
+SACCT = "123|FAILED|n[1-2]|None|1:9|2026-11-28T01:00:00|2026-11-28T02:00:00|1-01:00:00|x\n"
+SHOWN = (
+    "JobId=1 ArrayJobId=7 ArrayTaskId=3 UserId=me(10) GroupId=me(10) NumNodes=2 Restarts=1 "
+    "HetJobId=1 HetJobOffset=2 RunTime=1-00:01:00 TimeLimit=01:00:00 NodeList=n[1-2] ExitCode=0:9 "
+    "StartTime=2026-11-28T01:00:00 StdOut=/a/%2j"
+)
+SBATCH = "sbatch: Job 7 to start at 2026-11-23T01:12:00 using 4 processors on nodes a[1-2] in b"
+SINFO = "n1|gpu*|idle|gpu:a100:4(S:0-1)|64|512000|3|\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "parse"),
+    [
+        (SQUEUE_22_05_HET, parse_squeue_output),
+        (SACCT, parse_sacct_output),
+        (SHOWN, parse_show_job_output),
+        (SHOWN, parse_parts),
+        (SBATCH, parse_estimate),
+        (SINFO, nodes.parse_idle_nodes),
+        (SINFO, nodes.parse_starting_nodes),
+        (SINFO.replace("idle", "up"), nodes.parse_queues),
+        ("gpu2|gpu|idle|gpu:4|a100-80gb,80|", nodes.parse_starting_nodes),
+        ("25.11.1", lambda text: settings.judge_version({"SLURM_VERSION": text})),
+        ("cred_expire=120", lambda text: settings.judge_requeue({"AuthInfo": text})),
+        ("30 sec", lambda text: settings.judge_kill_wait({"KillWait": text})),
+    ],
+)
+@pytest.mark.parametrize("digits", ["9" * 5000, "9" * 18, "\u0663", "\xb2"])
+def test_no_number_in_a_table_of_slurm_ends_a_command(
+    text: str, parse: Callable[[str], object], digits: str
+) -> None:
+    for found in re.finditer(r"\d+", text):
+        parse(text[: found.start()] + digits + text[found.end() :])
