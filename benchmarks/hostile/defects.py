@@ -76,7 +76,7 @@ def believe_slurm() -> None:
 
 def name_temporary_files() -> None:
     def write(path: Path, text: str, mode: int = 0o600, *, lasts: bool = True) -> None:
-        part = path.with_name(f".{path.name}.{x}.part")
+        part = path.with_name(f".{path.name}.x.part")
         part.write_text(text)
         part.replace(path)
 

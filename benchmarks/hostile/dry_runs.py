@@ -12,7 +12,7 @@ HOSTS = ",".join(f"n{n:05}" for n in range(30_000))
 CONFS = {
     "100,000 nodes": "nodes: [{count: 100000, ranks: 1}]",
     "160,000 ranks on 20,000 nodes": "nodes: [{count: 20000, ranks: 8}]",
-    "100,000 machines by name": "scheduler: machines, machine_list: hosts, nodes: [{count: 100000}]",
+    "100,000 machines": "scheduler: machines, machine_list: hosts, nodes: [{count: 100000}]",
     "a list of 30,000 nodes": f"sbatch: {{nodelist: '{HOSTS}'}}, nodes: [{{count: 30000}}]",
     "2,000 groups, one het job": f"nodes: [{GROUPS}]",
     "2,000 groups, a job each": f"hetero: split, nodes: [{GROUPS}]",

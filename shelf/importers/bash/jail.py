@@ -46,7 +46,7 @@ keys."""
 NEW = {"user": 0x10000000, "mount": 0x00020000, "ipc": 0x08000000, "pid": 0x20000000,
        "net": 0x40000000}  # fmt: skip
 READ_ONLY, NO_SUID, NO_DEV, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
-LIMITS = (("CPU", 5), ("NPROC", 64), ("FSIZE", 1 << 20), ("NOFILE", 256), ("AS", 1 << 30),
+LIMITS = (("CPU", 2), ("NPROC", 64), ("FSIZE", 1 << 20), ("NOFILE", 256), ("AS", 1 << 30),
           ("CORE", 0))  # fmt: skip
 MOST_BYTES, MOST_FILES = 16 << 20, 2000
 """Bytes of all files in the scratch folder, and their number, at most."""
