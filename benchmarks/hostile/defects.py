@@ -47,7 +47,7 @@ def know_prefixes() -> None:
 
 
 def keep_strangers() -> None:
-    Server._drop_stranger = lambda self, least_s: False  # type: ignore[method-assign]
+    Server._drop_stranger = lambda self, least_s: False
 
 
 def hold_lines() -> None:
@@ -56,9 +56,7 @@ def hold_lines() -> None:
 
 def read_from_the_start() -> None:
     skip = tail.Follower._skip_to_last
-    tail.Follower._skip_to_last = (  # type: ignore[method-assign]
-        lambda self, count, within_bytes: skip(self, count, 1 << 62)
-    )
+    tail.Follower._skip_to_last = lambda self, count, within_bytes: skip(self, count, 1 << 62)
 
 
 def read_all_attempts() -> None:
@@ -71,7 +69,7 @@ def count_freely() -> None:
 
 def believe_slurm() -> None:
     node_names.MOST_NODES = 1 << 62
-    node_names.as_whole = int  # type: ignore[attr-defined]
+    node_names.as_whole = int  # type: ignore[assignment]
 
 
 def name_temporary_files() -> None:
