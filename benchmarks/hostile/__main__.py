@@ -413,7 +413,7 @@ def run_draws(
 
 
 def render(kept: dict[str, dict[str, object]]) -> str:
-    drawn = kept.get("draws", {})
+    drawn = kept.get("draws", {"num": 0, "seed": "none", "processor": "not run"})
     lines = [
         "# Hostile folders and disks that fail",
         "",

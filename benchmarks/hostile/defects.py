@@ -69,7 +69,7 @@ def count_freely() -> None:
 
 def believe_slurm() -> None:
     node_names.MOST_NODES = 1 << 62
-    node_names.as_whole = int  # type: ignore[assignment]
+    vars(node_names)["as_whole"] = int
 
 
 def name_temporary_files() -> None:
