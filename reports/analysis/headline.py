@@ -279,14 +279,17 @@ def list_facts(found: Headline) -> Iterator[Fact]:
     if isinstance(found.last_step, Value):
         total, step_s = value_of(found.num_steps), value_of(found.step_s)
         of = f" of {total:,}" if total else ""
-        each = f", {format_seconds(step_s)} each" if step_s is not None else ""
+        each = f", {format_seconds(step_s)} each (the median of all)" if step_s is not None else ""
         counted = " counted" if found.is_counted else ""
         yield Fact("steps", f"{found.last_step.value:,}{counted}{of}{each}")
         if isinstance(found.step_s, NotKnown):
             yield Fact("pace", f"not known: {found.step_s.reason}", is_known=False)
     elif isinstance(found.step_s, Value) and found.step_s.evidence[0].source == COUNTER:
         num_steps = found.step_s.evidence[0].seen  # no line has their numbers
-        yield Fact("steps", f"{num_steps:,} counted, {format_seconds(found.step_s.value)} each")
+        yield Fact(
+            "steps",
+            f"{num_steps:,} counted, {format_seconds(found.step_s.value)} each (the median of all)",
+        )
     if left_s := value_of(found.left_s):
         yield Fact("left", format_duration(left_s))
     if tokens := value_of(found.tokens_per_s):

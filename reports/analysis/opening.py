@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from varuna_core.facts.known import NotKnown, value_of
-from varuna_core.records.formatting import format_duration, format_seconds
+from varuna_core.facts.known import NotKnown, Value, value_of
+from varuna_core.records.formatting import format_duration, format_seconds, format_share
 from vjob.reports.analysis.findings import Finding
 from vjob.reports.analysis.headline import format_bounded, goes_on, has_ended_badly, has_ended_well
 from vjob.reports.analysis.measures import Analysis
 from vjob.reports.load.tables import Job
+
+MUCH_START = 0.1
+"""Share of the time that the start-up has to take to be named."""
 
 
 def write_opening(job: Job, analysis: Analysis, findings: Sequence[Finding]) -> str:
@@ -29,9 +32,11 @@ def write_opening(job: Job, analysis: Analysis, findings: Sequence[Finding]) -> 
     if step is not None:
         went += f", at step {step:,}" + (f" of {total:,}" if total else "")
     if (step_s := value_of(head.step_s)) is not None:
-        went += f", {format_seconds(step_s)} a step"
+        went += f", {format_seconds(step_s)} a step (the median of all)"
     if not isinstance(head.goodput, NotKnown):
         went += f"; {format_bounded(head.goodput)} of the time was steps"
+        if isinstance(head.start, Value) and head.start.value >= MUCH_START:
+            went += f", {format_share(head.start.value)} its start-up"
     if head.hung:
         went += f"; a hang cost {head.hung_cost}"
     change = next((one for one in findings if one.key), None)

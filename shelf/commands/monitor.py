@@ -39,6 +39,8 @@ WATCH_EVERY_S = 30.0
 STACKS_WAIT_S = 60
 NUM_RUNS = 20
 """Of the table without `--all`; the live list has them all."""
+PLAIN_S = 5.0
+"""For the logs of runs that are over, of a table that is printed once: no later look reads them."""
 COLOURS = (30, 28, 130, 133, 32, 98, 100)
 """Of the 256 of xterm: as far from black as from white."""
 FEW_COLOURS = ("cyan", "green", "magenta", "blue", "yellow", "red")
@@ -145,7 +147,7 @@ def _show_runs(show_all: bool, *, as_json: bool, is_plain: bool, interval_s: flo
     from vjob.jobs.monitor.model.run_row import render_rows
     from vjob.jobs.monitor.readers.run_table import RunTable
 
-    rows = RunTable(None if show_all else NUM_RUNS).read()
+    rows = RunTable(None if show_all else NUM_RUNS, budget_s=PLAIN_S).read()
     width = shutil.get_terminal_size((80, 24)).columns
     print_list(row.as_json() for row in rows) if as_json else click.echo(render_rows(rows, width))
 

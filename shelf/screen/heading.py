@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
@@ -17,8 +16,6 @@ from vjob.shelf.screen import theme
 from vjob.shelf.screen.theme import Marks
 from vjob.shelf.view.formats import format_age, format_coarse_duration, format_loss, format_seconds
 
-LAST_POINTS = 20
-"""The step time is the median of this many last points."""
 BAR_WIDTH = 12
 BAR_FROM = 60
 """Least columns of the screen for a progress bar."""
@@ -163,12 +160,6 @@ def format_place(line: Line) -> str:
     return (line.file or line.node or "log") + rank
 
 
-def find_step_s(progress: Progress) -> float | None:
-    """Return the seconds of a step, the median of the last known ones."""
-    told = [point.step_s for point in progress.points[-LAST_POINTS:] if point.step_s is not None]
-    return statistics.median(told) if told else None
-
-
 def _render_progress(snapshot: Snapshot, marks: Marks, width: int) -> list[HeadingLine]:
     progress = snapshot.progress
     if progress is None:
@@ -176,7 +167,7 @@ def _render_progress(snapshot: Snapshot, marks: Marks, width: int) -> list[Headi
         none = f"no step yet; in {phase.name}" if phase else "no step yet"
         is_told = bool(snapshot.nodes) and snapshot.record_state != "ended"
         return [HeadingLine(line=Text(none, style=theme.DIM), place=2)] if is_told else []
-    step_s = find_step_s(progress)
+    step_s = progress.pace_s
     total = progress.num_steps
     line = Text(f"{progress.unit} ", style=theme.PLAIN)
     line.append(f"{progress.step:,}" + (f"/{total:,}" if total else ""), theme.STRONG)

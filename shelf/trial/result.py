@@ -70,7 +70,8 @@ def render(result: Result, width: int = WIDTH) -> str:
     lines: list[str] = []
     for finding in result.findings:
         lines += _wrap("FOUND", finding.cause, width)
-        lines += _wrap("", f"-> {finding.remedy}", width) if finding.remedy else []
+        for remedy in finding.remedy.splitlines():
+            lines += _wrap("", f"-> {remedy}", width)
         lines += [f"{'':{LABEL}}| {clean(text)}"[:width] for text in finding.evidence]
     starts = not any(finding.what in ("starts", "submit") for finding in result.findings)
     for row in result.rows:

@@ -43,7 +43,7 @@ def build_refusal(error: VjobError) -> Trouble:
     """Describe a submit that failed as the trouble of a try, with its cause and its remedy."""
     if not isinstance(error, RefusedError):
         head, *more = str(error).splitlines()
-        return Trouble(what="submit", cause=head, remedy="; ".join(map(str.strip, more)))
+        return Trouble(what="submit", cause=head, remedy="\n".join(map(str.strip, more)))
     words = "; ".join(line.removeprefix("sbatch: ") for line in error.said)
     cause = f"{error.head}: {words}" if words else error.head
     return Trouble(what="submit", cause=cause, remedy=error.remedy)

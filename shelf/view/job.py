@@ -35,6 +35,8 @@ class NodeRow:
     beat_age_s: float | None
     log_age_s: float | None
     step: int | None
+    is_since_resume: bool
+    """`step` counts from where this attempt went on, and is none of the training's."""
     step_s: float | None
     utilization: float | None
     """Mean utilization of the node's GPUs."""
@@ -102,6 +104,7 @@ def _make_row(
         beat_age_s=_find_age(snapshot, node.beat_at),
         log_age_s=_find_age(snapshot, node.log_at),
         step=max((rank.step for rank in ranks if rank.step is not None), default=None),
+        is_since_resume=any(rank.is_counted for rank in ranks) and _is_resumed(snapshot),
         step_s=max((rank.step_s for rank in ranks if rank.step_s is not None), default=None),
         utilization=_mean(gpu.utilization for gpu in gpus),
         cpu_percent=None if gpus else node.cpu_percent,
@@ -115,6 +118,11 @@ def _make_row(
     devices = " ".join({gpu.name for gpu in gpus})
     words = (node.name, node.group, state, row.error, devices, "culprit" if is_culprit else "")
     return replace(row, words=" ".join(words).lower())
+
+
+def _is_resumed(snapshot: Snapshot) -> bool:
+    progress = snapshot.progress
+    return progress is not None and not progress.is_counted and (progress.first_step or 0) > 1
 
 
 def _judge_node(snapshot: Snapshot, node: Node, ranks: list[Rank]) -> tuple[str, bool]:
@@ -216,7 +224,9 @@ NODE_COLUMNS = (
     ),
     Column[NodeRow](
         title="step", width=7, place=2, is_number=True,
-        show=lambda row: Cell("" if row.step is None else str(row.step)),
+        show=lambda row: Cell(
+            "" if row.step is None else f"{'+' * row.is_since_resume}{row.step}"
+        ),
         key=lambda row: row.step,
     ),
     Column[NodeRow](

@@ -29,7 +29,7 @@ RUN_COLUMNS = (
     ),
     Column[RunRow](
         title="step", width=7, place=2,
-        show=lambda row: Cell(format_step(row) if row.step is not None else ""),
+        show=lambda row: Cell(format_step(row).replace("-", "")),
         key=lambda row: _find_share(row), first_down=True,
     ),
     Column[RunRow](

@@ -243,9 +243,10 @@ def build_job_page(
     step = snapshot.progress.step if snapshot.progress is not None else None
     of = snapshot.progress.num_steps if snapshot.progress is not None else None
     pace_s, left_s = find_pace_s(snapshot), find_left_s(snapshot)
+    covers = snapshot.progress.pace_covers if snapshot.progress is not None else ""
     known = (
         ("step", f"{step} of {of}" if of else str(step)) if step is not None else None,
-        ("a step takes", f"{format_seconds(pace_s)} s") if pace_s else None,
+        ("a step takes", f"{format_seconds(pace_s)} s {covers}") if pace_s else None,
         ("time left", format_coarse_duration(left_s)) if left_s else None,
         ("loss", format_loss(loss)) if loss is not None else None,
         ("checkpoint", f"step {snapshot.checkpoint_step}")

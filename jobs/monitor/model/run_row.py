@@ -48,6 +48,8 @@ class RunRow:
     losses: tuple[float | None, ...] = ()
     """Of its newest steps, for a small curve."""
     attempt: int | None = None
+    is_read: bool = True
+    """False where its logs were left for a later look, so that its steps are not known."""
 
     @property
     def target(self) -> str:
@@ -84,9 +86,9 @@ class RunRow:
 
 
 def format_step(row: RunRow) -> str:
-    """`120/1000`, `120`, or a dash."""
+    """`120/1000`, `120`, a dash where nothing tells, or `?` where nothing was read."""
     if row.step is None:
-        return "-"
+        return "-" if row.is_read else "?"
     return f"{row.step}/{row.num_steps}" if row.num_steps else str(row.step)
 
 
@@ -104,4 +106,10 @@ def render_rows(rows: Sequence[RunRow], width: int) -> str:
         times = map(_format_time, (row.step_s, row.left_s, row.age_s))
         message = fold(row.message)
         cells.append((jobs, row.health, format_step(row), *times, clean_name(row.run), message))
-    return "\n".join(wrap_columns(cells, width))
+    num_unread = sum(not row.is_read for row in rows)
+    lines = wrap_columns(cells, width)
+    if num_unread:
+        whose = "run" if num_unread == 1 else f"{num_unread} runs"
+        said = f"the logs of the {whose} marked ? were not read in time"
+        lines.append(f"{said}; `vjob status RUN` reads one")
+    return "\n".join(lines)

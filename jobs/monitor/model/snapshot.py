@@ -8,10 +8,12 @@ docs/json.md has the JSON form, which is these fields by name.
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, TypeGuard
 
 from varuna_core.facts.cause import End
 from varuna_core.facts.cluster import NodeState
@@ -22,7 +24,7 @@ from varuna_core.facts.remedy import Context
 from varuna_core.records.checkpoints import Damaged, Skipped
 from varuna_core.records.exits import Outcome, RankExit
 from varuna_core.records.logs.learner import Doubt
-from varuna_core.records.logs.slow_ranks import SlowRank
+from varuna_core.records.logs.slow_ranks import WARM_UP_STEPS, SlowRank
 
 FORMAT = 3
 NO_LIMIT = NotKnown("nothing tells the time limit")
@@ -109,6 +111,14 @@ def name_step(
     return (counted if is_counted else f"{unit} {step}") + (f" of {total}" if total else "")
 
 
+PACE_STEPS = 10
+"""Step times that the pace is computed from."""
+
+
+def is_time(value: float | None) -> TypeGuard[float]:
+    return value is not None and math.isfinite(value) and value > 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Progress:
     """Progress of the training."""
@@ -147,6 +157,33 @@ class Progress:
     def loss(self) -> float | None:
         """The last one that was reported."""
         return next((point.loss for point in reversed(self.points) if point.loss is not None), None)
+
+    @property
+    def step_times(self) -> list[float]:
+        """Seconds a step of the points after the first steps, oldest first."""
+        first = self.first_step
+        if first is None:
+            first = self.points[0].step if self.points else 0
+        later = [point for point in self.points if point.step >= first + WARM_UP_STEPS]
+        return [point.step_s for point in later if is_time(point.step_s)]
+
+    @property
+    def recent_times(self) -> list[float]:
+        """The times that the pace is computed from: the first ones while there are no others."""
+        first = [point.step_s for point in self.points if point.step_s is not None]
+        return (self.step_times or first)[-PACE_STEPS:]
+
+    @property
+    def pace_s(self) -> float | None:
+        """Seconds a step: the one figure of status, its page, the list and the screen."""
+        times = self.recent_times
+        return statistics.median(times) if times else None
+
+    @property
+    def pace_covers(self) -> str:
+        """Say what the pace is the median of; empty where there is none."""
+        count = len(self.recent_times)
+        return f"in the last {count} readings" if count > 1 else "in one reading" * count
 
     @property
     def knows_end(self) -> bool:
@@ -252,7 +289,9 @@ class Rank:
     cpu_percent: float | None = None
     """Of one core, between the node's last two beats."""
     step: int | None = None
-    """The last step that its trace has."""
+    """The last step that its trace has, or the number of optimizer steps of this attempt."""
+    is_counted: bool = False
+    """`step` is that number."""
     step_s: float | None = None
     """Median of its last steps."""
     work_s: float | None = None

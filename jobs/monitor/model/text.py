@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -27,8 +26,6 @@ from vjob.jobs.monitor.model.snapshot import (
 
 MANY_NODES = 16
 NUM_POINTS = 20
-NUM_RECENT = 5
-"""The pace shown is the median of so many points."""
 NUM_ERRORS = 10
 NUM_EVIDENCE = 3
 TELLS_RECORD = ("refused", "done", "dead")
@@ -193,14 +190,14 @@ def _count_ends(snapshot: Snapshot) -> str:
 
 
 def format_progress(snapshot: Snapshot) -> str:
-    """`step 30 of 50, 1.424 s a step, loss 10.1772, 3 s ago`; empty where nothing tells."""
+    """`step 30 of 50, 1.424 s a step in the last 10 readings, loss 10.1772, 3 s ago`; empty where
+    nothing tells."""
     progress = snapshot.progress
     if progress is None:
         return ""
-    times = [point.step_s for point in progress.points if point.step_s is not None]
     words = [progress.name]
-    if times:  # the median, as a step may have a pause in it
-        words.append(f"{statistics.median_low(times[-NUM_RECENT:]):.4g} s a step")
+    if progress.pace_s is not None:
+        words.append(f"{progress.pace_s:.4g} s a step {progress.pace_covers}")
     loss = progress.loss
     if loss is not None:
         words.append(f"loss {loss:.6g}")

@@ -343,6 +343,7 @@ class AttemptReader:
             process_state=process.state if process else "",
             cpu_percent=process.cpu_percent if process else None,
             step=step,
+            is_counted=last is None and counts is not None,
             step_s=step_s,
             work_s=work_s,
             step_at=None if ended is None else ended + self._offset(index),

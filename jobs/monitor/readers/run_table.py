@@ -28,7 +28,6 @@ from vjob.jobs.runs.find import RemovedRun, RunView, find_removed, is_over, read
 from vjob.jobs.schedulers import run_index as index
 
 BUDGET_S = 1.0
-"""For the logs of runs that are over, of one look."""
 LATE_S = 60.0
 """After its end a run's outcome may still come, or be replaced by a better one."""
 
@@ -37,14 +36,21 @@ class RunTable:
     """Reads the rows of all runs; keeps what it has read."""
 
     def __init__(
-        self, limit: int | None = None, *, warn: bool = True, clock: Callable[[], float] = time.time
+        self,
+        limit: int | None = None,
+        *,
+        warn: bool = True,
+        budget_s: float = BUDGET_S,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """`limit`: only so many of the newest; `warn`: log a scheduler that does not answer."""
+        """`limit`: only so many of the newest; `warn`: log a scheduler that does not answer;
+        `budget_s`: for the logs of runs that are over, of one look."""
         self.problem = ""
         """Why a scheduler did not answer the last look."""
         self.asked: float | None = None
         """When the schedulers' answer was good."""
         self._limit, self._warn, self._clock = limit, warn, clock
+        self._budget_s = budget_s
         self._live: dict[str, _LiveRun] = {}
         self._over: dict[str, tuple[float, RunRow]] = {}
         """Rows of runs that are over and judged, and the times of their records."""
@@ -60,7 +66,7 @@ class RunTable:
         self.problem = next((view.problem for view in views.values() if view.problem), "")
         self.asked = min((x.asked for x in views.values() if x.asked is not None), default=None)
         rows: dict[str, RunRow] = {}
-        deadline = time.monotonic() + BUDGET_S
+        deadline = time.monotonic() + self._budget_s
         for path, view in reversed(views.items()):
             if not is_over(view):
                 rows[path] = self._read_live(path, view, now)
@@ -88,7 +94,7 @@ class RunTable:
     def _judge_over(self, path: str, view: RunView, now: float, *, reads: bool) -> RunRow:
         live = self._live.pop(path, None)
         if not reads and live is None:
-            return _make_row(view, now, None, None)
+            return replace(_make_row(view, now, None, None), is_read=False)
         mtime = read_mtime(view.run.record)
         row = (live or _LiveRun(view)).read(view, now)
         if row.verdict is not None and row.verdict.health in ENDED and now - mtime > LATE_S:

@@ -9,12 +9,11 @@ A gap is what lies between two signs of a step: with a line every 10 steps, ten 
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 
 from varuna_core.records.logs.slow_ranks import WARM_UP_STEPS
-from vjob.jobs.monitor.model.snapshot import Phase, Point, Snapshot
+from vjob.jobs.monitor.model.snapshot import Phase, Point, Snapshot, is_time
 
 LEARN_GAPS = 3
 """So many gaps at least teach a limit."""
@@ -34,8 +33,6 @@ PHASE_FIRST_S = 1800.0
 PHASE_LEAST_S = 300.0
 PHASE_TIMES = 3.0
 """And later: so many times the longest so far."""
-PACE_STEPS = 10
-"""Steps that the pace is computed from."""
 LATE_S = 60.0
 """Files on NFS may be shown so late."""
 
@@ -56,7 +53,7 @@ def list_gaps(
         num_steps = point.step - before.step if before is not None else 1
         if num_steps < 1 or (before is not None and before.step < first):
             continue
-        told = point.step_s * num_steps if _is_time(point.step_s) and point.step_s else 0.0
+        told = point.step_s * num_steps if is_time(point.step_s) else 0.0
         is_timed = before is not None and point.at is not None and before.at is not None
         seen = point.at - before.at if is_timed else 0.0  # type: ignore[operator, union-attr]
         if max(told, seen) > 0:
@@ -178,22 +175,12 @@ def job_overdue_s(snapshot: Snapshot) -> float:
 
 def list_step_times(snapshot: Snapshot) -> list[float]:
     """Seconds a step of the points after the first steps, oldest first."""
-    points, first = _points_of(snapshot)
-    if first is None:
-        first = points[0].step if points else 0
-    return [
-        point.step_s
-        for point in points
-        if point.step_s is not None and _is_time(point.step_s)
-        if point.step >= first + WARM_UP_STEPS
-    ]
+    return snapshot.progress.step_times if snapshot.progress is not None else []
 
 
 def find_pace_s(snapshot: Snapshot) -> float | None:
     """Seconds a step: the median of the last ones, of the first ones while there are no others."""
-    points, _ = _points_of(snapshot)
-    times = list_step_times(snapshot) or [x.step_s for x in points if x.step_s is not None]
-    return statistics.median(times[-PACE_STEPS:]) if times else None
+    return snapshot.progress.pace_s if snapshot.progress is not None else None
 
 
 def find_left_s(snapshot: Snapshot) -> float | None:
@@ -232,7 +219,3 @@ def _lengthen(snapshot: Snapshot, limit: float) -> float:
 def _points_of(snapshot: Snapshot) -> tuple[Sequence[Point], int | None]:
     progress = snapshot.progress
     return (progress.points, progress.first_step) if progress is not None else ((), None)
-
-
-def _is_time(value: float | None) -> bool:
-    return value is not None and math.isfinite(value) and value > 0

@@ -171,11 +171,11 @@ def _slowdown_values(change: Slowdown) -> dict[str, float]:
 
 
 def _see_pace(snapshot: Snapshot) -> tuple[Evidence, ...]:
-    """How many of the attempt's steps the times of steps come from."""
+    """How many of the attempt's steps the pace comes from."""
     progress = snapshot.progress
     if progress is None:
         return ()
-    seen = len([point for point in progress.points if point.step_s is not None])
+    seen = len(progress.recent_times)
     first = progress.first_step
     expected = progress.step - first + 1 if first is not None else None
     return (Evidence("step lines", Sure.MEASURED, progress.source, seen=seen, expected=expected),)

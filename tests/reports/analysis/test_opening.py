@@ -53,6 +53,15 @@ def test_it_says_what_a_hang_cost(read: tuple[Job, Analysis]) -> None:
     assert "a hang" not in write_opening(job, analysis, [])
 
 
+def test_it_names_a_start_up_that_took_much_of_the_time(read: tuple[Job, Analysis]) -> None:
+    """It said that 30 % of the time was steps, and nothing of the 64 % before them."""
+    job, analysis = read
+    for share, has in ((0.64, True), (0.04, False)):
+        head = replace(analysis.headline, goodput=Value(0.3), start=Value(share))
+        said = write_opening(job, replace(analysis, headline=head), [])
+        assert ("30 % of the time was steps, 64 % its start-up" in said) is has
+
+
 def test_it_names_the_first_change_that_a_finding_asks_for(read: tuple[Job, Analysis]) -> None:
     job, analysis = read
     fell = Finding(weight=0.1, sentence="The loss fell.", evidence="", key="")

@@ -35,6 +35,23 @@ from vjob.shelf.view.formats import format_age, format_coarse_duration, format_l
 from vjob.shelf.view.job import NODE_COLUMNS, NodeRow, View
 from vjob.shelf.view.table import Column, Order
 
+
+@pytest.mark.parametrize(
+    ("counted", "first", "shown"),
+    [(True, 401, "+30"), (True, 1, "30"), (False, 401, "30"), (True, None, "30")],
+)
+def test_steps_counted_since_a_resume_have_a_sign(
+    counted: bool, first: int | None, shown: str
+) -> None:
+    """The node table said 30 beside the training's step 430."""
+    snapshot = make_snapshot(1)
+    ranks = tuple(replace(rank, step=30, is_counted=counted) for rank in snapshot.ranks)
+    progress = Progress(step=430, first_step=first, done=30)
+    view = View.make(replace(snapshot, ranks=ranks, progress=progress), HEALTHY)
+    step = next(column for column in NODE_COLUMNS if column.title == "step")
+    assert step.show(view.rows[0]).text == shown
+
+
 NUMBERS = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True))
 MARKS = st.sampled_from([UNICODE, ASCII])
 

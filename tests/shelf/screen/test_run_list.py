@@ -287,6 +287,16 @@ def test_the_table_fits_its_width_and_keeps_every_reason_whole(width: int) -> No
         assert REASON in words
 
 
+def test_a_run_whose_logs_were_not_read_says_so() -> None:
+    """Its cells were empty after a budget of a second, as if it had no steps."""
+    rows = [replace(ROWS[0], step=None, is_read=False), *ROWS[1:]]
+    said = render_rows(rows, 120)
+    words = "the logs of the run marked ? were not read in time; `vjob status RUN` reads one"
+    assert said.endswith(words)
+    assert "?" in said.splitlines()[1]
+    assert "marked ?" not in render_rows(ROWS, 120)
+
+
 def test_the_document_has_every_key_of_the_list() -> None:
     text = (ROOT / "docs/status.md").read_text()
     part = text[text.index("## All runs") : text.index("## Any Slurm job")]

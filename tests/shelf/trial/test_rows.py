@@ -10,6 +10,7 @@ import pytest
 from tests.jobs.monitor.builders import change_node, healthy
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.conf.schema import Cluster, JobConf, NodeGroup, Program
+from vjob.jobs.errors import InputError
 from vjob.jobs.monitor.rules.judge import judge
 from vjob.jobs.monitor.stacks.group import Frame, RankStack, Thread, group_stacks
 from vjob.jobs.schedulers.slurm.scheduler import refuse
@@ -32,6 +33,16 @@ def test_a_refusal_is_a_cause_and_a_remedy() -> None:
     found = build_refusal(refuse(REFUSED).with_note("\n  The scripts are in log/x"))
     assert found.cause.endswith("Invalid partition name specified")
     assert "sbatch refused" in found.cause and "cluster.nodes[].queue" in found.remedy
+
+
+def test_each_problem_of_a_conf_has_a_line_of_its_own() -> None:
+    found = build_refusal(InputError("2 problems in the conf:\n  a.yaml:3: x\n  a.yaml:4: y"))
+    assert found.remedy == "a.yaml:3: x\na.yaml:4: y"
+    result = Result(conf="a", took_s=1.0, findings=(found,), rows=(), differs=(), files="")
+    assert [line.split("-> ")[1] for line in render(result).splitlines() if "->" in line] == [
+        "a.yaml:3: x",
+        "a.yaml:4: y",
+    ]
 
 
 LIBRARY = "/usr/lib/python3/dist-packages/torch/distributed.py"

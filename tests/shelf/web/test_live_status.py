@@ -6,6 +6,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,14 @@ import pytest
 
 from tests.command import HOST, Vjob, wait_for
 from tests.reports.page.browser import DRAWN_MS, start_browser
-from tests.shelf.screen.sample_job import HEALTHY, make_snapshot
+from tests.shelf.screen.sample_job import HEALTHY, NOW, make_snapshot
 from varuna_core.facts.finding import Finding
-from vjob.jobs.monitor.model.snapshot import Health, Verdict
+from vjob.jobs.monitor.model.snapshot import Health, Point, Verdict
+from vjob.jobs.monitor.model.text import format_progress
+from vjob.jobs.monitor.rules.judge import judge
+from vjob.jobs.monitor.rules.pace import find_pace_s
+from vjob.shelf.screen.heading import render_heading
+from vjob.shelf.screen.theme import ASCII
 from vjob.shelf.web import status as live_status
 from vjob.shelf.web.server import LivePage, Server, Site
 from vjob.shelf.web.status import (
@@ -50,6 +56,23 @@ def test_a_page_has_verdict_progress_nodes_and_gpus() -> None:
     text = render(page).decode()
     assert "n062 holds it up" in text and "cluster.exclude: [n062]" in text
     assert "<details><summary>1 remark<" in text
+
+
+def test_one_run_has_one_step_time_everywhere() -> None:
+    """Status, list, page and screen had four: medians of 5, 10 and 20 readings, the first too."""
+    times = [9.0, *(1.0 + 0.1 * number for number in range(25))]
+    points = tuple(Point(step=step, step_s=took) for step, took in enumerate(times, 1))
+    snapshot = make_snapshot(4)
+    assert snapshot.progress is not None
+    snapshot = replace(snapshot, progress=replace(snapshot.progress, points=points, first_step=1))
+    verdict = judge(replace(snapshot, now=NOW))
+    page = build_job_page(snapshot, HEALTHY)
+    heading = "".join(line.plain for line in render_heading(snapshot, HEALTHY, ASCII, 200, 9))
+    assert "2.95 s a step" in verdict.reason, verdict
+    assert "2.95 s a step in the last 10 readings" in format_progress(snapshot)
+    assert dict(page.progress)["a step takes"] == "2.95 s in the last 10 readings"
+    assert "2.95 s/step" in heading
+    assert find_pace_s(snapshot) == pytest.approx(2.95)  # the list, its page and the API
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,10 @@ NEVER = (
         r"\b\w*Warning: |\bwarnings\.warn\(",
     ),
     ignore(
+        "torch's second try",
+        r"\(errno: \d+ - Address family not supported|destroy_process_group\(\) was not called",
+    ),
+    ignore(
         "recovery",
         r"(?i)\brecovered\b|\brecovering from\b|\bretrying\b|\bwill (retry|try again)\b"
         r"|\btrying again\b|^Exception ignored (in|while)",

@@ -21,10 +21,18 @@ class InputNames:
         known = inspect.signature(model.forward).parameters.values()
         by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         self.names = [each.name for each in known if each.kind in by_place]
+        self._all = [each.name for each in known]
+        self._is_open = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known)
 
     def name(self, inputs: Inputs) -> Mapping[str, Any]:
         """Return the batch as a mapping of names to values."""
         if isinstance(inputs, Mapping):
+            unknown = [name for name in inputs if name not in self._all]
+            if unknown and not self._is_open:
+                raise TypeError(
+                    f"the batch has {', '.join(map(repr, unknown))}, which the model's forward "
+                    f"does not take; its inputs are {', '.join(self._all) or 'none'}"
+                )
             return inputs
         return self.bind([inputs] if isinstance(inputs, Tensor) else inputs, {})
 

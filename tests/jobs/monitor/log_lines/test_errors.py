@@ -245,6 +245,10 @@ VARIANTS = (
     ),
 )
 NOTHING = (
+    "[W1129 06:00:00.123456789 socket.cpp:759] [c10d] The client socket has failed to connect to "
+    "[localhost]:29500 (errno: 97 - Address family not supported by protocol).",
+    "[rank0]:[W1129 06:00:00.123 ProcessGroupNCCL.cpp:1496] Warning: WARNING: "
+    "destroy_process_group() was not called before program exit, which can leak resources.",
     "",
     " iteration       30/      50 | consumed samples:         1920 | elapsed time per iteration "
     "(ms): 1423.8 | lm loss: 1.017721E+01 | loss scale: 262144.0 | grad norm: 16.666 | number of "

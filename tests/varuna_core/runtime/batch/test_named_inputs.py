@@ -55,6 +55,14 @@ def test_an_evaluation_of_a_plain_script_stands_as_it_is() -> None:
     model.close()
 
 
+def test_an_input_that_the_model_does_not_take_is_answered_with_those_that_it_does() -> None:
+    """`with_loss` calls it target, and torch said only that `labels` was not expected."""
+    names = InputNames(with_loss(nn.Linear(4, 3), nn.CrossEntropyLoss()))
+    with pytest.raises(TypeError, match=r"'labels', which .*; its inputs are input, target$"):
+        names.name({"input": 1, "labels": 2})
+    assert names.name({"input": 1, "target": 2}) == {"input": 1, "target": 2}
+
+
 def test_inputs_that_have_no_place_are_refused_by_number() -> None:
     names = InputNames(small.Gpt())
     assert names.bind([1], {"labels": 2}) == {"ids": 1, "labels": 2}
