@@ -369,3 +369,31 @@ def test_no_number_of_a_text_is_read_without_a_bound() -> None:
             for line in path.read_text().splitlines():
                 told = re.search(r"int\((\w+(?:\.\w+)*)\).* if .*\b\1\.isdecimal\(\)", line)
                 assert told is None or path.name == "files.py", f"{path}: {line.strip()}"
+
+
+JUDGES = {"jobs/monitor/readers/node_files.py", "reports/analysis/step_times.py"}
+READS_LINES = {
+    "jobs/monitor/readers/node_logs.py",
+    "reports/load/training_log.py",
+    "varuna_core/agent/restarts.py",
+    "varuna_core/agent/track/points.py",
+    "varuna_core/morph/furthest.py",
+}
+"""Modules that read lines as steps. The last three only compare the steps of logs with each other:
+they run on nodes, or before anything is judged."""
+
+
+def test_steps_are_judged_in_one_place_and_a_pace_is_told_by_one_property() -> None:
+    """Status, list, watch, page and API show the `Progress` that node_files makes, reports that of
+    step_times; both ask `judge_steps`."""
+    found: dict[str, set[str]] = {"judge_steps": set(), "StepReader": set(), "pace_s": set()}
+    for path in (path for package in OURS for path in files(package)):
+        name = str(path.relative_to(ROOT))
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                found.setdefault(node.func.id, set()).add(name)
+            if isinstance(node, ast.FunctionDef) and node.name in ("pace_s", "find_step_s"):
+                found["pace_s"].add(name)
+    assert found["judge_steps"] == JUDGES
+    assert found["StepReader"] == READS_LINES
+    assert found["pace_s"] == {"jobs/monitor/model/snapshot.py"}
