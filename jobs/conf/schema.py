@@ -69,6 +69,8 @@ PositiveInt = Annotated[int, Bound(">=", 1)]
 RankCount = Annotated[int, Bound(">=", 1), Bound("<=", 4096)]
 """Bound of the ranks of one node: no machine has as many processors."""
 NodeCount = Annotated[int, Bound(">=", 1), Bound("<=", 100_000)]
+WalltimeMin = Annotated[int, Bound(">=", 1), Bound("<=", 5_256_000), MINUTES]
+"""Ten years, well below what the numbers of a scheduler hold."""
 NonNegativeInt = Annotated[int, Bound(">=", 0)]
 PositiveFloat = Annotated[float, Bound(">", 0)]
 NonNegativeFloat = Annotated[float, Bound(">=", 0)]
@@ -436,7 +438,7 @@ class Cluster:
     hetero: Literal["auto", "hetjob", "split"] = "auto"
     """Several groups as one het job, or as jobs that find each other; auto: a het job, and split
     for a run that may morph, for Slurm ends a whole het job with one of its nodes."""
-    walltime_min: Annotated[PositiveInt, MINUTES] | None = None
+    walltime_min: WalltimeMin | None = None
     """Time limit; default: an hour where jobs wait in a queue, none on this machine. On a list of
     machines there is none."""
     account: str | None = None
@@ -700,7 +702,7 @@ class Queue:
     """Memory of a node."""
     nodes: PositiveInt | None = None
     """The most nodes of a job."""
-    walltime_min: Annotated[PositiveInt, MINUTES] | None = None
+    walltime_min: WalltimeMin | None = None
     """The longest time limit of a job."""
 
 

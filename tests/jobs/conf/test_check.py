@@ -574,6 +574,11 @@ def test_a_hundred_million_nodes_are_refused_at_once() -> None:
     ]
 
 
+def test_a_time_limit_of_more_than_ten_years_is_refused() -> None:
+    (problem,) = find_problems("cluster: {walltime_min: 525600000000}\n")
+    assert "cluster.walltime_min = 525600000000: must be at most 5256000" in problem
+
+
 @pytest.mark.parametrize(
     ("track", "said"),
     [
