@@ -154,7 +154,7 @@ def run_watch(job: str, here: Path, options: WatchOptions, say: Say = click.echo
     desk.listen()
     if desk.channels.names:
         say(f"notices go to: {', '.join(desk.channels.names)}", err=True)
-    return watch_job(look, desk, every_s=options.every_s, told=read_told(run))
+    return watch_job(look, desk, every_s=options.every_s, last_news=read_last_news(run))
 
 
 def find_end(for_min: float | None) -> float | None:
@@ -172,15 +172,15 @@ def find_own_run(snapshot: Snapshot) -> RunFolder | None:
     return run if run.record.is_file() else None
 
 
-def read_told(run: RunFolder | None) -> str:
+def read_last_news(run: RunFolder | None) -> str:
     """Return the last news that any channel delivered, from the run's events; FINE without one."""
-    told = FINE
+    last_news = FINE
     for event in [] if run is None else read_events(run):
         if event.get("kind") == "notice" and (
             not event.get("to") or event["to"] != event.get("failed")
         ):
-            told = str(event.get("news", FINE))
-    return told
+            last_news = str(event.get("news", FINE))
+    return last_news
 
 
 class Desk:
@@ -228,11 +228,11 @@ class Desk:
         facts |= {} if verdict.rank is None else {"rank": verdict.rank}
         self._note("verdict", **facts)
         clock = time.strftime("%H:%M:%S", time.localtime(snapshot.now))
-        told = {"kind": "verdict", "time": snapshot.now, "run": snapshot.run, **verdict.as_json()}
+        event = {"kind": "verdict", "time": snapshot.now, "run": snapshot.run, **verdict.as_json()}
         text = f"{clock}  {verdict.health.value:<13} {clean_name(verdict.reason)}"
         if verdict.advice and verdict.exit_code:
             text += f"\n{'':24}{clean_name(verdict.advice)}"
-        self._print(text, told)
+        self._print(text, event)
 
     def notify(self, notice: Notice) -> None:
         problems = send(notice, self.channels, lambda seconds: not self._left.wait(seconds))
@@ -246,16 +246,16 @@ class Desk:
 
     def _act(self, action: WatchAction, notice: Notice) -> None:
         assert self._run is not None and self._record is not None
-        told: dict[str, Any] = {"verb": action.verb, "because": action.news}
-        told |= {"node": notice.verdict.node} if notice.verdict.node else {}
+        facts: dict[str, Any] = {"verb": action.verb, "because": action.news}
+        facts |= {"node": notice.verdict.node} if notice.verdict.node else {}
         try:
             done = act(action, notice, self._run, self._record, self._say)
         except VjobError as error:
-            self._note("action", **told, failed=str(error))
+            self._note("action", **facts, failed=str(error))
             self.complain(f"--on {action.news}={action.verb}: {error}")
             return
-        self._note("action", **told, done=done)
-        self._print(f"{'':10}{action.verb}: {done}", {"kind": "action", **told, "done": done})
+        self._note("action", **facts, done=done)
+        self._print(f"{'':10}{action.verb}: {done}", {"kind": "action", **facts, "done": done})
 
     def complain(self, text: str) -> None:
         self._echo(f"vjob: {clean(text)}", err=True)

@@ -95,7 +95,7 @@ def choose_channels(
 def _read_kept(run: RunFolder) -> dict[str, str]:
     try:
         notify = read_resolved(run).get("notify") or {}
-        return {name: str(told) for name, told in notify.items() if told}
+        return {name: str(value) for name, value in notify.items() if value}
     except AttributeError:
         return {}
 

@@ -37,9 +37,9 @@ def news_of(verdict: Verdict) -> str:
 class Damper:
     """Filters news: passes those that held and differ from the last ones sent."""
 
-    def __init__(self, told: str = FINE) -> None:
-        """`told` is the content of the last notice, also of an earlier watch."""
-        self.told = told
+    def __init__(self, last_news: str = FINE) -> None:
+        """`last_news` is the content of the last notice, also of an earlier watch."""
+        self.last_news = last_news
         self._now = ""
         self._held = 0
 
@@ -47,9 +47,9 @@ class Damper:
         """Return the news if they must be sent now; FINE is sent only after a problem."""
         self._held = self._held + 1 if news == self._now else 1
         self._now = news
-        if self._held < HOLD or news == self.told:
+        if self._held < HOLD or news == self.last_news:
             return None
-        before, self.told = self.told, news
+        before, self.last_news = self.last_news, news
         return None if news == FINE and before == REQUEUED else news
 
 
@@ -69,8 +69,8 @@ class Notice:
     def as_json(self) -> dict[str, Any]:
         """Return the notice for webhooks and commands; chat services show `text`."""
         snapshot, verdict = self.snapshot, self.verdict
-        told = [f"{line.node or line.file}: {line.text}" for line in verdict.evidence[:3]]
-        lines = [self.headline, *told, *verdict.facts[:3], verdict.advice]
+        evidence = [f"{line.node or line.file}: {line.text}" for line in verdict.evidence[:3]]
+        lines = [self.headline, *evidence, *verdict.facts[:3], verdict.advice]
         return {
             "format": 1,
             "news": "recovered" if self.news == FINE else self.news,
@@ -98,9 +98,9 @@ class WatchEffects(Protocol):
         """Wait; return False if the watch must end."""
 
 
-def watch_job(look: Look, around: WatchEffects, *, every_s: float, told: str = FINE) -> int:
+def watch_job(look: Look, around: WatchEffects, *, every_s: float, last_news: str = FINE) -> int:
     """Poll until the job is over or `around` ends it; returns the last verdict's exit code."""
-    damper = Damper(told)
+    damper = Damper(last_news)
     last: tuple[Any, ...] | None = None
     verdict: Verdict | None = None
     complaint = ""
@@ -123,7 +123,7 @@ def watch_job(look: Look, around: WatchEffects, *, every_s: float, told: str = F
         if news is not None:
             around.notify(Notice(news=news, snapshot=snapshot, verdict=verdict))
         is_over = verdict.health in ENDED
-        if is_over and damper.told == news_of(verdict):
+        if is_over and damper.last_news == news_of(verdict):
             break
         if not around.wait(min(every_s, LAST_S) if is_over else every_s):
             break

@@ -208,8 +208,8 @@ def read_listing(listing: Listing, text: str | None, error: str, name: str) -> t
             listing = replace(listing, machines=machines, counted=text)
         except InputError as problem:
             trouble = f"{problem}; {last} until that is fixed"
-    told = "" if trouble == listing.trouble else trouble or f"{name} can be used again"
-    return replace(listing, seen=text, trouble=trouble), told
+    notice = "" if trouble == listing.trouble else trouble or f"{name} can be used again"
+    return replace(listing, seen=text, trouble=trouble), notice
 
 
 def decide(

@@ -141,9 +141,9 @@ class MachineWatch:
             error = f"{self._list}: {problem.strerror}"
         except UnicodeDecodeError:
             error = f"{self._list}: this is not text in UTF-8"
-        self._listing, told = read_listing(self._listing, text, error, str(self._list))
-        if told:
-            self._say(told)
+        self._listing, notice = read_listing(self._listing, text, error, str(self._list))
+        if notice:
+            self._say(notice)
 
     # Moves.
 

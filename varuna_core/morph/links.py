@@ -91,22 +91,23 @@ class ManagerLink:
                 self._callers.append(name)
             if line.get("state") == "done":
                 self._done.add(name)
-            told = parse_presence(line.get("presence"))
-            if told is not None:
-                for other in [n for n, item in self._presences.items() if item.seat == told.seat]:
+            presence = parse_presence(line.get("presence"))
+            if presence is not None:
+                seat = presence.seat
+                for other in [n for n, item in self._presences.items() if item.seat == seat]:
                     if other not in self._hub.names:
                         del self._presences[other]
-                self._presences[name] = told
-                self.closed.pop(told.name, None)
+                self._presences[name] = presence
+                self.closed.pop(presence.name, None)
         for name in self._hub.take_hung_up():
             if name in self._presences and name not in self._hub.names:
-                told = self._presences[name]
-                self.closed[told.name] = told.count
+                presence = self._presences[name]
+                self.closed[presence.name] = presence.count
 
     def list_seats(self) -> Set[int]:
         """Return the seats whose daemons are connected."""
         names = set() if self._hub is None else set(self._hub.names)
-        return {told.seat for name, told in self._presences.items() if name in names}
+        return {item.seat for name, item in self._presences.items() if name in names}
 
     def is_connected(self, name: str) -> bool:
         return self._hub is not None and name in self._hub.names
@@ -115,15 +116,15 @@ class ManagerLink:
         """Merge presences from files and connections, keeping the later one of each node."""
         found = dict(files)
         linked = set() if self._hub is None else set(self._hub.names)
-        for name, told in self._presences.items():
-            if told.session != session:
+        for name, presence in self._presences.items():
+            if presence.session != session:
                 continue
-            known = found.get(told.seat)
+            known = found.get(presence.seat)
             is_later = known is None or (
-                told.count > known.count if told.name == known.name else name in linked
+                presence.count > known.count if presence.name == known.name else name in linked
             )
             if is_later:
-                found[told.seat] = told
+                found[presence.seat] = presence
         return found
 
     def is_complete(self, state: ManagerState) -> bool:
@@ -132,7 +133,7 @@ class ManagerLink:
         if self._hub is None:
             return False
         names = set(self._hub.names)
-        here = {told.name for name, told in self._presences.items() if name in names}
+        here = {item.name for name, item in self._presences.items() if name in names}
         agents = {name_agent(state.attempt, index) for index in range(len(state.members))}
         return here.issuperset(state.nodes) and agents <= names | self._done
 
@@ -141,8 +142,8 @@ class ManagerLink:
         known = {*state.nodes, *state.fenced}
         names = set() if self._hub is None else set(self._hub.names)
         return any(
-            told.session == state.session and told.state != GONE and told.name not in known
-            for name, told in self._presences.items()
+            item.session == state.session and item.state != GONE and item.name not in known
+            for name, item in self._presences.items()
             if name in names
         )
 

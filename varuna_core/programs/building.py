@@ -13,7 +13,6 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from varuna_core.facts.partition import Partition
 from varuna_core.programs.bert import Bert
 from varuna_core.programs.float8 import FP8
 from varuna_core.programs.gpt import Gpt
@@ -72,11 +71,6 @@ def describe_model(training: Training) -> dict[str, Any]:
     if training.llama is not None:
         model |= {"sequence": training.sequence, "llama": asdict(training.llama)}
     return model
-
-
-def read_partition(training: Training) -> Partition | None:
-    """Return the partition of a training; None if the runtime is to balance the stages."""
-    return None if training.partition is None else Partition.parse(training.partition)
 
 
 def choose_recompute(training: Training, device: torch.device) -> tuple[Recompute, str]:

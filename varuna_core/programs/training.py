@@ -33,7 +33,6 @@ from varuna_core.programs.building import (
     describe_model,
     make_optimizer,
     plan_layers,
-    read_partition,
 )
 from varuna_core.programs.float8 import FP8, choose_base_precision, use_float8
 from varuna_core.programs.layers import compile_blocks
@@ -51,7 +50,7 @@ from varuna_core.varuna import Varuna
 
 def open_trace(training: Training, place: Place, path: Path) -> TraceWriter:
     stages = parse_stage_map(place.stage_map, place.world, place.tensor)
-    partition = read_partition(training)
+    partition = training.stage_layers
     return open_rank_trace(
         path,
         place.rank,
@@ -68,7 +67,7 @@ def build_varuna(
     training: Training, place: Place, source: BatchSource, trace: TraceWriter | None
 ) -> Varuna:
     depth = parse_stage_map(place.stage_map, place.world, place.tensor).depth
-    model, partition = build_model(training), read_partition(training)
+    model, partition = build_model(training), training.stage_layers
     if training.precision == FP8:
         use_float8(model, place.device)
     return Varuna(

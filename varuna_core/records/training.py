@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Mapping, Optional, Tuple, Union
 
+from varuna_core.facts.partition import Partition
 from varuna_core.records.files import parse_json, read_bytes
 
 TRAINING_FORMAT = 1
@@ -128,6 +129,11 @@ class Training:
     timeline: bool
     llama: Optional[Llama] = None
     """None is GPT-2 or BERT."""
+
+    @property
+    def stage_layers(self) -> Optional[Partition]:
+        """The layers of each stage; None if the runtime is to balance the stages."""
+        return None if self.partition is None else Partition.parse(self.partition)
 
 
 @dataclass(frozen=True)

@@ -139,10 +139,10 @@ def _tells_end(snapshot: Snapshot, verdict: Verdict | None) -> bool:
     """True where the verdict says how the run ended, as its record does."""
     if verdict is None:
         return False
-    told, end = snapshot.end, verdict.end
-    if told is None or end is None:
+    run_end, end = snapshot.end, verdict.end
+    if run_end is None or end is None:
         return verdict.rule in TELLS_RECORD
-    return (told.cause, told.rank, told.node) == (end.cause, end.rank, end.node)
+    return (run_end.cause, run_end.rank, run_end.node) == (end.cause, end.rank, end.node)
 
 
 def format_queue_age(snapshot: Snapshot) -> str:

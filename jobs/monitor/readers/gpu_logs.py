@@ -97,11 +97,11 @@ class GpuSamples:
         keys = sorted(self._last, key=lambda key: (len(key), key))
         found = []
         for key in keys:
-            told, history = self._last[key], self._history[key]
-            if isinstance(told, re.Match):
-                found.append(_read_match(told, history))
+            sample, history = self._last[key], self._history[key]
+            if isinstance(sample, re.Match):
+                found.append(_read_match(sample, history))
             else:
-                found.append(_make_gpu(told, history, ours))
+                found.append(_make_gpu(sample, history, ours))
         return tuple(found)
 
     def _read_sample(self, line: bytes) -> None:
@@ -135,14 +135,14 @@ class GpuSamples:
             history.append(read_utilization(match))
         cpu = self._last.pop(CPU, None)
         if isinstance(cpu, re.Match):
-            told = read_line(cpu)
-            self.cpu_percent = told.utilization
-            self.memory_used_mb, self.memory_total_mb = told.memory_used_mb, told.memory_total_mb
+            row = read_line(cpu)
+            self.cpu_percent = row.utilization
+            self.memory_used_mb, self.memory_total_mb = row.memory_used_mb, row.memory_total_mb
 
-    def _keep(self, index: str, told: dict[str, Any]) -> None:
-        self._last[index] = told
+    def _keep(self, index: str, sample: dict[str, Any]) -> None:
+        self._last[index] = sample
         history = self._history.setdefault(index, deque(maxlen=NUM_HISTORY))
-        history.append(as_number(told.get("utilization")))
+        history.append(as_number(sample.get("utilization")))
 
 
 def _read_match(match: re.Match[str], history: Collection[float | None]) -> Gpu:
@@ -160,26 +160,26 @@ def _read_match(match: re.Match[str], history: Collection[float | None]) -> Gpu:
 
 
 def _make_gpu(
-    told: Mapping[str, Any], history: Collection[float | None], ours: Collection[int]
+    sample: Mapping[str, Any], history: Collection[float | None], ours: Collection[int]
 ) -> Gpu:
-    pids = told.get("processes")
-    count, foreign = told.get("num_processes"), None
+    pids = sample.get("processes")
+    count, foreign = sample.get("num_processes"), None
     if isinstance(pids, list):
         count = len(pids)
         own = {pid for pid in pids if pid in ours}
         if own or not pids:  # else pids of another namespace: they tell nothing about each other
             foreign = len(pids) - len(own)
-    errors, throttle = told.get("ecc_errors"), told.get("throttle")
+    errors, throttle = sample.get("ecc_errors"), sample.get("throttle")
     if isinstance(throttle, list):
         throttle = ", ".join(map(str, throttle))
     return Gpu(
-        index=str(told.get("index", ""))[:20],
-        name=str(told.get("name", ""))[:80],
-        utilization=as_number(told.get("utilization")),
-        memory_used_mb=as_number(told.get("memory_used_mb")),
-        memory_total_mb=as_number(told.get("memory_total_mb")),
-        temperature=as_number(told.get("temperature")),
-        power_w=as_number(told.get("power_w")),
+        index=str(sample.get("index", ""))[:20],
+        name=str(sample.get("name", ""))[:80],
+        utilization=as_number(sample.get("utilization")),
+        memory_used_mb=as_number(sample.get("memory_used_mb")),
+        memory_total_mb=as_number(sample.get("memory_total_mb")),
+        temperature=as_number(sample.get("temperature")),
+        power_w=as_number(sample.get("power_w")),
         num_processes=count if isinstance(count, int) else None,
         num_foreign=foreign,
         ecc_errors=errors if isinstance(errors, int) else None,

@@ -20,7 +20,7 @@ from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError
 from vjob.jobs.monitor.model.snapshot import Health, Snapshot, Verdict
 from vjob.shelf.watch import desk as watch_desk
-from vjob.shelf.watch.desk import WatchOptions, read_told, run_watch
+from vjob.shelf.watch.desk import WatchOptions, read_last_news, run_watch
 from vjob.shelf.watch.notify import Channels
 from vjob.shelf.watch.watch import FINE
 
@@ -63,7 +63,7 @@ def test_changes_are_printed_and_become_events(
     assert (events[1]["node"], events[1]["rank"], events[1]["rule"]) == ("b2", 3, "stalled")
     notices = [event for event in read_events(run) if event["kind"] == "notice"]
     assert [(event["news"], event["to"]) for event in notices] == [("STALLED", []), ("DEAD", [])]
-    assert read_told(run) == "DEAD"
+    assert read_last_news(run) == "DEAD"
 
 
 def test_json_lines_are_for_scripts(
@@ -86,11 +86,11 @@ def test_a_notice_that_reached_nobody_is_told_by_the_next_watch(
     run = make_run(tmp_path / "run")
     assert watched(run, [stalled()] * 4, command="exit 3") == 14
     assert "command: exited 3" in capsys.readouterr().err
-    assert read_told(run) == FINE
+    assert read_last_news(run) == FINE
     heard = tmp_path / "heard"
     watched(run, [stalled()] * 4, command=f"cat >> {heard}")
     assert [json.loads(line)["news"] for line in heard.read_text().splitlines()] == ["STALLED"]
-    assert read_told(run) == "STALLED"
+    assert read_last_news(run) == "STALLED"
     watched(run, [stalled()] * 4, command=f"cat >> {heard}")
     assert len(heard.read_text().splitlines()) == 1
 
@@ -195,4 +195,4 @@ def test_events_of_others_do_not_disturb(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     append_event(run.vjob_events, "cancel-asked", now=True)
     append_event(run.vjob_events, "notice", news="SLOW", to=["command"], failed=["command"])
-    assert read_told(run) == FINE
+    assert read_last_news(run) == FINE

@@ -55,12 +55,12 @@ class Recorded:
         return len(self.waits) < self._most
 
 
-def play(healths: Sequence[Health], told: str = FINE) -> tuple[Recorded, int]:
+def play(healths: Sequence[Health], last_news: str = FINE) -> tuple[Recorded, int]:
     """A watch that sees these, one a look."""
     around = Recorded(len(healths))
     left = iter(healths)
     code = watch_job(
-        lambda: (make_snapshot(), make_verdict(next(left))), around, every_s=30, told=told
+        lambda: (make_snapshot(), make_verdict(next(left))), around, every_s=30, last_news=last_news
     )
     return around, code
 
@@ -113,9 +113,9 @@ def test_the_end_is_confirmed_told_and_ends_the_watch(health: Health) -> None:
 
 
 def test_what_an_earlier_watch_told_is_not_told_again() -> None:
-    assert play([Health.STALLED] * 5, told="STALLED")[0].notices == []
-    assert play([Health.HEALTHY] * 5, told="STALLED")[0].notices == [FINE]
-    around, code = play([Health.DEAD] * 5, told="DEAD")
+    assert play([Health.STALLED] * 5, last_news="STALLED")[0].notices == []
+    assert play([Health.HEALTHY] * 5, last_news="STALLED")[0].notices == [FINE]
+    around, code = play([Health.DEAD] * 5, last_news="DEAD")
     assert (around.notices, around.waits, code) == ([], [], 10)
 
 

@@ -39,11 +39,9 @@ class _Segments(NamedTuple):
     """Time until the gradient for the previous stage is ready."""
     whole: Array
     """Time of both gradients."""
-    again: Array
     forward_action: float
     back_action: float
     whole_action: float
-    again_action: float
 
 
 def _list_segments(times: TimeTables, splits: bool) -> _Segments:
@@ -60,11 +58,9 @@ def _list_segments(times: TimeTables, splits: bool) -> _Segments:
         own["forward_s"],
         back,
         whole,
-        own["recompute_s"],
         action["forward_s"],
         back_action,
         min(at_once),
-        action["recompute_s"],
     )
 
 
