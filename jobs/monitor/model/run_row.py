@@ -78,6 +78,7 @@ class RunRow:
             "num_steps": self.num_steps,
             "step_s": self.step_s,
             "left_s": self.left_s,
+            "is_read": self.is_read,
             "message": self.message,
             "advice": verdict.advice if verdict is not None else "",
             "exit_code": verdict.exit_code if verdict is not None else 0,
