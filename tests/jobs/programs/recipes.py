@@ -26,58 +26,6 @@ cluster:
   nodes: [{{group: all, count: 1, gpus: 8, devices: [4, 5]}}]
 """
 
-# The same on two machines, a script called on each.
-TWO_MACHINES = ONE_MACHINE.replace("count: 1", "count: 2")
-
-GPT_OPTIONS = (
-    "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 "
-    "--max-position-embeddings 1024 --train-iters 500 --lr-decay-iters 320000 "
-    "--lr-decay-style cosine --distributed-backend nccl --lr 1.5e-4 --min-lr 1.0e-5 "
-    "--weight-decay 1e-2 --clip-grad 1.0 --warmup 0.01 --log-interval 10 --eval-interval 1000 "
-    "--eval-iters 10 --fp16"
-)
-DEEPSPEED_OPTIONS = (
-    f"--model-parallel-size 4 --batch-size 9 {GPT_OPTIONS} --save /data/MLM --load /data/MLM "
-    f"--data-path {DATA} --vocab-file /data/train/vocab.json --merge-file /data/train/bpe32k "
-    "--data-impl mmap --split 900,50,50 --save-interval 10 --tensorboard-dir tensorboard_data "
-    "--zero-stage 0 --zero-reduce-bucket-size 50000000 --zero-allgather-bucket-size 5000000000 "
-    "--zero-contigious-gradients --zero-reduce-scatter --checkpoint-activations "
-    "--checkpoint-num-layers 1 --partition-activations --synchronize-each-layer "
-    "--contigious-checkpointing"
-)
-_ARGS = ", ".join(f'"{word}"' for word in DEEPSPEED_OPTIONS.split())
-
-# DeepSpeed's copy of Megatron-LM on four GPUs of one machine.
-DEEPSPEED_ONE = f"""
-name: ds-gpt2
-program: {{deepspeed: Megatron-LM/pretrain_gpt2.py, config: ds_zero_stage_2_config.json,
-  args: [{_ARGS}]}}
-train:
-  micro_batch_size: 9
-  global_batch_size: 9
-  precision: fp16
-  optimizer: {{lr: 0.00015}}
-parallel: {{tensor: 4, recompute: full}}
-cluster:
-  port: 6000
-  nodes: [{{group: all, count: 1, gpus: 4}}]
-"""
-
-# The same on GPUs 4 and 5 of two machines, with a hostfile.
-DEEPSPEED_TWO = (
-    DEEPSPEED_ONE.replace("count: 1, gpus: 4", "count: 2, gpus: 8, devices: [4, 5]")
-    .replace("tensor: 4", "tensor: 2")
-    .replace('"--model-parallel-size", "4"', '"--model-parallel-size", "2"')
-    .replace("global_batch_size: 9", "global_batch_size: 18")
-)
-HOSTS = ("10.10.10.102", "10.10.10.105")
-DEEPSPEED_CONFIG = {
-    "zero_optimization": {"stage": 0, "reduce_bucket_size": 50000000, "cpu_offload": False},
-    "fp16": {"enabled": True, "initial_scale_power": 16},
-    "activation_checkpointing": {"partition_activations": True, "number_checkpoints": 24},
-    "gradient_accumulation_steps": "auto",
-}
-
 # GPT-2 XL over 8 x 4 GPUs, stages of unlike size, with every kind of option that today's has.
 TODAY = """
 name: gpt2-xl
