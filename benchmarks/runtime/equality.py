@@ -230,12 +230,12 @@ the norm of them all. Where one training of the plain model is exceeded, the lar
 gradients that differ by their floor; where that is exceeded, of {MOST_PROBES}: a tensor is then
 called different wrongly with a chance of at most one in {MOST_PROBES + 1}. In half precision that
 is wide: where ours and the plain model on the same micro-batches round the same things in the same
-order (no shared layers, ties, zbv, means over tokens), gradients of the first step, of n
-micro-batches, are also within n + {ALIKE} units in the last place of fp32 of the sum of their
-norms: what their weights, the sum and the clipping round. Whole numbers, overflows and the copies
-of a weight on several ranks are equal; losses and norms are the same on all ranks to the bit;
-groups have the stated time limit; the gathered state dict is what ranks have, and the loss in eval
-mode that of the plain model.
+order (no shared layers, ties, weights used twice in a micro-batch, means over tokens), gradients of
+the first step, of n micro-batches, are also within n + {ALIKE} units in the last place of fp32 of
+the sum of their norms: what their weights, the sum and the clipping round. Whole numbers, overflows
+and the copies of a weight on several ranks are equal; losses and norms are the same on all ranks to
+the bit; groups have the stated time limit; the gathered state dict is what ranks have, and the loss
+in eval mode that of the plain model.
 
 {write_table(("precision", "draws", "half of them up to", "greatest ratio", "bound", "of"), ratios)}
 

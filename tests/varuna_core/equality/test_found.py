@@ -36,6 +36,11 @@ FOUND = {
     "dropout falls alike on what crossed a cut in another memory order": Spec(
         blocks=blocks("conv", "|dropout"), layout=Layout(pipeline=2, partition="1-1")
     ),
+    "gradients that zbv puts off round as the plain model's in half precision": Spec(
+        blocks=blocks("|linear", "|conv", "|mlp", "|attention"),
+        layout=Layout(pipeline=2, schedule="zbv", stages_per_rank=2),
+        precision="fp16",
+    ),
     "a dealt share of the size of an even one is the dealt one": Spec(
         blocks=blocks("|dropout"), layout=Layout(data=4), chunk_size=3
     ),
