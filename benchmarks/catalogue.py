@@ -390,8 +390,8 @@ BENCHMARKS: Sequence[Benchmark] = (
         module="hostile",
         title="Every command over hostile folders and failing disks",
         peer="10 s of processor, 500 MB, a sentence, no secret",
-        needs=(),
-        quick=("--quick",),
+        words=("--write",),
+        quick=("--draws", "20"),
     ),
     Benchmark(
         name="storm",

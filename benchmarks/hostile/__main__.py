@@ -38,6 +38,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from benchmarks import RESULTS
 from benchmarks.hostile import dry_runs
@@ -385,7 +386,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def run_draws(
     seed: int, most: int, minutes: float, top: Path, good: dict[str, Path]
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Counts by command, by kind of change and by fault, and the findings."""
     counts: dict[str, collections.Counter[str]] = {
         name: collections.Counter() for name in ("command", "change", "fault")
@@ -412,12 +413,22 @@ def run_draws(
     return {"num": num, "seed": seed, "processor": read_processor(), "found": found, **tables}
 
 
-def render(kept: dict[str, dict[str, object]]) -> str:
-    drawn = kept.get("draws", {"num": 0, "seed": "none", "processor": "not run"})
+def render(kept: dict[str, Any]) -> str:
+    lines = ["# Hostile folders and disks that fail", ""]
+    drawn = kept.get("draws")
+    lines += render_draws(drawn) if drawn else ["The draws have not been run for this page.", ""]
+    if rows := kept.get("defects"):
+        lines += ["## Known defects, put back", ""]
+        lines += [f"Each must be found within {MOST_DRAWS} draws that say nothing without it.", ""]
+        head = ("defect", "found by draw", "as", "changes")
+        lines += _render_table(head, [tuple(row.values()) for row in rows.values()])
+    return "\n".join(lines + dry_runs.render(kept.get("dry_runs", [])))
+
+
+def render_draws(drawn: dict[str, Any]) -> list[str]:
+    found = [(key, len(which), which[0]) for key, which in drawn["found"].items()]
     lines = [
-        "# Hostile folders and disks that fail",
-        "",
-        f"{drawn.get('num', 0)} draws (seed {drawn.get('seed')}, {drawn.get('processor')}), each "
+        f"{drawn['num']} draws (seed {drawn['seed']}, {drawn['processor']}), each "
         "of one to four changes of a run's folder by size (to 1 TB), count (20,000 attempts, "
         "100,000 files), kind (FIFOs, devices, links, sockets), pattern, value, numbers of its "
         "conf, and of what Slurm prints where it is Slurm's; in two of five, calls of the file "
@@ -427,18 +438,11 @@ def render(kept: dict[str, dict[str, object]]) -> str:
         "and no temporary file named. Strangers hold all seats of a live page in the draws of "
         f"`web`. A command that still works after {LIMIT_S} s by the wall is not known.",
         "",
-        *_render_table(("finding", "draws", "one of them"), [
-            (key, len(which), which[0]) for key, which in drawn.get("found", {}).items()  # type: ignore[attr-defined]
-        ] or [("none", 0, "")]),
-    ]  # fmt: skip
+        *_render_table(("finding", "draws", "one of them"), found or [("none", 0, "")]),
+    ]
     for name in ("command", "change", "fault"):
-        lines += _render_table((name, "draws", "with a finding"), drawn.get(name, []))  # type: ignore[arg-type]
-    if rows := kept.get("defects"):
-        lines += ["## Known defects, put back", ""]
-        lines += [f"Each must be found within {MOST_DRAWS} draws that say nothing without it.", ""]
-        head = ("defect", "found by draw", "as", "changes")
-        lines += _render_table(head, [tuple(row.values()) for row in rows.values()])  # type: ignore[attr-defined]
-    return "\n".join(lines + dry_runs.render(kept.get("dry_runs", [])))  # type: ignore[arg-type]
+        lines += _render_table((name, "draws", "with a finding"), drawn[name])
+    return lines
 
 
 def _render_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:

@@ -319,10 +319,11 @@ def table(run: Path, random: Random, large: Path) -> str:
     words = re.findall(r"[^\s|=:]+|.|\n", TABLES[name])
     for _ in range(random.choice((1, 1, 2, 4))):
         words[random.randrange(len(words))] = random.choice(WORDS)
-    text = "".join(words) * random.choice((1, 1, 1, 30_000 if len(words) < 90 else 3))
+    text = "".join(words)
+    text *= random.choice((1, 1, 1, min(30_000, 1 + 20_000_000 // (1 + len(text)))))
     place = large.parent / "tables"
     place.mkdir(exist_ok=True)
-    (place / name).write_text(text[:20_000_000], errors="replace")
+    (place / name).write_text(text, errors="replace")
     return f"{name} prints {text[:40]!r}"
 
 
