@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from functools import cache
 from types import ModuleType
 from typing import TypeVar
@@ -14,8 +15,10 @@ from benchmarks.formats import (
     language,
     met_later,
     met_once,
+    negative_rows,
     negatives,
     reinforcement,
+    rows,
     small,
     speech,
     vision,
@@ -31,6 +34,7 @@ PROGRAMS: tuple[ModuleType, ...] = (
     reinforcement,
     classic,
     small,
+    rows,
     met_later,
     met_once,
 )
@@ -39,18 +43,27 @@ PROGRAMS: tuple[ModuleType, ...] = (
 @cache
 def list_formats() -> dict[str, Format]:
     """Formats for development, by name."""
-    return _list(Format, *PROGRAMS)
+    drawn = _draw_apart()
+    return {name: item for name, item in _list(Format, *PROGRAMS).items() if name not in drawn}
 
 
 @cache
 def list_apart() -> dict[str, Format]:
     """Formats that the reader met once, when it was done."""
-    return _list(Format, apart)
+    return {**_list(Format, apart), **_draw_apart()}
+
+
+def _draw_apart() -> dict[str, Format]:
+    """Half of the rows, drawn by a seed before they were read."""
+    found = _list(Format, rows)
+    return {
+        name: found[name] for name in random.Random("apart").sample(sorted(found), len(found) // 2)
+    }
 
 
 @cache
 def list_negatives() -> dict[str, Negative]:
-    return _list(Negative, negatives, small, met_later)
+    return _list(Negative, negatives, negative_rows, small, met_later)
 
 
 Kind = TypeVar("Kind", Format, Negative)

@@ -289,7 +289,7 @@ def caffe(log: Log) -> Truth:
         )
         log.err(f"{stamp} {head}:237]     Train net output #0: loss = {loss} (* 1 = {loss} loss)")
         log.err(f"{stamp} 12345 sgd_solver.cpp:105] Iteration {at}, lr = 0.01")
-    return Truth(steps=(last, last + 1), losses=(loss,))
+    return Truth(steps=(last, last + 1), losses=(loss,), val_losses=(0.0812,))
 
 
 @program("apache/mxnet", "python/mxnet/callback.py", "Speedometer")
@@ -380,6 +380,7 @@ def blitz(log: Log) -> Truth:
 @program("OpenNMT/OpenNMT-tf", "opennmt/training.py", '"Step = %d ; steps/s = %0.2f, %s ; Learning')
 def opennmt_tf(log: Log) -> Truth:
     last, loss = log.pick(800, 5000, 100), 0.0
+    vals: tuple[float, ...] = ()
     for at in log.steps(last, 100, 100, 0.3):
         loss = log.loss(at / 5000, 6)
         log.err(
@@ -388,18 +389,20 @@ def opennmt_tf(log: Log) -> Truth:
             f"Learning rate = 0.000123 ; Loss = {loss:f}"
         )
         if at % 500 == 0:
+            vals = (round(log.near(loss), 6),)
             log.err(f"{log.clock()}.124000: I runner.py:310] Running evaluation for step {at}")
             log.err(
                 f"{log.clock()}.9: I evaluation.py:189] Evaluation result for step {at}: "
-                f"loss: {log.near(loss):f} ; perplexity: {log.near(9.0):f}"
+                f"loss: {vals[0]:f} ; perplexity: {log.near(9.0):f}"
             )
-    return Truth(steps=(last,), losses=(loss,))
+    return Truth(steps=(last,), losses=(loss,), val_losses=vals)
 
 
 @program("tensorflow/models", "orbit/controller.py", "train | step: {step: 6d} | steps/sec: {steps")
 def orbit(log: Log) -> Truth:
     """The values in rows of a dictionary below the step."""
     total, last, loss = 10000, log.pick(1000, 9000, 500), 0.0
+    vals: tuple[float, ...] = ()
     for at in log.steps(last, 500, 500, 0.05):
         loss = log.loss(at / total, 6)
         log.out(
@@ -407,11 +410,12 @@ def orbit(log: Log) -> Truth:
             f"    {{'learning_rate': 0.0012,\n     'training_loss': {loss}}}"
         )
         if at % 2000 == 0:
+            vals = (round(log.near(loss), 6),)
             log.out(
                 f" eval | step: {at:6d} | running complete evaluation...\n eval | step: {at:6d} | "
-                f"eval time:   12.1 sec | output: \n    {{'validation_loss': {log.near(loss):.6f}}}"
+                f"eval time:   12.1 sec | output: \n    {{'validation_loss': {vals[0]:.6f}}}"
             )
-    return Truth(steps=(last,), totals=(None, total), losses=(loss,))
+    return Truth(steps=(last,), totals=(None, total), losses=(loss,), val_losses=vals)
 
 
 @program(
@@ -448,13 +452,14 @@ def gradient_boosting(log: Log) -> Truth:
 @program("microsoft/LightGBM", "src/boosting/gbdt.cpp", '"Iteration:%d, %s %s : %g"')
 def lightgbm_cli(log: Log) -> Truth:
     last, loss = log.pick(20, 90), 0.0
+    val = 0.0
     log.out("[LightGBM] [Info] Finished loading parameters\n[LightGBM] [Info] Started training...")
     for at in log.steps(last, 1, 1, 0.3):
-        loss = log.near(0.5)
+        loss, val = log.near(0.5), log.near(0.6)
         log.out(f"[LightGBM] [Info] Iteration:{at}, training binary_logloss : {loss:g}")
-        log.out(f"[LightGBM] [Info] Iteration:{at}, valid_1 binary_logloss : {log.near(0.6):g}")
+        log.out(f"[LightGBM] [Info] Iteration:{at}, valid_1 binary_logloss : {val:g}")
         log.out(f"[LightGBM] [Info] {log.now_s:f} seconds elapsed, finished iteration {at}")
-    return Truth(steps=(last,), losses=(float(f"{loss:g}"),))
+    return Truth(steps=(last,), losses=(float(f"{loss:g}"),), val_losses=(float(f"{val:g}"),))
 
 
 @program("facebookresearch/ParlAI", "parlai/scripts/train_model.py", "f'time:{time}s total_exs:")

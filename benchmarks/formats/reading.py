@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.formats.log import START, Log
-from varuna_core.records.logs.progress import parse_line
 from varuna_core.records.logs.steps import StepReader, count_epochs, find_total
 from varuna_core.records.logs.times import MARK_S, format_mark
+from varuna_core.records.logs.training_log import Iteration
 from vjob.jobs.monitor.log_lines.errors import Classifier
 from vjob.jobs.monitor.readers.node_files import NodeFiles, find_loss, find_progress
 
@@ -78,8 +78,8 @@ def _read(log: Log, kind: str, reader: StepReader) -> _Stream:
         if line.kind != kind:
             continue
         text = f"{line.rank}: {line.text}"
-        stream.val_loss = _find_val_loss(text) or stream.val_loss
         reading = reader.read(text, START.timestamp() + line.at_s, MARK_S)
+        stream.val_loss = _find_val_loss(reader.evaluated) or stream.val_loss
         if reading is None:
             continue
         if reading.line.loss is not None:
@@ -91,11 +91,10 @@ def _read(log: Log, kind: str, reader: StepReader) -> _Stream:
     return stream
 
 
-def _find_val_loss(text: str) -> float | None:
-    found = parse_line(text)
+def _find_val_loss(found: Iteration | None) -> float | None:
     evaluations = {} if found is None else found.evaluations
     others = (one for name, one in evaluations.items() if name != "train")
-    return next((one["loss"] for one in others if "loss" in one), None)
+    return next((one[name] for one in others for name in one if "loss" in name), None)
 
 
 def read_status(log: Log) -> Reading:

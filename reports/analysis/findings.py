@@ -536,9 +536,11 @@ def _on_evaluations(curves: Curves) -> Iterator[Finding]:
     for split, metric, rows in curves.list_evaluated():
         values = [float(value) for value in rows["value"]]
         best = min(values)
+        at = rows.loc[values.index(best)]
         said = f"from {values[0]:.4g} to {values[-1]:.4g}"
         if "loss" in metric:
-            said += f", at best {best:.4g} at step {int(rows['step'][values.index(best)])}"
+            said += f", at best {best:.4g}"
+            said += f" at {at['unit']} {int(at['step'])}" if pd.notna(at["step"]) else ""
         first = f"The {split} {metric} "
         yield Finding(
             rule="evaluation",
@@ -622,7 +624,9 @@ def _explain_no_steps(job: Job, analysis: Analysis, wall_s: float) -> Finding:
         what = f"the last step that lines tell of is {int(table['step'].max())}, and no line or "
         what += "time of writing tells how long one took"
     else:
-        what = "no line of its logs was understood as a step, so nothing is said about steps"
+        what = "no line of its logs was understood as a step"
+        if not analysis.headline.is_counted:
+            what += ", so nothing is said about steps"
     return Finding(
         rule="steps not known",
         weight=0.0,

@@ -82,7 +82,8 @@ class Curves:
     skipped: int
     nan: int
     evaluations: pd.DataFrame
-    """Metrics of evaluations, one a row: step, split (val, test, dev), metric, value."""
+    """Metrics of evaluations, one a row: step (or epoch, by `unit`; NaN if it is not known), split
+    (val, test, dev), metric, value."""
 
     def list_evaluated(self) -> list[tuple[str, str, pd.DataFrame]]:
         """Return for each split its name, the name of its loss (or of another metric if it has
@@ -91,7 +92,7 @@ class Curves:
         for split, own in self.evaluations.groupby("split", sort=False):
             names = list(dict.fromkeys(own["metric"]))
             metric = min(names, key=lambda name: (name != "loss", "loss" not in name))
-            rows = own[own["metric"] == metric].dropna(subset=["step"])
+            rows = own[own["metric"] == metric]
             if split != "train" and len(rows):
                 found.append((str(split), metric, rows.reset_index(drop=True)))
         return found

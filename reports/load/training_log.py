@@ -23,12 +23,14 @@ from varuna_core.records.logs.literals import find_marks
 from varuna_core.records.logs.progress import (
     MARKS,
     NO_STEP,
+    clean,
     join_lines,
     parse_progress,
     parse_time,
     split_tag,
 )
 from varuna_core.records.logs.steps import LEARNED, LINE, StepReader, StepReading
+from varuna_core.records.logs.tables import Tables
 from varuna_core.records.logs.times import BAR_SLACK_S, MARK_S, MarkReader, count_left_out
 from varuna_core.records.logs.training_log import (
     CHECKPOINT,
@@ -140,10 +142,9 @@ class LogTables:
         return {
             "iterations": pd.DataFrame(self.iterations.rows),
             "memory": pd.DataFrame(self.memory.rows),
-            "evaluations": pd.DataFrame(
-                self.evaluations.rows,
-                columns=["attempt", "node", "step", "written", "split", "metric", "value"],
-            ).drop_duplicates(["attempt", "step", "split", "metric"]),
+            "evaluations": _drop_repeated(
+                pd.DataFrame(self.evaluations.rows, columns=_EVALUATIONS)
+            ),
             "phases": pd.DataFrame(self.phases.rows),
             "spans": pd.DataFrame(
                 self.spans,
@@ -205,6 +206,7 @@ class LogReader:
         """Time between lines around a checkpoint or an evaluation whose length no line gives."""
         self._bar: Iteration | None = None
         self._evaluated: Mapping[str, Mapping[str, float]] = {}
+        self._unit = "step"
         self._in_vain = 0
         self._pattern, self._steps = pattern, StepReader(pattern)
         self._marks = MARKS if pattern is None else find_marks(pattern.pattern)
@@ -371,7 +373,10 @@ class LogReader:
         if self._in_vain > _MOST_IN_VAIN:
             return
         self._read_to = 0
-        for begin, end in _find_lines(block, self._marks):
+        lines = _find_lines(block, self._marks)
+        if self._pattern is None and (self._steps.has_table or _has_header(block, lines)):
+            lines = sorted({*lines, *(row.span() for row in _ROW.finditer(block))})
+        for begin, end in lines:
             if self._in_vain > _MOST_IN_VAIN:
                 return
             text = block[begin : min(end, begin + 65536)].decode("utf-8", "replace")
@@ -380,12 +385,14 @@ class LogReader:
             found = self._steps.evaluated
             if found is not None and not (found.is_bar and found.evaluations == self._evaluated):
                 self._evaluated = found.evaluations  # a bar shows the same ones for long
-                is_own = found.step != NO_STEP and found.epoch is None
+                is_own = found.step != NO_STEP and found.epoch is None and not found.is_bar
                 step = found.step if is_own else self._steps.last
-                self._add_evaluation(step, found.evaluations, self._line_at)
+                unit = self._unit if reading is None else reading.line.unit
+                self._add_evaluation(step, found.evaluations, self._line_at, unit)
             if self._pattern is None:
                 self._in_vain += 1 if reading is None else -10
             if reading is not None:
+                self._unit = reading.line.unit
                 # Where lines have times, one without is no step: an evaluation after the last.
                 if reading.line.time_ms is not None or not self._has_times:
                     self._note_place(offset + begin)
@@ -395,10 +402,16 @@ class LogReader:
                 self._read_to = end
 
     def _add_evaluation(
-        self, step: int | None, metrics: Mapping[str, Mapping[str, float]], at: float | None
+        self,
+        step: int | None,
+        metrics: Mapping[str, Mapping[str, float]],
+        at: float | None,
+        unit: str = "step",
     ) -> None:
-        """Record metrics of an evaluation by split."""
-        row = {"attempt": self.attempt, "node": self.node, "step": step, "written": at}
+        """Record metrics of an evaluation by split; `unit` is `epoch` where `step` is one."""
+        row = {
+            "attempt": self.attempt, "node": self.node, "step": step, "unit": unit, "written": at
+        }  # fmt: skip
         for split, named in metrics.items():
             for metric, value in named.items():
                 self.tables.evaluations.append(
@@ -631,6 +644,16 @@ class LogReader:
             self.tables.calls.append(pd.DataFrame(columns))
 
 
+_EVALUATIONS = ["attempt", "node", "step", "unit", "written", "split", "metric", "value"]
+
+
+def _drop_repeated(table: pd.DataFrame) -> pd.DataFrame:
+    """Leave out rows that several ranks or bars repeat; without a step, those of the same value."""
+    names = ["attempt", "step", "split", "metric"]
+    is_same = table.duplicated([*names, "value"])
+    return table[~(is_same | (table.duplicated(names) & table["step"].notna()))]
+
+
 def _find_lines(block: bytes, marks: Collection[bytes]) -> list[tuple[int, int]]:
     """Return begin and end of the lines that contain one of the marks, in order; of all lines if
     there are no marks."""
@@ -646,6 +669,17 @@ def _find_lines(block: bytes, marks: Collection[bytes]) -> list[tuple[int, int]]
             found.add((begin, end))
             place = block.find(mark, end)
     return sorted(found)
+
+
+_ROW = re.compile(rb"^[\d \t.,:|%+\-/eE\x1b[\];mskKMG]{3,400}$", re.MULTILINE)
+"""A row of a table, which has none of the marks."""
+_MOST_HEADS = 32
+
+
+def _has_header(block: bytes, lines: list[tuple[int, int]]) -> bool:
+    """True if one of the first lines names the columns of a table."""
+    texts = (block[begin:end].decode("utf-8", "replace") for begin, end in lines[:_MOST_HEADS])
+    return any(Tables().read_header(split_tag(clean(text))[1]) for text in texts)
 
 
 def _find_marks(block: bytes) -> list[tuple[int, bytes]]:

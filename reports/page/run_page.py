@@ -187,7 +187,9 @@ def _draw_evaluations(analysis: Analysis) -> list[Figure]:
         line | {"name": f"{split} {metric}"}
         for split, metric, rows in analysis.curves.list_evaluated()
         if "loss" in metric
-        for line in draw_lines(rows, "value", plain(f"{split} {metric}"), PINK)
+        for line in draw_lines(
+            rows.dropna(subset=["step"]), "value", plain(f"{split} {metric}"), PINK
+        )
     ]
 
 

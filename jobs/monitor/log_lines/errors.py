@@ -221,8 +221,8 @@ _OTHER_MARKS = (*PHASE_MARKS, INFO_MARK)
 STEP_MARKS = (*MARKS, b"poch")
 """Words of lines about steps, and of lines that name their epoch."""
 DIGITS = b"0123456789"
-_ROW = b" \t.,:|%+-/eE"
-"""Characters between the digits of a row of a table."""
+_ROW = b" \t.,:|%+-/eE\x1b[];mskKMG"
+"""Characters between the digits of a row of a table, with units, lists and colours."""
 _NUMBERS_MATTER = re.compile(
     rb"errno|error|exit|code|xid|fail|signal|status|ecc|abort|kill", re.IGNORECASE
 )

@@ -197,7 +197,8 @@ def format_progress(snapshot: Snapshot) -> str:
         return ""
     words = [progress.name]
     if progress.pace_s is not None:
-        words.append(f"{progress.pace_s:.4g} s a step {progress.pace_covers}")
+        a_unit = "an epoch" if progress.unit == "epoch" else "a step"
+        words.append(f"{progress.pace_s:.4g} s {a_unit} {progress.pace_covers}")
     loss = progress.loss
     if loss is not None:
         words.append(f"loss {loss:.6g}")

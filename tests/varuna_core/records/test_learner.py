@@ -56,6 +56,19 @@ LINES: dict[str, tuple[Callable[[int], str], int, int, int | None]] = {
         lambda i: f"It: {20 + 20 * i:04d} (0.03s) loss_train: 4.{i:02d} loss_val: 4.{i + 5:02d}",
         240, 20, None,
     ),
+    "epochs from 1": (
+        lambda i: f"Epoch: [{1 + i // 6}][{1 + i % 6}/6]\tLoss {9 - i / 7:.3f}", 12, 1, None
+    ),
+    "epochs from 1 of some": (
+        lambda i: f"Epoch: [{1 + i // 6}/100][{1 + i % 6}/6] Loss {9 - i / 7:.3f}", 12, 1, 600
+    ),
+    "marks of thousands before a comma": (
+        lambda i: f"[epoch: 0, iter: {800 + 100 * i:7,d}, lr:(2e-4,)] l_pix: 2.{i:02d}e-02",
+        1900, 800, None,
+    ),
+    "a unit behind the number": (
+        lambda i: f"{100 * (i + 1):10} iter, {i // 6} epoch / 20 epochs", 1200, 100, None
+    ),
     "in each epoch and in all": (
         lambda i: f"epoch {1 + i // 4:03d}: {20 * (i % 4)} / 80 loss=7.{i:02d}, updates={20 * i}",
         220, 0, None,
@@ -98,6 +111,11 @@ def test_a_counter_is_known_from_its_third_reading(name: str, tag: str) -> None:
         (lambda i: f"processed {4096 * i} tokens of train.bin", None),
         (lambda i: f"worker {i} waits for its batch since {i} s", None),
         (lambda i: f"step of rank 3: {i * i % 7} retries", None),
+        (lambda i: f"Training: {5 * i}% complete, loss 2.{i}", None),
+        (lambda i: f"Trial {i} finished with 0.{i} and parameters: {{'lr': 0.{i}}}", None),
+        (lambda i: f"Eval step {10 * (i + 1)}/400: loss 2.{i}, accuracy 0.7", None),
+        (lambda i: f"batch {100 * i}/?, cuts processed until now: {900 * i}, epoch 9", None),
+        (lambda i: f'"POST /train/status?step={i} HTTP/1.1" 200', None),
     ],
 )
 def test_what_is_not_known_has_its_reason(make: Callable[[int], str], doubt: Doubt | None) -> None:
@@ -122,6 +140,18 @@ TABLES = {
     "no header": (
         ["epoch train_loss valid_loss=3"],
         [f"      {i}        6.{i:02d}        5.{i:02d}" for i in range(1, 9)], None, None,
+    ),
+    "colours, and boxes": (
+        ["┃ Epoch ┃ train_loss ┃ Val Loss ┃"],
+        [f"│ {i} │ \x1b[36m6.{i:02d}\x1b[0m │ 5.{i:02d} │" for i in range(1, 9)], 8, 6.08,
+    ),
+    "values between commas": (
+        ["epoch,step,loss,lr"], [f"0,{i},6.{i:02d},0.0003" for i in range(1, 9)], 8, 6.08
+    ),
+    "lists of losses": (
+        ["Step      Train loss              Test loss               Test metric   "],
+        [f"{1000 * i}      [6.{i:02d}e-02, 1.02e-03]    [1e-02, 2e-02]    []" for i in range(9)],
+        8000, None,
     ),
     "words between the columns": (
         ["  Time Epoch Iteration Progress    (%Epoch)   Loss   Dev/Loss     Accuracy  Dev/Acc"],

@@ -92,7 +92,7 @@ _Key = Tuple[Optional[int], str]
 _Kept = Tuple[str, Optional[float], float]
 """A line, and when it was written."""
 _STATE = (
-    "said", "said_epochs", "is_doubled", "is_baseless", "is_lost", "_ranks", "_num_lines",
+    "said", "said_epochs", "is_cut", "is_doubled", "is_baseless", "is_lost", "_ranks", "_num_lines",
     "_num_vain", "_chosen", "_begin",
 )  # fmt: skip
 _N, _T, _B = "\x01", "\x02", "\x03"
@@ -103,8 +103,8 @@ _TOKEN = re.compile(
     r"|\d\d/\d\d(?:/\d{2,4})? \d\d:\d\d:\d\d|[IWEF]\d{4,8} \d\d:\d\d:\d\d(?:\.\d{1,9})?"
     r"|(?<![\d.])(?:\d{1,4} days?, {0,2})?\d{1,3}:\d\d(?::\d\d)?(?:\.\d{1,6})?(?![\d.])|-:--:--)"
     rf"|(?P<bar>(?<=%)\|[^|]{{0,400}}\||[{_GLYPHS}]{{3,}}[{_GLYPHS} ]*)"
-    r"|(?P<number>(?:(?<![\w.)\]])[-+])?(?:\d{1,3}(?:,\d{3}){1,5}(?![\d,])|\d{1,18})"
-    r"(?:\.\d{1,18})?(?:[eE][-+]?\d{1,4}|[kM](?=it\b|/|of\b))?|(?<!\w)(?:nan|inf|NaN|n/a)(?!\w))"
+    r"|(?P<number>(?:(?<![\w.)\]])[-+])?(?:\d{1,3}(?:[,_']\d{3}){1,5}(?!\d|,\d)|\d{1,18})"
+    r"(?:\.\d{1,18})?(?:[eE][-+]?\d{1,4}|[kKM](?=it\b|of\b|\W|$))?|(?<!\w)(?:nan|inf|NaN|n/a)(?!\w))"
 )
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _TO_BARE = b"0123456789 .,+-"
@@ -126,13 +126,15 @@ _MINOR = re.compile(
 )
 _OTHER = re.compile(
     r"(?:tokens?|samples?|examples|seen|consumed\w{0,16}|time\w{0,16}|elapsed|wall|mem(?:ory)?|seconds?|"
-    r"skipped|port|pid|size|fps|wps|tps|\w{0,8}flops|ms|lr|scale|timesteps)\W{0,6}$",
+    r"skipped|port|pid|size|trial|fps|wps|tps|\w{0,8}flops|ms|lr|scale|timesteps)\W{0,6}$",
     re.IGNORECASE,
 )
 _UNIT = re.compile(
     r" ?(?:%|ms\b(?!/)|us\b|s\b(?!/)|sec|[KMGT]i?B|B\b|W\b|C\b|docs?|files?|tok|examples|bytes)",
     re.IGNORECASE,
 )
+_STEPS = re.compile(r" (?:iter(?:ation)?s?|steps?|updates?)(?=[,;.)|])", re.IGNORECASE)
+"""Behind the number, as its unit."""
 _DONE = re.compile(
     r"loss|nll|\bppl|cost\b|\bce\b|error|rmse|objective|reward|return|grad|\blr\b|learning|\bdt\b|"
     r"it/s|s/it|ms/step|step[_ ]?time|iter[_ ]?time|time/|\bkl\b|\bl[12]:",
@@ -145,8 +147,8 @@ _EVALUATES = re.compile(
 )
 _NOT = re.compile(
     r"download|upload|token(?:is|iz)(?:e|ed|ing)\b|\bloading|\bmap\b|\bfilter|\bshards?\b|\bwarm-?up\b|heartbeat|"
-    r"waiting|preparing|building|compil|NCCL|(?<!-)-> |B/s\b|examples/s|GET /|resum|generating|"
-    r"extract|busbw|unpack|fetching|checkpoint|saved|saving",
+    r"waiting|preparing|building|compil|NCCL|(?<!-)-> |B/s\b|examples/s| HTTP/1|resum|generating|"
+    r"extract|decod(?:e|ing)|process(?:ed|ing)|busbw|unpack|fetching|checkpoint|saved|saving",
     re.IGNORECASE,
 )
 _METRICS = re.compile(
@@ -158,7 +160,8 @@ _METRICS = re.compile(
 )
 """Metrics of an evaluation, which may stand beside those of the training."""
 _LOSS = re.compile(
-    r"(?:((?<!log)loss)|nll|cost|\bce|objective|rmse|logloss|\bl[12])['\"]?\W{0,6}$", re.I
+    r"(?:((?<!log)loss)|nll|cost|\bce|objective|rmse|logloss|\bl[12])(?:_train)?['\"]?\W{0,6}$",
+    re.I,
 )
 _UNIT_OF_LOSS = re.compile(r" {1,4}(?:[a-zA-Z]{1,20} ){0,2}loss, {0,4}", re.IGNORECASE)
 """Behind the number, as a unit: `5.96 avg loss, 0.001 rate`."""
@@ -173,10 +176,13 @@ _NOT_TRAINED = re.compile(r"val|eval|test|dev|best", re.IGNORECASE)
 FILE = re.compile(
     rf"[\w/.+{_N}-]{{1,120}}\.(?:py|c|cc|cpp|cu|h|hpp|rs|go|js|o|so|a|txt|jsonl?|ya?ml|csv|tar|gz|zip|"
     rf"bin|ckpt|pth?|safetensors|npy|parquet|arrow)\b|\b\w{{1,30}}(?:\.\w{{1,30}}){{1,6}}:{_N}"
+    r'|"[A-Z]{3,7} /[^"]{0,200}"'
 )
-"""The name of a file is not what a line is about, nor is the place from which a logger writes."""
+"""The name of a file is not what a line is about, nor the place from which a logger writes, nor a
+request to a server."""
 _FROM_ZERO = re.compile(r"Epoch: {0,2}\[$")
-"""torchvision and PyTorch's ImageNet example count their epochs from 0."""
+"""torchvision and PyTorch's ImageNet example count their epochs from 0; one
+that begins with epoch 1 does not."""
 _LOSS_ROW = re.compile(
     r"\W{0,9}(?:[\w/.-]{1,40} ){0,2}(?:[\w.-]{1,20}/){0,3}\w{0,20}loss(?:/[\w/]{1,20})?\W{0,9}",
     re.I,
@@ -294,14 +300,15 @@ class _Shape:
         return _N.join(self._parts[: at + 1]) + _N
 
     def is_epoch(self, at: int) -> bool:
-        return _EPOCH.search(self._parts[at]) is not None
+        before = self._parts[at]
+        return _EPOCH.search(before) is not None and not before.endswith(("/", "/ "))
 
     def get(self, candidate: _Candidate) -> _Number:
         bounded = self.bounded.get(candidate.at, {})
         return bounded.get(candidate.total or 0, self.numbers[candidate.at])
 
     def is_from_zero(self, at: int) -> bool:
-        return _FROM_ZERO.search(self._parts[at]) is not None
+        return _FROM_ZERO.search(self._parts[at]) is not None and not self._joints[at + 1]
 
     def may_count(self, words: List[str]) -> bool:
         """False for a line that could count nothing however its numbers grew."""
@@ -481,7 +488,11 @@ def _weigh_number(parts: List[str], at: int) -> float:
     if _OTHER.search(before):
         weight -= 2.0
     is_in_name = before.endswith("_") and (after[:1].isalpha() or after[:1] in " _.")
-    return weight - 2.0 if is_in_name or _UNIT.match(after) else weight
+    if _STEPS.match(after):
+        weight += 1.5
+    if is_in_name or _UNIT.match(after):
+        weight -= 2.0
+    return weight - 2.0 if after.startswith("%") else weight
 
 
 def _weigh_line(text: str) -> float:
@@ -493,7 +504,7 @@ def _weigh_line(text: str) -> float:
     is_named = re.search(r"\btrain|\blearn:", others, re.IGNORECASE) is not None
     is_other = "loss" not in others and _NOT.search(text) is not None
     if not is_named and (is_other or _EVALUATES.search(others)):
-        weight -= 3.5
+        weight -= 5.0
     if others != text:
         weight -= 0.8 if "loss" in others or is_named else 3.5
     return weight if is_done or is_trained else weight - 1.5
@@ -511,7 +522,8 @@ class Learner:
         self.is_doubled = self.is_baseless = self.is_lost = False
         """Another counter is about as likely; the first epoch was not read; the number that counted
         does not grow any more."""
-        self._is_partial = is_partial
+        self._is_partial = self.is_cut = is_partial
+        """Lines before the first one are missing."""
         self._shapes: Dict[_Key, _Shape] = {}
         self._ranks: List[Optional[int]] = []
         self._vain: Dict[bytes, int] = {}
@@ -569,6 +581,7 @@ class Learner:
 
     def skip(self) -> None:
         """Note that lines are missing here, so that the next growth of each number is ignored."""
+        self.is_cut = self.is_cut or not self._num_lines
         for shape in self._shapes.values():
             shape.is_cut = True
 
@@ -708,7 +721,9 @@ class Learner:
         if place is not None and (place < chosen.at or shape_text == shape.text):
             number = shape.numbers[place]
             named = _parse(words[place])
-            is_from_zero = number.first == 0 or shape.is_from_zero(place)
+            is_from_zero = number.first == 0 or (
+                shape.is_from_zero(place) and (number.first != 1 or self.is_cut)
+            )
             if not number.ups or chosen.outer is not None:
                 if number.first > 1 and not is_from_zero and not self._is_partial:
                     self.is_baseless = True
@@ -775,19 +790,21 @@ def _are_same(one: _Shape, first: _Candidate, two: _Shape, second: _Candidate) -
     return is_even and abs(apart) <= high.by + (low.by > 1)
 
 
-_ROUNDED = re.compile(r"\d(?:\.\d{1,6})?[eE]\+\d{1,3}|\d{1,4}(?:\.\d{1,3})?[kM]")
+_ROUNDED = re.compile(r"\d(?:\.\d{1,6})?[eE]\+\d{1,3}|\d{1,4}(?:\.\d{1,3})?[kKM]")
 """Large whole numbers as tables and bars shorten them: 3.13e+03, 2.69k."""
+_NO_MARKS = str.maketrans("", "", ",_'")
+"""Marks between thousands."""
 
 
 def _is_whole(word: str) -> bool:
-    if word.replace(",", "").isdecimal():
+    if word.translate(_NO_MARKS).isdecimal():
         return True
     return _ROUNDED.fullmatch(word) is not None and (_parse(word) or 0.5) % 1 == 0
 
 
 def _parse(word: str) -> Optional[float]:
-    times = {"k": 1e3, "M": 1e6}.get(word[-1:], 1.0)
+    times = {"k": 1e3, "K": 1e3, "M": 1e6}.get(word[-1:], 1.0)
     try:
-        return round(float(word.rstrip("kM").replace(",", "")) * times, 9)
+        return round(float(word.rstrip("kKM").translate(_NO_MARKS)) * times, 9)
     except ValueError:
         return None

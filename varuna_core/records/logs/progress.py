@@ -59,11 +59,13 @@ _TAG = re.compile(r"(?:(\d{1,7}): |\[(?:default|rank)(\d{1,7})\]:? ?|\[(\d{1,7})
 _WORD = r"[-+]?(?:nan|inf(?:inity)?)(?![a-zA-Z])"
 _NUMBER = rf"([-+]?(?:\d[\d,]{{0,30}}(?:\.\d{{0,30}})?|\.\d+)(?:[eE][-+]?\d+)?|{_WORD})"
 _FRACTION = rf"([-+]?(?:\d*\.\d+(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+)|{_WORD})"
+_COUNT = r"(\d{1,3}(?:[,_']\d{3}){1,5}|\d{1,4}(?:\.\d{1,3})?[kKM]|\d{1,15})"
 _STEP = re.compile(
     r"(?<![\w/.-])(?:global[_ ]?step|train(?:ing)?[_ ]step|steps?|iteration|iter|batch)['\"]?"
-    r" ?[:=#]? *\[?(\d{1,15})(?: ?(?:/|of) ?(\d{1,15}))?(?![\w.]*[\w])",
+    rf" ?[:=#]? *\[?{_COUNT}(?: ?(?:/|of) ?{_COUNT})?(?![\w.]*[\w]|[,']\d{{3}}(?!\d))",
     re.IGNORECASE,
 )
+_PAIR = re.compile(r"(?<![\d/.])\d{1,9}/\d{1,9}(?![\d/.])")
 _OPTIMIZER_STEP = re.compile(r" step (\d{1,15}) \|")
 """litgpt names the pass over a micro-batch first, and then the step."""
 _NOT_DONE = re.compile(
@@ -73,7 +75,8 @@ _NOT_DONE = re.compile(
     r"benchmark(?:ing)?|infer(?:ence|ring)|predict(?:ing|ion)?|generat(?:ed|ing|ion)|"
     r"early[ _-]stop(?:ped|ping)?|since|until|from|before|after|every|next|sav(?:e|ed|ing))"
     r"(?![\w./])|"
-    r"(?<![\w./-])(?:(?:eval|valid|val)[\] _:-]*|(?:test|dev|micro|sub|inner|dummy)[ _-]*)$",
+    r"(?<![\w./-])(?:(?:eval|valid|val)[\] _:-]*|"
+    r"(?:test|dev|micro|sub|inner|dummy|episode)[ _-]*)$",
     re.IGNORECASE,
 )
 """Before a step that the line mentions and that was not done."""
@@ -92,6 +95,9 @@ _BAR_OF_OTHERS = re.compile(
     r"calibrat|compil|convert|extract|encod|build|collect)|epochs?\W*$|data|examples|files",
     re.IGNORECASE,
 )
+_VALUES = re.compile(r"(?:[a-zA-Z][\w .-]{0,20}[:=] {0,9}[-+.\deE]{1,12}%?[;,| ]*){2,12}")
+"""Values instead of a name, as GANs have them: `d: 1.2; g: 0.9`."""
+_ASSIGNED = re.compile("[:=]")
 _KERAS = re.compile(
     r"^\W{0,4}(\d{1,9})/(\d{1,9}) (?:[━─=>.\[\] ]{3,80} ?(?:- )?(?:ETA: )?|- )[\d:]{1,9}s?(?= )(.*)"
 )
@@ -112,14 +118,27 @@ _AFTER = re.compile(
 )
 """Of an evaluation, or of all steps once the training is over."""
 _EVALUATED = re.compile(
-    r"\b(train|eval|valid|vali|val|validation|test|dev)[_ /-]?((?:\w{1,20}_)?"
-    r"(?:loss|ppl|perplexity|acc(?:uracy)?|error|time))['\"]?(?: {1,9}\d{1,15}(?=: {1,9}[-+.\d]))?"
-    rf"\s{{0,9}}[:=]?\s{{0,9}}['\"]?{_NUMBER}",
+    r"\b(train(?:ing)?|eval|valid|vali|val|validation|test|dev)(?:_\d)?(?:'s)?[_ /-]?"
+    r"((?:\w{1,20}[_-])?(?:(?:log)?loss|ppl|perplexity|acc(?:uracy)?|error|time))['\"]?"
+    r"(?:(?: (?:at|for|after) (?:global )?(?:step|epoch|iteration))?"
+    r" {1,9}\d{1,15}(?=: {1,9}[-+.\d]))?"
+    rf"\s{{0,9}}[:=]?\s{{0,9}}['\"]?(?:tensor\()?{_NUMBER}",
     re.IGNORECASE,
 )
 """The names under which an evaluation gives what it measured; of `train` only beside another. A
 step may stand between the name and a colon."""
-_SPLITS = {"vali": "val", "valid": "val", "validation": "val"}
+_REVERSED = re.compile(
+    rf"\b(loss|acc|ppl|error)_(train|eval|valid|val|test|dev)['\"]?\s{{0,9}}[:=]?\s{{0,9}}{_NUMBER}",
+    re.IGNORECASE,
+)
+_HEADED = re.compile(
+    r"(?<![a-z/_.])(dev|test|eval|valid|val|validation)(?:uation|ate)?(?![a-z_/.-])", re.IGNORECASE
+)
+_PART = re.compile(
+    r"train|best|lowest|batch|(?<![\d/.])[\d.]{1,9}(?:it)?/\d{1,9}(?![\d/.])", re.IGNORECASE
+)
+"""Words and counts of a line that has not the loss of the whole evaluation, or of that alone."""
+_SPLITS = {"training": "train", "vali": "val", "valid": "val", "validation": "val"}
 
 # How trainers spell what a step has.
 
@@ -179,7 +198,7 @@ def split_tag(text: str) -> Tuple[Optional[int], str]:
 
 def clean(text: str) -> str:
     """Without colours and the signs that move a terminal's cursor."""
-    return text if text.isprintable() else _COLOUR.sub("", text)
+    return text if text.isprintable() and "\\x" not in text else _COLOUR.sub("", text)
 
 
 def is_nested(text: str) -> bool:
@@ -374,6 +393,8 @@ def _parse_free(text: str) -> Optional[Iteration]:
         if other is not None:
             return other
     step, is_dict = _STEP.search(text), "{" in text and _DICT.search(text) is not None
+    if step is not None and not step.group(1)[-1].isdecimal() and _PAIR.search(text):
+        return None  # thousands of steps beside an exact count
     if (step is None and not is_dict) or _AFTER.search(text):
         return _parse_evaluation(text, step)
     if is_dict:
@@ -409,9 +430,14 @@ def _is_estimated(text: str, found: Iteration) -> bool:
 def _parse_evaluation(text: str, step: Optional[Match[str]]) -> Optional[Iteration]:
     """Metrics that were not of training, or were estimated beside such; None without any."""
     found = _find_evaluations(text)[0]
+    headed = None if found or _PART.search(text) else _HEADED.search(text)
+    loss = None if headed is None else _find_loss(text[headed.end() :])
+    if headed is not None and loss is not None:
+        split = headed.group(1).lower()
+        found = {_SPLITS.get(split, split): {"loss": loss}}
     if not found.keys() - {"train"}:
         return None
-    return Iteration(int(step.group(1)) if step else NO_STEP, evaluations=found)
+    return Iteration(_parse_whole(step.group(1)) if step else NO_STEP, evaluations=found)
 
 
 def _find_evaluations(text: str) -> Tuple[Dict[str, Dict[str, float]], str]:
@@ -420,14 +446,16 @@ def _find_evaluations(text: str) -> Tuple[Dict[str, Dict[str, float]], str]:
     found: Dict[str, Dict[str, float]] = {}
     low = text.lower()  # a word is found much faster than a pattern that is not there
     if "val" in low or "test" in low or "dev" in low:
-        text = _EVALUATED.sub(lambda match: _take_out(match, found), text)
+        text = _EVALUATED.sub(lambda match: _take_out(match, found, *match.groups()), text)
+        text = _REVERSED.sub(lambda match: _take_out(match, found, *match.group(2, 1, 3)), text)
         if "train" in found:
             found["train"] = found.pop("train")
     return found, text
 
 
-def _take_out(match: Match[str], found: Dict[str, Dict[str, float]]) -> str:
-    split, name, word = match.groups()
+def _take_out(
+    match: Match[str], found: Dict[str, Dict[str, float]], split: str, name: str, word: str
+) -> str:
     number = _parse_number(word)
     split = _SPLITS.get(split.lower(), split.lower())
     if number is not None:
@@ -436,9 +464,9 @@ def _take_out(match: Match[str], found: Dict[str, Dict[str, float]]) -> str:
 
 
 def _name_step(match: Match[str]) -> Dict[str, Any]:
-    facts: Dict[str, Any] = {"step": int(match.group(1))}
-    if match.group(2) and int(match.group(2)):
-        facts["num_steps"] = int(match.group(2))
+    facts: Dict[str, Any] = {"step": _parse_whole(match.group(1))}
+    if match.group(2) and _parse_whole(match.group(2)):
+        facts["num_steps"] = _parse_whole(match.group(2))
     return facts
 
 
@@ -466,9 +494,13 @@ def _make_bar(
 ) -> Optional[Iteration]:
     """None of a download, of shards that are read, of a data set that is mapped."""
     name = name.strip()
+    if name and not _BAR_OF_STEPS.search(name) and _VALUES.fullmatch(name):
+        name, more = "", f"{name} {more}"
+    if not name and _BAR_OF_OTHERS.search(more) and not _ASSIGNED.search(more):
+        return None
     if name and (not _BAR_OF_STEPS.search(name) or _BAR_OF_OTHERS.search(name)):
         return None
-    values = parse_values(more)
+    values = parse_values(f"{name} {more}")
     if not name and is_below and values.loss is None:
         return None
     epoch = _EPOCH.search(name) if name else None
@@ -549,9 +581,9 @@ def _read_step(text: str) -> Dict[str, int]:
     step = _STEP.search(text)
     if step is None or _AFTER.search(text) or _NOT_A_STEP.search(text) or _NOT_DONE.search(text):
         return {}
-    found = {"step": int(step.group(1))}
+    found = {"step": _parse_whole(step.group(1))}
     if step.group(2):
-        found["total"] = int(step.group(2))
+        found["total"] = _parse_whole(step.group(2))
     epoch = _EPOCH.search(text) if "poch" in text else None
     if epoch is not None:
         found["epoch"] = int(epoch.group(1))
@@ -720,7 +752,9 @@ def _parse_number(text: str) -> Optional[float]:
 
 
 def _parse_whole(text: str) -> int:
-    return int(text.replace(",", ""))
+    times = {"k": 10**3, "K": 10**3, "M": 10**6}.get(text[-1:], 1)
+    number = text.rstrip("kKM").replace(",", "").replace("'", "")
+    return int(number) if times == 1 else round(float(number) * times)
 
 
 # The time at which a line says that it was written.

@@ -80,9 +80,10 @@ class StepReading:
 
 
 _TRAINING = re.compile(
-    r"(?<![a-z])(?:pre-?)?train(?:ing|er)?(?![a-z])|epoch|(?<![a-z])(?:log)?loss(?!less)|_loss"
+    r"(?<![a-z])(?:pre-?)?train(?:ing|er)?(?![a-z])(?! (?:data|set|split|samples)\b)|epoch"
+    r"|(?<![a-z])(?:log)?loss(?!less)|_loss"
     r"|reward|_rew_|episod|(?<![a-z])lr(?![a-z])|gradients?\b|\bgrad[_ -]?norm|gnorm|optimizer|rmse"
-    r"|nll|\bppl|\bcosts?\b|perplexity|learning[_ -]?rate|\b(?:ce|l1|l2)\b",
+    r"|nll|\bppl|\bcosts?\b|perplexity|learning[_ -]?rate|learn:|\b(?:ce|l1|l2)\b",
     re.IGNORECASE,
 )
 """Something that is trained, or by which it is. A number that only grows is progress of anything:
@@ -207,6 +208,11 @@ class StepReader:
         return None if is_doubtful else self._last
 
     @property
+    def has_table(self) -> bool:
+        """True below a header that names columns."""
+        return bool(self._tables.names)
+
+    @property
     def said(self) -> Tuple[Optional[int], Optional[int]]:
         """Steps and epochs that the training will take, as lines without a step have said."""
         return self._learner.said or None, self._learner.said_epochs
@@ -297,7 +303,9 @@ class StepReader:
         row = self._tables.name_row(plain)
         if row is None and (not is_hinted or self._tables.read_header(plain)):
             return None
-        plain = plain if row is None else row
+        if row is not None:
+            plain, named = row, parse_line(row)
+            self.evaluated = named if named is not None and named.evaluations else None
         self._learner.note_total(plain)
         if self.strength < BAR and not is_nested(text):
             readings = self._learner.read(rank, plain, at, slack_s)

@@ -17,7 +17,7 @@ from typing import List, Optional
 
 MOST_CELLS = 24
 LONGEST = 400
-_GAP = re.compile(r"\s{2,}|\t|\s*\|\s*")
+_GAP = re.compile(r"\s{2,}|\t|\s*[|│┃]\s*")
 _COUNT = re.compile(
     r"[^\w(%]*(?:epochs?|ep|e|it|iter(?:ation)?s?|(?:global[_ ]?)?steps?|batch|updates?"
     r"|episodes?|#)\W*",
@@ -46,9 +46,10 @@ class Tables:
         for name, cell in zip(self.names, cells):
             if _COUNT.fullmatch(name) and not _WHOLE.fullmatch(cell):
                 return None
-        if sum(_VALUE.fullmatch(cell) is not None for cell in cells) < 2:
+        if sum(_VALUE.fullmatch(cell) is not None or cell[0] == "[" for cell in cells) < 2:
             return None
-        named = (f"{_spell(name)} {cell}" for name, cell in zip(self.names, cells))
+        pairs = zip(self.names, cells)
+        named = (f"{_spell(name)} {cell}" for name, cell in pairs if cell[0] != "[")  # no lists
         return " | ".join(named)
 
     def read_header(self, text: str) -> bool:
@@ -63,7 +64,8 @@ class Tables:
 
 
 def _split(text: str) -> List[str]:
-    return [cell for cell in _GAP.split(text[:LONGEST].strip(" |\t")) if cell]
+    text = text[:LONGEST].strip(" |│┃\t")
+    return [cell for cell in (_GAP.split(text) if " " in text else text.split(",")) if cell]
 
 
 def _is_header(cells: List[str]) -> bool:
