@@ -112,7 +112,7 @@ def rayhane_tacotron(at: At) -> float | None:
 
 
 @steps("kan-bayashi/ParallelWaveGAN", "parallel_wavegan/bin/train.py", 'f"(Steps: {self.steps}) {k',
-       total=400_000, last=(120, 500), step_s=0.2)  # fmt: skip
+       total=400_000, last=(120, 500), step_s=0.2, has_loss=False)  # fmt: skip
 def parallel_wavegan(at: At) -> float | None:
     """A bar, and a line for each part of the loss."""
     log = at.log
