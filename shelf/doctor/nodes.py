@@ -177,21 +177,26 @@ def _judge_errors(results: Sequence[Mapping[str, Any]]) -> Iterator[Diagnosis]:
                 remedy = "open the ports between the nodes, or set cluster.nodes[].interface"
                 yield Diagnosis(name="links", status="fail", text=text, remedy=remedy)
     for reason, hosts in reasons.items():
-        text = f"none measured on {len(set(hosts))} nodes: {reason}"
+        text = f"none measured on {', '.join(dict.fromkeys(hosts[:3]))}: {reason}"
+        if len(set(hosts)) > 3:
+            text = f"none measured on {len(set(hosts))} nodes: {reason}"
         yield Diagnosis(name="gpus", status="note", text=text)
 
 
 def _judge_equals(measure: Measure, kind: str, figures: Sequence[Figure]) -> Iterator[Diagnosis]:
     """Figures of equals: their range, and those that fall out of it."""
-    middle = median(one.value for one in figures)
-    low, high = min(one.value for one in figures), max(one.value for one in figures)
+    name, values = measure.name, [one.value for one in figures]
+    if len(figures) == 1:
+        text = f"{figures[0].place}: {values[0]:,.0f} {measure.unit}, with nothing to compare it"
+        yield Diagnosis(name=name, status="note", text=text)
+        return
+    middle, low, high = median(values), min(values), max(values)
     slow = [one for one in figures if _compute_share(measure, one.value, middle) < measure.share]
     of = f"{len(figures)} of {kind}" if kind else str(len(figures))
     spread = f"{of}: {low:,.0f} to {high:,.0f} {measure.unit}, median {middle:,.0f}"
-    name = measure.name
     if len(figures) < LEAST_EQUALS:
         best, worst = (low, high) if measure.is_time else (high, low)
-        differ = len(figures) == 2 and _compute_share(measure, worst, best) < measure.share
+        differ = _compute_share(measure, worst, best) < measure.share
         doubt = "; they differ, and two do not tell which is slow" if differ else ""
         yield Diagnosis(name=name, status="note" if differ else "ok", text=f"{spread}{doubt}")
         return

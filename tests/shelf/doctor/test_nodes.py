@@ -75,6 +75,11 @@ def test_of_two_that_differ_none_is_blamed() -> None:
     assert processor.status == "note" and "two do not tell which is slow" in processor.text
 
 
+def test_one_alone_is_compared_with_nothing() -> None:
+    (processor,) = [one for one in judge(make(1)) if one.name == "processor"]
+    assert processor.status == "note" and "nothing to compare" in processor.text
+
+
 def test_nodes_of_other_groups_are_no_equals() -> None:
     assert name_troubles(make(4, n3={"group": "other", "cpu_mb_s": 100.0})) == []
 
