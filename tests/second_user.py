@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -27,10 +28,17 @@ for top in sys.argv[1:]:
 """
 
 
+_numbers = itertools.count()
+
+
 @contextmanager
 def open_folder() -> Iterator[Path]:
-    """A folder that other users may pass; pytest closes its own whenever one starts."""
-    folder = Path(tempfile.mkdtemp(prefix="vjob-users-"))
+    """A folder that other users may pass; pytest closes its own whenever one starts.
+
+    Its name has no letters drawn by chance: `vjob share` would take them for a secret, now and then.
+    """
+    folder = Path(tempfile.gettempdir(), f"vjob-users-{os.getpid()}-{next(_numbers)}")
+    folder.mkdir()
     folder.chmod(0o711)
     try:
         yield folder
