@@ -35,7 +35,7 @@ _numbers = itertools.count()
 def open_folder() -> Iterator[Path]:
     """A folder that other users may pass; pytest closes its own whenever one starts.
 
-    Its name has no letters drawn by chance: `vjob share` would take them for a secret, now and then.
+    No letters of its name are drawn by chance: `vjob share` takes such for a secret now and then.
     """
     folder = Path(tempfile.gettempdir(), f"vjob-users-{os.getpid()}-{next(_numbers)}")
     folder.mkdir()

@@ -27,7 +27,7 @@ from vjob.jobs.submit.submit import Prepared
 if TYPE_CHECKING:
     from vjob.jobs.submit.sweep import Sweep
 
-MOST_FILES, MOST_LINES, MOST_WORDS, MOST_ITEMS = 8, 400, 400, 100
+MOST_FILES, MOST_LINES, MOST_WORDS, MOST_ITEMS = 8, 2000, 400, 100
 """Shown of a run, a file, a line, and of a list with commas; the JSON has all."""
 
 
