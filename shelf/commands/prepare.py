@@ -150,7 +150,7 @@ def doctor(as_json: bool, archive: bool, conf: Path | None) -> None:
     vjob doctor                      where you submit
     srun -l -N2 vjob doctor          on two nodes, where the containers are
     vjob doctor --report             for a bug report: this, and the versions
-    vjob doctor --nodes conf.yaml    a minute on the conf's nodes: GPUs, disks, links
+    vjob doctor --nodes conf.yaml    a minute on its nodes: GPUs, disks, links
 
     A program with its GPUs and its container is tried by `vjob try`. The archive of --report has
     no secret, and neither your name nor the machine's; read it before you send it.
