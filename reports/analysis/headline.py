@@ -463,7 +463,10 @@ def measure_energy(samples: pd.DataFrame, num_gpus: int) -> Known[float]:
     rows = rows.dropna(subset=["time", "power_w"]) if len(rows) else rows
     if rows.empty:
         return NotKnown("no sample has the power of a GPU", (Evidence(source),))
-    if num_gpus and rows.groupby("attempt")[["node", "gpu"]].apply(_count_rows).max() > num_gpus:
+    if not num_gpus:
+        reason = "nothing tells how many of the sampled GPUs are the job's"
+        return NotKnown(reason, (Evidence(source, Sure.MEASURED),))
+    if rows.groupby("attempt")[["node", "gpu"]].apply(_count_rows).max() > num_gpus:
         reason = "the samples have GPUs of other jobs too"
         return NotKnown(reason, (Evidence(source, Sure.MEASURED),))
     joules, seen_s, span_s = 0.0, 0.0, 0.0

@@ -283,6 +283,7 @@ def test_time_without_samples_has_no_energy() -> None:
     [
         ({}, 1, "no sample has the power of a GPU"),
         ({"n0:0": [None, None]}, 1, "no sample has the power of a GPU"),
+        ({"n0:0": [10.0, 9.0]}, 0, "nothing tells how many of the sampled GPUs are the job's"),
         ({"n0:0": [10.0]}, 1, "there is one sample of each GPU"),
         ({"n0:0": [10.0, 9.0], "n0:1": [10.0, 9.0]}, 1, "the samples have GPUs of other jobs too"),
     ],

@@ -28,6 +28,10 @@ def test_who_was_given_none_trains_on_the_cpu(visible: str) -> None:
     refuse_missing_gpus({"CUDA_VISIBLE_DEVICES": visible}, None)
 
 
+def test_a_choice_of_a_backend_is_no_gpu() -> None:
+    refuse_missing_gpus({"ONEAPI_DEVICE_SELECTOR": "level_zero:gpu"}, None)
+
+
 def test_gpus_of_another_vendor_are_gpus_too() -> None:
     with pytest.raises(ProgramError, match="ROCR_VISIBLE_DEVICES=2, and torch"):
         refuse_missing_gpus({"ROCR_VISIBLE_DEVICES": "2"}, "13.0")

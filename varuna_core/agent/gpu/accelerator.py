@@ -72,8 +72,6 @@ class Accelerator(Protocol):
     name: str
     visible_variable: str
     """The variable that says which devices a process may use, such as CUDA_VISIBLE_DEVICES."""
-    more_variables: Sequence[str]
-    """Other variables that limit a process to some of these devices."""
     smi_command: str
     """A shell command that prints one reading; empty where there is none. `vjob status` runs it on
     the nodes of a job that has no agent."""
@@ -114,7 +112,6 @@ class NoAccelerator:
     name = "none"
     visible_variable = CUDA_VISIBLE
     """That of the vendor that torch is most often built for; no harm where there is no device."""
-    more_variables: Sequence[str] = ()
     smi_command = ""
 
     def __init__(self, tried: Sequence[str] = ()) -> None:
@@ -224,9 +221,7 @@ def choose_accelerator() -> Accelerator:
 
 def list_variables() -> List[str]:
     """List the environment variables of all vendors that limit a process to some devices."""
-    known = list_accelerators()
-    first = [one.visible_variable for one in known]
-    return list(dict.fromkeys([*first, *(name for one in known for name in one.more_variables)]))
+    return list(dict.fromkeys(one.visible_variable for one in list_accelerators()))
 
 
 def count_visible(accelerator: Accelerator, environ: Mapping[str, str]) -> Known[int]:

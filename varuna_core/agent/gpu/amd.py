@@ -68,8 +68,7 @@ class AmdAccelerator:
     API = API
     name = "amd"
     visible_variable = "ROCR_VISIBLE_DEVICES"
-    """Slurm sets it; HIP_VISIBLE_DEVICES counts among the devices that it leaves."""
-    more_variables: Sequence[str] = ("HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+    """Slurm sets it. A user's own HIP_VISIBLE_DEVICES numbers the devices that it leaves."""
     smi_command = "test -d /sys/class/kfd/kfd && tail -v -n +1 " + " ".join(
         f"/sys/{pattern}" for pattern in FILES
     )

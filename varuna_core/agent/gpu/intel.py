@@ -37,7 +37,6 @@ class IntelAccelerator:
     API = API
     name = "intel"
     visible_variable = "ZE_AFFINITY_MASK"
-    more_variables: Sequence[str] = ("ONEAPI_DEVICE_SELECTOR",)
     smi_command = " ".join((XPU_SMI, *METRICS))
 
     def __init__(self) -> None:

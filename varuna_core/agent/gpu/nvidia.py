@@ -66,7 +66,6 @@ class NvidiaAccelerator:
     API = API
     name = "nvidia"
     visible_variable = CUDA_VISIBLE
-    more_variables: Sequence[str] = ()
     smi_command = f"{NVIDIA_SMI} --query-gpu={QUERY} {FORMAT}"
 
     def __init__(self) -> None:
