@@ -237,11 +237,11 @@ def find_slow(found: dict[Found, set[str]], size: int, limit_s: float) -> dict[s
         for step in [*(step for step in STEPS if step < size), size]:
             texts, shorter = (build_texts(one.text, size, one.flags) for size in (step, step // 4))
             pairs = zip(texts, shorter, strict=True)
-            told = next(
+            example = next(
                 (p[0][:60] for p in pairs if any(is_slow(c, *p, limit_s) for c in calls)), ""
             )
-            if told:
-                slow[one.text] = f"{step} characters like {told!r}"
+            if example:
+                slow[one.text] = f"{step} characters like {example!r}"
                 break
     return slow
 

@@ -1072,7 +1072,7 @@ def _on_swap(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 
 def _compute_growth(job: Job, analysis: Analysis, since: float) -> float:
-    """Return the length of steps after `since` divided by that before; 1 if there are too few."""
+    """Return the median step after the time `since` over that before; 1 if steps are too few."""
     later = analysis.times[analysis.times.duplicated("attempt")]
     is_after = later["begin_s"].astype(float) + job.traces.zero_ns / 1e9 > since
     if min(is_after.sum(), (~is_after).sum()) < LEAST_STEPS:

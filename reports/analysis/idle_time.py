@@ -88,8 +88,8 @@ def measure_costs(order: Order, pipelines: list[Pipeline]) -> Column:
 
 
 def simulate_free(order: Order, costs: Column) -> tuple[Column, Column]:
-    """Return the makespan and idle fraction for each column of costs, equal to those of `simulate`
-    with free messages. Raise ScheduleError if the ranks get stuck."""
+    """Return the makespan and the idle fraction for each column of costs, as `simulate` does for
+    messages that take no time. Raise ScheduleError if the ranks get stuck."""
     schedule = order.schedule
     free = np.zeros((schedule.num_ranks, costs.shape[2]))
     busy = np.zeros_like(free)

@@ -47,7 +47,7 @@ def training(job: JobLike) -> go.Figure:
 
 
 def timers(job: JobLike) -> go.Figure:
-    """Figure of Megatron's timers for each rank: the mean of all logged steps."""
+    """Draw the mean time of each of Megatron's timers, for each rank, over all logged steps."""
     tables = load_job(job)
     missing = f"{tables.name}: no log has Megatron's timers (profile.timers)"
     return _build(run_page.draw_timers(tables.job), missing)

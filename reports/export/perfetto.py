@@ -33,7 +33,7 @@ NAMES = {
 
 
 def write_perfetto(job: Job, analysis: Analysis, path: Path) -> int:
-    """Write the trace to `path` and return the number of slices."""
+    """Write a job's events to `path` as gzipped Perfetto JSON; return the number of slices."""
     count = 0
     with gzip.open(path, "wt", encoding="utf-8", compresslevel=6) as handle:
         handle.write('{"displayTimeUnit":"ms","traceEvents":[\n')

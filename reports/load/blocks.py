@@ -15,8 +15,9 @@ LONGEST_LINE = 1 << 22
 
 
 class BlockReader:
-    """Iterator over (offset, whole lines) of a file. It counts the lines that it skipped and
-    records why it stopped.
+    """Iterates over a file in blocks of whole lines, each with its offset in bytes.
+
+    `skipped` counts the lines that were left out; `trouble` is the error that ended the reading.
 
     The last line is yielded even without a line end; the parser decides whether it is complete.
     """

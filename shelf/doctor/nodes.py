@@ -109,7 +109,7 @@ def examine_nodes(resolved: Resolved, say: Callable[[str], object]) -> list[Diag
 
 
 def build_probe(conf: JobConf) -> JobConf:
-    """The conf of the probe: the same nodes and container, and nothing of the training."""
+    """Return the conf of the probe: the same nodes and container, without the training."""
     python = conf.program.python
     if python is None:
         python = "python3" if conf.container.image is not None else sys.executable
@@ -146,7 +146,7 @@ def read_results(run: RunFolder) -> list[Mapping[str, Any]] | None:
 
 
 def judge(results: Sequence[Mapping[str, Any]]) -> list[Diagnosis]:
-    """A diagnosis of each measure, and one of each outlier. Pure."""
+    """Return a diagnosis for each measure and one for each outlier."""
     found = list(_judge_errors(results))
     for measures, collect in (
         (OF_GPUS, _list_gpus),
@@ -184,7 +184,7 @@ def _judge_errors(results: Sequence[Mapping[str, Any]]) -> Iterator[Diagnosis]:
 
 
 def _judge_equals(measure: Measure, kind: str, figures: Sequence[Figure]) -> Iterator[Diagnosis]:
-    """Figures of equals: their range, and those that fall out of it."""
+    """Yield the range of the figures of equal parts, and a diagnosis for each slow one."""
     name, values = measure.name, [one.value for one in figures]
     if len(figures) == 1:
         text = f"{figures[0].place}: {values[0]:,.0f} {measure.unit}, with nothing to compare it"
@@ -209,7 +209,7 @@ def _judge_equals(measure: Measure, kind: str, figures: Sequence[Figure]) -> Ite
 
 
 def _blame(slow: Sequence[Figure], figures: Sequence[Figure]) -> list[Figure]:
-    """The slow figures; links that are all those of one node are blamed on the node."""
+    """Return the slow figures; if all links of a node are slow, one figure that blames the node."""
     if not slow or len(slow[0].nodes) == 1:
         return list(slow)
     left = list(slow)

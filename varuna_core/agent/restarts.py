@@ -392,8 +392,9 @@ def find_last_step(plan: Plan, attempt: AttemptFolder, rank: Optional[int]) -> O
 
 
 def find_short(run: RunFolder, plan: Plan, attempt: AttemptFolder) -> Optional[Tuple[int, int]]:
-    """The last step and the number of all, of an attempt that is known to lack steps: the next one
-    that it would print was not the last."""
+    """Return the last step and the number of all steps of an attempt that ended before its last
+    one. Return None if that is not certain, as when the next step that it would print could be the
+    last."""
     step = find_last_step(plan, attempt, None)
     hosts = sorted({report.host for report in read_reports(attempt).values()})[:1]
     printed = _read_printed(plan, attempt, hosts)
@@ -419,7 +420,7 @@ def _find_traced(attempt: AttemptFolder, node: int, rank: int) -> Optional[int]:
 def _read_printed(
     plan: Plan, attempt: AttemptFolder, hosts: Iterable[str]
 ) -> List[Tuple[List[int], Optional[int]]]:
-    """The steps and their total by the last lines of each log, such as `step 10/100 loss 2.3`."""
+    """Read the steps and their total from the last lines of each log, such as `step 10/100`."""
     # An attempt that ends well needs none of these patterns.
     from varuna_core.records.logs.progress import read_pattern
     from varuna_core.records.logs.steps import StepReader

@@ -29,7 +29,7 @@ class Rules:
     save_s: float
     """Wait for a requested checkpoint before ranks are ended without it."""
     stop_s: float
-    """Wait for ranks that were told to end before their node counts as lost."""
+    """Wait for ranks that were asked to end before their node counts as lost."""
     finish_s: float
     """Wait for other nodes after the ranks of one have ended by themselves; 0 means no limit."""
     may_requeue: bool

@@ -51,7 +51,7 @@ StrPath = str | os.PathLike[str]
 
 
 class ConfArguments:
-    """The values of this run's conf, read from environment variables."""
+    """Values of the run's conf, which vjob passes to each rank in environment variables."""
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self.environ = os.environ if environ is None else environ

@@ -140,7 +140,7 @@ class _Greedy:
                 self.start(rank, now, "W", stage)
 
     def is_whole(self, rank: int, stage: int) -> bool:
-        """Return True if the stage's next backward computes both gradients at once."""
+        """Return True if the stage's next backward is one action for both gradients (B, not I)."""
         split = self.policy.split_first
         if split is None or self.inputs[stage] < split[stage]:
             return False

@@ -42,8 +42,8 @@ def list_gaps(
 ) -> list[float]:
     """Seconds between signs of steps, the first `skip` steps of the attempt left out.
 
-    As told, and as seen from the times of the lines, whichever is longer: what a line says of its
-    steps leaves out checkpoints and evaluations.
+    The time that a line prints or the time between lines, whichever is longer: what a line says of
+    its steps leaves out checkpoints and evaluations.
     """
     first = first_step if first_step is not None else (points[0].step if points else 0)
     gaps = []
@@ -53,11 +53,11 @@ def list_gaps(
         num_steps = point.step - before.step if before is not None else 1
         if num_steps < 1 or (before is not None and before.step < first):
             continue
-        told = point.step_s * num_steps if is_time(point.step_s) else 0.0
+        printed = point.step_s * num_steps if is_time(point.step_s) else 0.0
         is_timed = before is not None and point.at is not None and before.at is not None
         seen = point.at - before.at if is_timed else 0.0  # type: ignore[operator, union-attr]
-        if max(told, seen) > 0:
-            gaps.append(max(told, seen))
+        if max(printed, seen) > 0:
+            gaps.append(max(printed, seen))
     return gaps
 
 
@@ -141,8 +141,8 @@ def job_limit_s(snapshot: Snapshot, floor_s: float = FLOOR_S) -> float:
     if snapshot.progress is not None and snapshot.progress.longest_s is not None:
         limit = max(limit, LONGEST * snapshot.progress.longest_s)
     if knows_few_gaps(snapshot) and points and snapshot.went_at is not None:
-        told_at = points[0].at if points[0].at is not None else find_step_at(snapshot)
-        limit = max(limit, LONGEST * ((told_at or 0.0) - snapshot.went_at))
+        first_at = points[0].at if points[0].at is not None else find_step_at(snapshot)
+        limit = max(limit, LONGEST * ((first_at or 0.0) - snapshot.went_at))
     return _lengthen(snapshot, limit)
 
 

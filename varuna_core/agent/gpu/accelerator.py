@@ -172,7 +172,7 @@ def find_lost(reading: Known[Sequence[GpuSample]]) -> Tuple[int, ...]:
 
 
 def make_lost_findings(reading: Known[Sequence[GpuSample]]) -> Tuple[Finding, ...]:
-    """The finding about the devices that a reading lacks, if it lacks any."""
+    """Return a finding about the devices that a reading lacks; nothing if it lacks none."""
     missing = find_lost(reading)
     if not missing:
         return ()
@@ -185,7 +185,7 @@ def make_lost_findings(reading: Known[Sequence[GpuSample]]) -> Tuple[Finding, ..
 
 
 def parse_number(word: str) -> Optional[float]:
-    """A tool's number; None for `N/A` and its like, which each tool spells in its own way."""
+    """Parse a number that a tool printed; None for `N/A` and other text."""
     try:
         value = float(word)
     except ValueError:

@@ -40,10 +40,9 @@ FILES = (
     f"{DRIVER}/*:*/hwmon/hwmon*/power1_input",
 )
 CLOSED = "closed"
-"""Stands in place of the text of a file that could not be read."""
+"""Used as the text of a file that could not be read."""
 SENSORS = ("edge", "junction")
-"""The sensor whose temperature is shown, the first that there is: Instinct cards from MI200 on have
-no `edge`."""
+"""Temperature sensors in order of preference: Instinct cards from MI200 on have no `edge`."""
 _HEADER = re.compile(r"==> (?:/sys/)?(.+) <==")
 _TAIL_PROBLEM = re.compile(
     r"tail: (?:cannot open|error reading) .{0,9}?sys/([^'\"\u2019]{1,500})['\"\u2019]"
@@ -123,7 +122,7 @@ class AmdAccelerator:
 
 
 def read_files(root: Path, patterns: Sequence[str]) -> Dict[str, str]:
-    """Read the small files of these patterns: path below `root`, and text."""
+    """Return the texts of the files that match these patterns, by their paths below `root`."""
     texts = {}
     for pattern in patterns:
         for path in sorted(root.glob(pattern)):
@@ -136,7 +135,7 @@ def read_files(root: Path, patterns: Sequence[str]) -> Dict[str, str]:
 
 
 def split_tail(text: str) -> Dict[str, str]:
-    """Split what `tail -v` printed: path below /sys, and text."""
+    """Return the texts of the files that `tail -v` printed, by their paths below /sys."""
     texts: Dict[str, List[str]] = {}
     lines: List[str] = []
     for line in text.splitlines():
@@ -166,7 +165,7 @@ def list_devices(texts: Mapping[str, str]) -> List[Device]:
 
 
 def parse_files(texts: Mapping[str, str]) -> Known[Sequence[GpuSample]]:
-    """One reading of all GPUs out of the driver's files."""
+    """Return one reading of all GPUs from the texts of the driver's files."""
     devices = list_devices(texts)
     if not devices:
         return NotKnown(f"/sys/{NODES} lists no GPU that this job may use")
@@ -234,7 +233,7 @@ def _find_group(path: Path) -> str:
 
 
 def _spell_address(words: Mapping[str, str]) -> str:
-    """The PCI address of a GPU; its partitions differ in the function alone, which is left out."""
+    """Return a GPU's PCI address with function 0: partitions of one GPU differ in that alone."""
     place = _parse_count(words.get("location_id", "")) or 0
     domain = _parse_count(words.get("domain", "")) or 0
     return f"{domain:04x}:{place >> 8 & 0xFF:02x}:{place >> 3 & 0x1F:02x}.0"

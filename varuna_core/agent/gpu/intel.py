@@ -78,7 +78,7 @@ class IntelAccelerator:
 
 
 def parse_devices(text: str) -> Dict[int, Tuple[str, Optional[float]]]:
-    """Name and memory in MiB of each device, from `xpu-smi discovery --dump`."""
+    """Return the name and the memory in MiB of each device, from `xpu-smi discovery --dump`."""
     found = {}
     for row in _read_table(text, DEVICE):
         index = row.get(DEVICE, "")
@@ -91,7 +91,7 @@ def parse_devices(text: str) -> Dict[int, Tuple[str, Optional[float]]]:
 def parse_metrics(
     text: str, devices: Mapping[int, Tuple[str, Optional[float]]]
 ) -> Known[Sequence[GpuSample]]:
-    """One reading from `xpu-smi dump`; `devices` are those that are expected."""
+    """Return one reading from `xpu-smi dump`; `devices` are the expected devices."""
     found = {}
     for row in _read_table(text, "Timestamp"):
         index = row.get("DeviceId", "")
@@ -131,12 +131,12 @@ def _ask(words: Sequence[str], limit_s: float) -> Known[str]:
 
 
 def _find_number(row: Mapping[str, str], heading: str) -> Optional[float]:
-    """The number in the column whose heading begins so."""
+    """Return the number in the first column whose heading begins with `heading`."""
     return next((parse_number(row[key]) for key in row if key.startswith(heading)), None)
 
 
 def _read_table(text: str, first: str) -> List[Dict[str, str]]:
-    """The rows below the heading that begins with `first`, by column."""
+    """Return the rows below the heading whose first column is `first`, by column."""
     rows = csv.reader(text.splitlines(), skipinitialspace=True)
     heading: List[str] = []
     found = []

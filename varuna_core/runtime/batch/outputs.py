@@ -144,7 +144,7 @@ class StepOutputs:
         self._kept: dict[int, dict[str | int, Any]] = {}
 
     def check(self, output: Any) -> None:
-        """Refuse a name that the dry run's output lacks, as far as can be told."""
+        """Refuse a name that the dry run's output lacks, as far as can be known."""
         if isinstance(output, (Mapping, tuple, list)):
             for name in self.names:
                 take_part(output, name)

@@ -37,7 +37,7 @@ class Transport:
         return self.backend != GLOO
 
     def make_text_wire(self, group: Any, peer: int) -> Wire:
-        """Return a wire for text, which always uses the CPU."""
+        """Return a channel to `peer` for text messages, which never go through a GPU."""
         return Wire(group, dist.get_group_rank(group, peer))
 
     def make_wire(self, group: Any, peer: int) -> Wire:

@@ -262,7 +262,7 @@ class Masters:
         return self._place_of[id(parameter)]
 
     def list_places(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
-        """Return pairs of a parameter of the stage, each once, and the place of its gradient."""
+        """Return each parameter of the stage with the parameter in which its gradient is summed."""
         return [(parameter, self.place_of(parameter)) for parameter in self._parameters]
 
     @torch.no_grad()

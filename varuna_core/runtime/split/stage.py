@@ -63,7 +63,8 @@ StubPlan = dict[str, list["StubCall | None"]]
 
 
 def plan_stubs(record: Record, first: int, names: Collection[str]) -> tuple[StubPlan, set[int]]:
-    """Return stubs for modules `names` before segment `first`, and the calls they replace."""
+    """Return stubs for the modules `names` called before segment `first`, and the numbers of the
+    recorded calls that they replace."""
     plan: StubPlan = {}
     stubbed: set[int] = set()
     for number, call in enumerate(record.calls):
