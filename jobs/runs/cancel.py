@@ -28,6 +28,7 @@ from vjob.jobs.runs.find import (
     view_run,
     view_runs,
 )
+from vjob.jobs.runs.outcome import find_own_checkpoint
 from vjob.jobs.runs.owner import expect_ours
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.job import OVER, JobState
@@ -69,7 +70,9 @@ def cancel_run(run: RunFolder, *, now: bool, wait_s: int, say: Callable[[str], o
         raise VjobError(f"{run.name} is not cancelled: {problems[0]}; try again")
     if _wait_over(run, wait_s, cancelled if _is_pending(view) else 0.0):
         last = view_run(run)
-        return _explain_leave(last) if is_asked and _has_left(last) else f"{run.name} is cancelled"
+        if is_asked and _has_left(last):
+            return _explain_leave(last)
+        return f"{run.name} is cancelled{_tell_resume(run)}"
     return f"{run.name} was asked to end and has not yet; `vjob status {run.name}` shows it"
 
 
@@ -179,8 +182,13 @@ def _explain_leave(view: RunView) -> str:
         said = f"{view.state}: {record.message}"
         raise VjobError(f"{record.run} has ended, but not as after a checkpoint: {said}")
     if _has_saved(view.run):
-        return f"{record.run} saved and left"
+        return f"{record.run} saved and left{_tell_resume(view.run)}"
     return f"{record.run} left after it was asked to save"
+
+
+def _tell_resume(run: RunFolder) -> str:
+    step = find_own_checkpoint(run)
+    return "" if step is None else f"; submit again to go on from its checkpoint of step {step}"
 
 
 def _has_left(view: RunView) -> bool:

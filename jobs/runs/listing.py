@@ -10,10 +10,13 @@ from varuna_core.facts.sentences import describe_hang
 from varuna_core.hang.signs import read_hang
 from varuna_core.records.formatting import align_columns, wrap_columns
 from varuna_core.records.logs.tail import clean, clean_name, fold
+from varuna_core.records.record import ENDED
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError
 from vjob.jobs.runs.find import RunView, find_removed, view_runs
+from vjob.jobs.runs.outcome import find_own_checkpoint
 from vjob.jobs.schedulers import run_index as index
+from vjob.jobs.schedulers.job import JobState
 
 MOST_NAMED = 5
 """The most sweeps named if one is not known."""
@@ -40,12 +43,20 @@ def list_runs(limit: int | None) -> list[dict[str, Any]]:
 
 
 def choose_message(view: RunView) -> str:
-    """Return the record's message or, for a live run, the hang that its agents see."""
-    attempts = view.run.attempts() if view.is_under_way and not view.record.message else []
+    """Return the record's message and the hang that its agents saw last, if that is not over;
+    for a run that did not end well, also the checkpoint that it goes on from."""
+    said, is_ended = view.record.message, view.record.state == ENDED
+    if said and (not is_ended or view.state == JobState.COMPLETED.value):
+        return said
+    attempts = view.run.attempts() if view.is_under_way else []
     hang = read_hang(attempts[-1]) if attempts else None
-    if hang is None or hang.until is not None:
-        return view.record.message
-    return f"hangs: {describe_hang(hang)}"
+    step = find_own_checkpoint(view.run) if is_ended else None
+    parts = [said] if said else []
+    if hang is not None and hang.until is None:
+        parts.append(f"{'hung' if is_ended else 'hangs'}: {describe_hang(hang)}")
+    if step is not None:
+        parts.append(f"submit again to go on from step {step}")
+    return "; ".join(parts)
 
 
 def _list_removed() -> list[dict[str, Any]]:

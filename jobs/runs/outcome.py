@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from varuna_core.agent.restarts import find_store
 from varuna_core.agent.setup.known_lines import get_context, read_known_lines
 from varuna_core.facts.catalogue.ends import refine_end
 from varuna_core.facts.catalogue.tables import match_rows
@@ -16,11 +17,12 @@ from varuna_core.facts.deciding import choose_end
 from varuna_core.facts.known import Evidence
 from varuna_core.facts.remedy import render_all
 from varuna_core.facts.sentences import REMEDY, SCHEDULER
+from varuna_core.records.checkpoints import find_newest
 from varuna_core.records.exits import Judgement, conclude, judge_exits, read_exits, read_judgement
 from varuna_core.records.files import list_names, read_json
 from varuna_core.records.logs.tail import last_lines
 from varuna_core.records.plan import Plan, read_attempt_plan, read_plan
-from varuna_core.records.record import is_cancel_asked
+from varuna_core.records.record import is_cancel_asked, read_record
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from vjob.jobs.schedulers.job import END_CAUSES, JobState, SchedulerJob
 
@@ -70,6 +72,16 @@ def judge_run(run: RunFolder, infos: Sequence[SchedulerJob]) -> Judgement | None
         end = replace(end_of_job(killed[0]), code=judged.outcome.code, at=judged.end.at)
         return conclude(end, judged.outcome.missing_ranks)
     return conclude(refine_end(judged.end), judged.outcome.missing_ranks)
+
+
+def find_own_checkpoint(run: RunFolder) -> int | None:
+    """Return the step of the newest checkpoint if the run saved it, and goes on from it."""
+    plan = read_plan(run.plan)
+    store = None if plan is None else find_store(run, plan)
+    newest = None if store is None else find_newest(store)
+    record = read_record(run)
+    is_own = newest and record and newest.written >= record.submitted
+    return newest.step if newest is not None and is_own else None
 
 
 def read_node_names(attempt: AttemptFolder, plan: Plan) -> dict[int, str]:

@@ -506,7 +506,7 @@ class Health(Enum):
     PENDING = "PENDING"
     STARTING = "STARTING"
     RUNNING = "RUNNING"
-    """Its ranks run, and no step of theirs is known."""
+    """Its ranks run; no step of theirs is known, or they may hang."""
     HEALTHY = "HEALTHY"
     SLOW = "SLOW"
     STALLED = "STALLED"

@@ -251,8 +251,8 @@ def make_evidence(line: Line) -> Evidence:
     return Evidence(source, Sure.REPORTED, file=line.file, text=line.text, since=line.at)
 
 
-def hang_values(snapshot: Snapshot, hang: Hang) -> dict[str, Any]:
-    silence = max(snapshot.now - hang.since, 0.0)
+def hang_values(snapshot: Snapshot, hang: Hang, until: float | None = None) -> dict[str, Any]:
+    silence = max((snapshot.now if until is None else until) - hang.since, 0.0)
     hours = silence / 3600 * (snapshot.world or len(snapshot.ranks))
     return {"hang": hang.as_json(), "silence_s": silence, "rank_hours": hours}
 

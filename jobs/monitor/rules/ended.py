@@ -13,7 +13,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from varuna_core.facts.catalogue.ends import HANG_REMEDIES, REMEDIES, list_remedies, refine_end
+from varuna_core.facts.catalogue.ends import (
+    HANG_REMEDIES,
+    REMEDIES,
+    RESUMABLE,
+    list_remedies,
+    refine_end,
+)
 from varuna_core.facts.catalogue.known_line import Proof
 from varuna_core.facts.catalogue.rank_output import REFUSED_BY_VJOB
 from varuna_core.facts.cause import (
@@ -45,6 +51,7 @@ from vjob.jobs.monitor.rules.base import (
     format_names,
     format_rank,
     format_step,
+    hang_values,
     is_over,
     is_plain_job,
     join,
@@ -92,6 +99,7 @@ NOT_OF_RANKS = BY_SCHEDULER | {
     EndCause.BATCH_KILLED,
 }
 """Causes that lie outside of the ranks: no line that one of them wrote adds a cause."""
+ERRORS = (Target.ERRORS,)
 HUNG = "no step in the last {}, so it hung"
 
 
@@ -352,22 +360,40 @@ def _by_word(snapshot: Snapshot, decided: End) -> Cause | None:
     may_hang = end.cause is EndCause.TIME_LIMIT and not has_left
     hung_s = _find_hang_s(snapshot) if may_hang else None
     is_own = end.cause is EndCause.CANCELLED and end.actor is Actor.VJOB
+    saved = find_resume_step(snapshot)
     if hung_s is not None:
         remedies = HANG_REMEDIES
-    elif is_own and snapshot.checkpoint_step is None:
+    elif is_own and saved is None:
         remedies = ()
     elif snapshot.after and snapshot.attempt is None:
         remedies = REMEDIES[EndCause.DEPENDENCY_FAILED]
     else:
-        remedies = list_remedies(end, checkpoint_step=snapshot.checkpoint_step)
+        remedies = list_remedies(end, checkpoint_step=saved)
     meaning = "" if hung_s is None else HUNG.format(format_duration(hung_s))
     return Cause(end=end, reason=reason, line=line, node=node, meaning=meaning, remedies=remedies)
 
 
-def _find_hang_s(snapshot: Snapshot) -> float | None:
-    """How long before its end the last step was, where that is long for the job's pace."""
+def find_resume_step(snapshot: Snapshot) -> int | None:
+    """Step of the checkpoint from which it goes on when it is submitted again.
+
+    None for one from before the run where no step shows that the run could load it.
+    """
+    written, submitted = snapshot.checkpoint_at, snapshot.submitted
+    is_older = written is not None and submitted is not None and written < submitted
+    return None if is_older and snapshot.progress is None else snapshot.checkpoint_step
+
+
+def _find_ended(snapshot: Snapshot) -> float | None:
     ends = [rank.exit.ended for rank in snapshot.ranks if rank.exit is not None]
-    ended = snapshot.outcome.ended if snapshot.outcome is not None else max(ends, default=None)
+    return snapshot.outcome.ended if snapshot.outcome is not None else max(ends, default=None)
+
+
+def _find_hang_s(snapshot: Snapshot) -> float | None:
+    """How long before its end the last step was, where that is long for the job's pace, or the
+    agents saw why."""
+    ended, hang = _find_ended(snapshot), snapshot.hang
+    if ended is not None and hang is not None and hang.until is None:
+        return ended - hang.since
     if ended is None or find_phase(snapshot) is not None:
         return None
     silence = find_silence_s(replace(snapshot, now=ended))
@@ -546,8 +572,8 @@ def dead(snapshot: Snapshot) -> Verdict | None:
         "dead",
         values,
         lines=_list_lines(snapshot, cause.line, is_known=is_known),
-        details=_list_details(snapshot),
-        remedies=(*remedies, *show(snapshot, Target.ERRORS, Target.REPORT)),
+        details=_list_details(snapshot, cause),
+        remedies=(*remedies, *show(snapshot, *(() if cause.is_cancel else ERRORS), Target.REPORT)),
         node=cause.node,
         rank=cause.rank,
         end=cause.end,
@@ -581,6 +607,7 @@ def abandoned(snapshot: Snapshot) -> Verdict | None:
         "abandoned",
         {**values, **meaning, "is_end_known": True},
         lines=_list_lines(snapshot, root),
+        details=_list_saved(snapshot),
         remedies=(*remedies, *show(snapshot, Target.ERRORS)),
         node=root.node if root is not None else "",
         rank=root.rank if root is not None else None,
@@ -640,14 +667,30 @@ def _list_lines(
     return (*((first,) if first is not None else ()), *others[:2])
 
 
-def _list_details(snapshot: Snapshot) -> tuple[Finding, ...]:
+def _list_details(snapshot: Snapshot, cause: Cause) -> tuple[Finding, ...]:
     details = []
-    if snapshot.progress is not None:
+    if snapshot.progress is not None and not cause.is_cancel:  # whose sentence says it
         details.append(Finding("reached", values=step_values(snapshot)))
-    if snapshot.checkpoint_step is not None:
-        details.append(Finding("checkpoint", values={"step": snapshot.checkpoint_step}))
-    outcome = snapshot.outcome
+    hang, outcome = snapshot.hang or snapshot.suspected, snapshot.outcome
+    if hang is not None and hang.until is None and cause.end.cause is not EndCause.HANG:
+        values = hang_values(snapshot, hang, _find_ended(snapshot))
+        values |= {"attempt": snapshot.attempt, "is_sure": snapshot.hang is not None}
+        details.append(Finding("hung", values=values))
+    details += _list_saved(snapshot, cause)
     if outcome is not None and outcome.culprit_rank is not None:
         where = node_of_rank(snapshot, outcome.culprit_rank)
         details.append(Finding("exit code", values={"code": outcome.code, "node": where}))
     return tuple(details)
+
+
+def _list_saved(snapshot: Snapshot, cause: Cause | None = None) -> tuple[Finding, ...]:
+    """The checkpoint that is left; of a training that was cancelled also that none is known."""
+    step = snapshot.checkpoint_step
+    if step is not None:
+        is_advised = cause is not None and cause.end.cause in RESUMABLE
+        goes_on = not is_advised and find_resume_step(snapshot) is not None
+        return (Finding("checkpoint", values={"step": step, "goes_on": goes_on}),)
+    if snapshot.progress is None or cause is None or not cause.is_cancel or is_plain_job(snapshot):
+        return ()
+    folders = [disk.path for disk in snapshot.disks if disk.what == "checkpoints"]
+    return (Finding("no checkpoint", values={"folders": folders}),)

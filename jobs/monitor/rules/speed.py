@@ -214,10 +214,11 @@ def healthy(snapshot: Snapshot) -> Verdict | None:
     if silence is None or not is_live(snapshot):
         return None
     pace_s, left_s = find_pace_s(snapshot), find_left_s(snapshot)
-    details: tuple[Finding, ...] = ()
-    if snapshot.suspected is not None:
-        details = (Finding("hangs", values=hang_values(snapshot, snapshot.suspected)),)
+    values = step_values(snapshot)
     is_early = knows_few_gaps(snapshot) and is_long_for_pace(snapshot, silence)
+    if snapshot.suspected is not None:
+        values["suspect"] = Finding("hangs", values=hang_values(snapshot, snapshot.suspected))
+    stands = is_early or "suspect" in values
     proof = _see_pace(snapshot)
     pace: Known[float] = NotKnown("no two steps have a time yet")
     left: Known[float] = NotKnown("the pace or the number of steps is not known")
@@ -231,10 +232,10 @@ def healthy(snapshot: Snapshot) -> Verdict | None:
     if limit_left_s is not None and left_s is not None and left_s > limit_left_s:
         limit = Value(limit_left_s, (Evidence(snapshot.scheduler.name),))
     return conclude(
-        Health.HEALTHY,
+        Health.RUNNING if stands else Health.HEALTHY,
         "healthy",
         {
-            **step_values(snapshot),
+            **values,
             "age_s": silence,
             "step_s": pace,
             "left_s": left,
@@ -244,8 +245,7 @@ def healthy(snapshot: Snapshot) -> Verdict | None:
             "limit_s": job_limit_s(snapshot),
         },
         lines=_last_line(snapshot),
-        details=details,
-        remedies=show(snapshot, Target.STACKS) if is_early or details else (),
+        remedies=show(snapshot, Target.STACKS) if stands else (),
     )
 
 

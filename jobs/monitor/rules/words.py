@@ -6,6 +6,7 @@ sentences to decide. A name in `SENTENCES` is a `Finding.rule`; its function get
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -351,10 +352,11 @@ def _hangs(values: Values) -> str:
 
 def _tell_action(hang: Hang, now: float) -> str:
     """The action that follows, and about when."""
-    if hang.action is HangAction.REPORT:
-        return "nothing is done about it (on_hang, vjob guard)"
     at = hang.seen_at if hang.acts_at is None else hang.acts_at
     when = f"in {format_duration(at - now)}" if at > now + 1 else "now"
+    if hang.action is HangAction.REPORT:
+        word = f"STALLED {when} without a step; " if at > now + 1 else ""
+        return f"{word}nothing is done about it (on_hang, vjob guard)"
     return {
         HangAction.RESTART: f"its ranks are ended and started again {when}",
         HangAction.REQUEUE: f"the job goes back into the queue {when}",
@@ -510,6 +512,8 @@ def _healthy(values: Values) -> str:
         needed, left = format_duration(values["left_s"]), _until(values["limit_left_s"])
         tail = f"; it will not finish: it needs {needed}, and its time limit ends it {left}"
         tail += _checkpoint(values)
+    if "suspect" in values:
+        return f"it may hang: {_suspect(values, '')}, after {_step(values)}"
     if values["is_early"]:
         limit = format_duration(values["limit_s"])
         tail = f"; after so few steps it is too early to judge: STALLED after {limit} without one"
@@ -648,6 +652,29 @@ def _exit_code(values: Values) -> str:
     return f"exit code {values['code']}{first}"
 
 
+def _last_checkpoint(values: Values) -> str:
+    tail = ", from which it goes on when it is submitted again" if values.get("goes_on") else ""
+    return f"the last checkpoint is of step {values['step']}{tail}"
+
+
+def _no_checkpoint(values: Values) -> str:
+    folders = values["folders"]
+    if not folders:
+        return "vjob does not know whether the program saved anything"
+    return f"vjob finds no checkpoint that it can read in {format_names(folders)}"
+
+
+def _hung(values: Values) -> str:
+    hang = parse_hang(values["hang"])
+    said = "" if hang is None else describe_hang(hang)
+    since = "" if hang is None else time.strftime("%H:%M:%S", time.localtime(hang.since))
+    lost = f"{format_duration(values['silence_s'])}, {values['rank_hours']:.2g} rank-hours"
+    how = "hung" if values["is_sure"] else "may have hung"
+    return (
+        f"it {how} from {since} to its end ({lost}): {said}; see attempt-{values['attempt']}/hang"
+    )
+
+
 def _by_phase(values: Values) -> str:
     return f"nodes: {', '.join(f'{count} {phase}' for phase, count in values.items())}"
 
@@ -745,7 +772,9 @@ SENTENCES: Mapping[str, Callable[[Values], str]] = {
     "submitted": lambda v: f"submitted {format_duration(v['age_s'])} ago",
     "stopped early": lambda v: "it stopped before its last step",
     "reached": lambda v: f"it came to {_step(v)}",
-    "checkpoint": lambda v: f"the last checkpoint is of step {v['step']}",
+    "checkpoint": _last_checkpoint,
+    "no checkpoint": _no_checkpoint,
+    "hung": _hung,
     "exit code": _exit_code,
     "said": lambda v: str(v["text"]),
     "source": lambda v: f"as {v['source']} tells",

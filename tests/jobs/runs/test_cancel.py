@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,13 @@ from tests.jobs.stub_programs import StubPrograms
 from tests.varuna_core.agent.local_run import make_plan
 from varuna_core.records import record as records
 from varuna_core.records.plan import write_plan
-from varuna_core.records.record import JobRecord, RunRecord, is_cancel_asked, write_record
+from varuna_core.records.record import (
+    JobRecord,
+    RunRecord,
+    is_cancel_asked,
+    read_record,
+    write_record,
+)
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.monitor.stacks.collect import collect_stacks
@@ -59,6 +67,21 @@ def make_run(folder: Path, run: str, *jobs: str) -> RunFolder:
     for job in jobs:
         index.add_job(made, job)
     return made
+
+
+def test_the_list_says_from_where_a_run_goes_on(tmp_path: Path, stubs: StubPrograms) -> None:
+    """A checkpoint from before the run is another run's, which this one may not have loaded."""
+    run = make_run(tmp_path, "demo-1", "7")
+    write_plan(run.plan, make_plan(env={"VJOB_CHECKPOINT": str(tmp_path)}))
+    record = read_record(run)
+    assert record is not None
+    record = replace(record, state=records.ENDED, verdict="FAILED", message="rank 0 exited 1")
+    write_record(run, record)
+    tracker = tmp_path / "latest"
+    tracker.write_text("global_step40")
+    assert list_runs(None)[0]["message"] == "rank 0 exited 1; submit again to go on from step 40"
+    os.utime(tracker, (1.0, 1.0))
+    assert list_runs(None)[0]["message"] == "rank 0 exited 1"
 
 
 def answer(stubs: StubPrograms, *rows: str) -> None:

@@ -52,12 +52,15 @@ def test_on_a_terminal_a_message_wraps_and_is_whole(width: int) -> None:
 def test_a_run_that_stands_says_so_until_it_goes_on(tmp_path: Path) -> None:
     attempt = RunFolder(tmp_path).attempt(0)
     attempt.make()
-    record = SimpleNamespace(message="")
+    record = SimpleNamespace(message="", state="submitted")
     view: Any = SimpleNamespace(run=RunFolder(tmp_path), record=record, is_under_way=True)
     assert choose_message(view) == ""
     hang = Hang(HangWitness.STOPPED, since=1.0, seen_at=30.0, rank=1, node="n1")
     write_hang(attempt, hang)
     assert choose_message(view) == "hangs: rank 1 on n1 is stopped (SIGSTOP)"
+    ended = SimpleNamespace(message="cancelled with vjob cancel", state="ended")
+    over: Any = SimpleNamespace(**{**vars(view), "record": ended, "state": "CANCELLED"})
+    assert choose_message(over) == f"{ended.message}; hung: rank 1 on n1 is stopped (SIGSTOP)"
     end_hang(attempt, replace(hang, until=40.0))
     assert choose_message(view) == ""
 

@@ -23,6 +23,7 @@ from tests.jobs.monitor.builders import (
     with_state,
 )
 from varuna_core.facts.cause import Actor, End, EndCause
+from varuna_core.facts.hang import Hang, HangWitness
 from vjob.jobs.monitor.model.snapshot import Health, JobRow, Scheduler, Snapshot
 from vjob.jobs.monitor.rules.judge import judge
 
@@ -176,7 +177,26 @@ def test_a_cancel_of_ours_needs_no_other_word() -> None:
     own = judge(replace(ended, record_state="ended", record_verdict="CANCELLED", end=ours))
     assert own.health is Health.CANCELLED
     assert own.reason.startswith("cancelled with vjob cancel")
-    assert own.evidence == () and "submit again" not in own.advice
+    assert own.evidence == () and "submit again" not in own.advice and "errors" not in own.advice
+    assert "whether the program saved" in own.facts[-1]
+
+
+def test_a_hang_that_a_person_ended_keeps_its_cause() -> None:
+    hang = Hang(HangWitness.STOPPED, NOW - 700, NOW - 640, 1, "n1")
+    ended = over(healthy(), "CANCELLED", outcome=replace(make_outcome(143, ""), ended=NOW - 100))
+    said = judge(replace(ended, hang=hang)).facts
+    assert any("to its end (10 min, " in one and "rank 1 on n1 is stopped" in one for one in said)
+    assert any("may have hung" in one for one in judge(replace(ended, suspected=hang)).facts)
+    went_on = judge(replace(ended, hang=replace(hang, until=NOW - 500)))
+    assert not any("hung" in one for one in went_on.facts)
+
+
+def test_a_run_that_failed_says_from_where_it_goes_on() -> None:
+    """The folder may hold a checkpoint of an earlier run, which this one could not load."""
+    failed = replace(killed(), checkpoint_step=40, checkpoint_at=NOW - 9, submitted=NOW - 99)
+    assert any("step 40, from which it goes on" in one for one in judge(failed).facts)
+    stranger = judge(replace(failed, checkpoint_at=NOW - 999, progress=None))
+    assert "the last checkpoint is of step 40" in stranger.facts
 
 
 def test_a_job_that_hung_until_its_time_limit_needs_no_more_time() -> None:

@@ -61,7 +61,7 @@ def test_a_warm_up_without_an_end_is_stalled() -> None:
 def test_the_first_step_ends_the_start() -> None:
     snapshot = with_points(healthy(went_at=NOW - 100), make_points([9.0]))
     assert judge(snapshot).health is Health.HEALTHY
-    assert judge(silent(snapshot, 600)).health is Health.HEALTHY
+    assert judge(silent(snapshot, 600)).health is Health.RUNNING
     assert judge(silent(snapshot, 1300)).health is Health.STALLED
 
 
@@ -70,7 +70,7 @@ def test_a_hang_in_the_first_steps_says_when_it_will_be_called_stalled() -> None
     snapshot = with_points(healthy(ranks=(), went_at=NOW - 10), make_points([0.3] * 4))
     usual, late = judge(silent(snapshot, 30)), judge(silent(snapshot, 480))
     assert "too early" not in usual.reason and usual.advice == ""
-    assert late.health is Health.HEALTHY
+    assert late.health is Health.RUNNING
     assert late.reason.startswith("step 4 of 5000 8 min ago, 0.3 s a step; ")
     assert late.reason.endswith("too early to judge: STALLED after 20 min without one")
     assert late.advice == "vjob stacks 4711"
@@ -348,19 +348,26 @@ def test_a_hang_that_is_suspected_says_what_will_be_done_and_when(
     assert words in judge(replace(healthy(), hang=found)).reason
 
 
-def test_what_will_be_done_about_a_silence_is_said_beside_the_last_step() -> None:
-    hang = Hang(HangWitness.SILENT, NOW - 60, NOW, action=HangAction.RESTART, acts_at=NOW + 45)
+@pytest.mark.parametrize(
+    ("action", "words"),
+    [
+        (HangAction.RESTART, "its ranks are ended and started again in 45 s"),
+        (HangAction.REPORT, "STALLED in 45 s without a step; nothing is done about it"),
+    ],
+)
+def test_a_run_that_may_hang_is_not_called_healthy(action: HangAction, words: str) -> None:
+    hang = Hang(HangWitness.SILENT, NOW - 60, NOW, action=action, acts_at=NOW + 45)
     verdict = judge(replace(healthy(), suspected=hang))
-    assert verdict.health is Health.HEALTHY and "left" not in verdict.reason
-    said = "no rank does anything; no step for 60 s"
-    assert said in verdict.facts[0] and "started again in 45 s" in verdict.facts[0]
+    assert verdict.health is Health.RUNNING and "left" not in verdict.reason
+    assert "it may hang: no rank does anything; no step for 60 s" in verdict.reason
+    assert words in verdict.reason
 
 
 def test_a_hang_whose_ranks_are_being_ended_is_no_healthy_run_with_time_left() -> None:
     hang = Hang(HangWitness.SILENT, NOW - 60, NOW, until=NOW, action=HangAction.RESTART)
     found, suspected = choose_hang({"hang": hang.as_json()})
     verdict = judge(replace(healthy(), hang=found, suspected=suspected))
-    assert "left" not in verdict.reason and "started again now" in verdict.facts[0]
+    assert "left" not in verdict.reason and "started again now" in verdict.reason
 
 
 @pytest.mark.parametrize(
