@@ -12,8 +12,10 @@ def format_duration(seconds: float) -> str:
     """`42 s`, `12 min`, `2 h 5 min`, `3 d 4 h`; `ever` where it is not finite."""
     if not math.isfinite(seconds):
         return "ever"
+    if seconds < 0.95:
+        return "less than 1 s" if seconds > 0 else "0 s"
     if seconds < 9.5:
-        return f"{max(seconds, 0):.2g} s"
+        return f"{seconds:.2g} s"
     if seconds < 120:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -35,6 +37,11 @@ def format_seconds(seconds: float) -> str:
     if abs(seconds) < 1:
         return f"{seconds * 1e3:.4g} ms"
     return f"{seconds:.4g} s" if seconds < 120 else format_duration(seconds)
+
+
+def format_pace(seconds: float) -> str:
+    """Time of a step: `8.52 ms`, `0.305 s`, `12.4 s`, `12 min`."""
+    return f"{seconds:.3g} s" if 0.1 <= seconds < 120 else format_seconds(seconds)
 
 
 def format_share(share: float) -> str:

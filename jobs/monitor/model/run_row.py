@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from varuna_core.records.formatting import format_duration, wrap_columns
+from varuna_core.records.formatting import format_duration, format_pace, wrap_columns
 from varuna_core.records.logs.tail import clean_name, fold
 from vjob.jobs.monitor.model.snapshot import Health, Verdict
 
@@ -104,7 +104,8 @@ def render_rows(rows: Sequence[RunRow], width: int) -> str:
     cells: list[tuple[str, ...]] = [HEAD]
     for row in rows:
         jobs = ",".join(row.jobs) or "-"
-        times = map(_format_time, (row.step_s, row.left_s, row.age_s))
+        pace = "-" if row.step_s is None else format_pace(row.step_s)
+        times = (pace, *map(_format_time, (row.left_s, row.age_s)))
         message = fold(row.message)
         cells.append((jobs, row.health, format_step(row), *times, clean_name(row.run), message))
     num_unread = sum(not row.is_read for row in rows)

@@ -10,7 +10,7 @@ from typing import Any
 from varuna_core.facts.cause import EndCause
 from varuna_core.facts.known import NotKnown, Value, as_json
 from varuna_core.facts.sentences import PHRASES
-from varuna_core.records.formatting import format_duration
+from varuna_core.records.formatting import format_duration, format_pace
 from varuna_core.records.logs.tail import clean, clean_name, fold
 from vjob.jobs.monitor.model.snapshot import (
     ENDED,
@@ -190,7 +190,7 @@ def _count_ends(snapshot: Snapshot) -> str:
 
 
 def format_progress(snapshot: Snapshot) -> str:
-    """`step 30 of 50, 1.424 s a step in the last 10 readings, loss 10.1772, 3 s ago`; empty where
+    """`step 30 of 50, 1.42 s a step in the last 10 readings, loss 10.1772, 3 s ago`; empty where
     nothing tells."""
     progress = snapshot.progress
     if progress is None:
@@ -198,7 +198,7 @@ def format_progress(snapshot: Snapshot) -> str:
     words = [progress.name]
     if progress.pace_s is not None:
         a_unit = "an epoch" if progress.unit == "epoch" else "a step"
-        words.append(f"{progress.pace_s:.4g} s {a_unit} {progress.pace_covers}")
+        words.append(f"{format_pace(progress.pace_s)} {a_unit} {progress.pace_covers}")
     loss = progress.loss
     if loss is not None:
         words.append(f"loss {loss:.6g}")

@@ -18,7 +18,7 @@ from varuna_core.facts.known import NotKnown, Value
 from varuna_core.facts.remedy import COMMANDS, SPELLINGS, Action, Context, Remedy, render_all
 from varuna_core.facts.sentences import describe_hang
 from varuna_core.records.files import format_free
-from varuna_core.records.formatting import format_duration
+from varuna_core.records.formatting import format_duration, format_pace
 from vjob.jobs.monitor.model.snapshot import Verdict, name_step
 from vjob.jobs.monitor.rules.base import format_names, format_rank, join
 
@@ -347,7 +347,12 @@ def _hangs(values: Values) -> str:
     said = "" if hang is None else describe_hang(hang)
     silence = format_duration(values["silence_s"])
     done = "" if hang is None else _tell_action(hang, hang.since + values["silence_s"])
-    return f"{said}; no step for {silence}, {values['rank_hours']:.2g} rank-hours; {done}"
+    return f"{said}; no step for {silence}{_cost(values)}; {done}"
+
+
+def _cost(values: Values) -> str:
+    hours = values["rank_hours"]
+    return f", {hours:.2g} rank-hours" if hours >= 0.1 else ""
 
 
 def _tell_action(hang: Hang, now: float) -> str:
@@ -486,27 +491,28 @@ def _straggler(values: Values) -> str:
     more = f"; so do ranks {format_names(map(str, more_ranks))}" if more_ranks else ""
     held = " and ".join(map(str, stages))
     stage = f" of {_plural(len(stages), 'stage', 'stages')} {held}" if stages else ""
-    own = f"{values['work_s']:.3g} s" if _is_known(values["work_s"]) else "longer"
+    own = format_pace(values["work_s"]) if _is_known(values["work_s"]) else "longer"
     return (
         f"{format_rank(values['rank'], values['node'])} works {own} a step, its peers{stage} "
-        f"{values['peers_work_s']:.3g} s (score {values['score']:.2f}){more}"
+        f"{format_pace(values['peers_work_s'])} (score {values['score']:.2f}){more}"
     )
 
 
 def _throttled(values: Values) -> str:
     return (
         f"GPU {values['gpu']} of {values['node']} is held down ({values['throttle']}) and steps "
-        f"take {values['step_s']:.3g} s, before {values['before_s']:.3g} s"
+        f"take {format_pace(values['step_s'])}, before {format_pace(values['before_s'])}"
     )
 
 
 def _slower(values: Values) -> str:
     now, before = values["step_s"], values["before_s"]
-    return f"a step takes {now:.3g} s now and took {before:.3g} s before ({now / before:.1f} times)"
+    took = f"{format_pace(now)} now and took {format_pace(before)} before"
+    return f"a step takes {took} ({now / before:.1f} times)"
 
 
 def _healthy(values: Values) -> str:
-    pace = f", {values['step_s']:.3g} s a step" if _is_known(values["step_s"]) else ""
+    pace = f", {format_pace(values['step_s'])} a step" if _is_known(values["step_s"]) else ""
     tail = _time(values, "left_s", ", {} left")
     if _is_known(values.get("limit_left_s")):
         needed, left = format_duration(values["left_s"]), _until(values["limit_left_s"])
@@ -668,7 +674,7 @@ def _hung(values: Values) -> str:
     hang = parse_hang(values["hang"])
     said = "" if hang is None else describe_hang(hang)
     since = "" if hang is None else time.strftime("%H:%M:%S", time.localtime(hang.since))
-    lost = f"{format_duration(values['silence_s'])}, {values['rank_hours']:.2g} rank-hours"
+    lost = f"{format_duration(values['silence_s'])}{_cost(values)}"
     how = "hung" if values["is_sure"] else "may have hung"
     return (
         f"it {how} from {since} to its end ({lost}): {said}; see attempt-{values['attempt']}/hang"

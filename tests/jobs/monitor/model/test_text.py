@@ -73,7 +73,7 @@ demo-1  RUNNING
   job 77  RUNNING  n[0-1]
   attempt 1, 8 ranks: 1 failed
   attempt 0 ended at step 40: n3 was lost
-  step 50 of 90, 1.424 s a step in one reading, loss 8.9176, 60 s ago
+  step 50 of 90, 1.42 s a step in one reading, loss 8.9176, 60 s ago
   files /log/demo-1
 errors, oldest first
   n1 rank 5 | ValueError: x  (x64)
