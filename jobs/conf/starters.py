@@ -128,8 +128,9 @@ def _list_lines(kind: str, groups: Sequence[NodeGroup], note: str, is_alone: boo
     yield "cluster:"
     if groups:
         yield "  walltime_min: 1h"
-    if note:
-        yield f"  # {note}"
+    yield from (f"  # {line}" for line in note.splitlines())
+    if note and not groups:
+        yield "  scheduler: local"
     yield "  nodes:"
     first, *others = groups or [NodeGroup(group="main", ranks=starter.ranks)]
     yield f"    - {_spell(first, starter)}"

@@ -276,7 +276,8 @@ class SlurmScheduler(Scheduler):
         if shutil.which("sinfo") is None:
             return [], ""
         groups = parse_starting_nodes(_ask(build_sinfo_nodes_command()))
-        note = "sinfo did not answer: add queue: NAME and gpus: KIND:COUNT"
+        note = "sinfo did not answer, so this runs on this machine. On Slurm remove\n"
+        note += "`scheduler` and add queue: NAME and gpus: KIND:COUNT"
         return groups, "" if groups else note
 
     def ask_canceller(self, job: str) -> str:

@@ -19,7 +19,8 @@ from varuna_core.records.formatting import (
     ("seconds", "text"),
     [
         (-1, "0 s"), (0.0062, "less than 1 s"), (1.25, "1.2 s"), (9.5, "10 s"), (119.4, "119 s"),
-        (120, "2 min"), (7170, "2 h"), (7500, "2 h 5 min"), (2 * 86400, "2 d"), (2 * 86400 + 3600, "2 d 1 h"),
+        (120, "2 min"), (7170, "2 h"), (7500, "2 h 5 min"),
+        (2 * 86400, "2 d"), (2 * 86400 + 3600, "2 d 1 h"),
         (math.inf, "ever"), (math.nan, "ever"),
     ],
 )  # fmt: skip
