@@ -329,6 +329,8 @@ def submit_jobs(
                 message = f"{error}{note}"
                 if not kept:
                     write_record(run, records.refuse(record, str(error)))
+                    run.agent.unlink(missing_ok=True)
+                    shutil.rmtree(run.code, ignore_errors=True)
                 append_event(run.vjob_events, "refused", message=message)
                 if isinstance(error, RefusedError):
                     raise error.with_note(note) from None

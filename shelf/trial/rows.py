@@ -58,6 +58,7 @@ def describe_start(seen: TryObservation, trial: Trial, trouble: Trouble | None) 
     values = {
         "starts": not failed,
         "steps": len(seen.steps),
+        "last_step": seen.steps[-1] if seen.steps else None,
         "seconds": seen.took_s,
         "ranks": ranks,
     }

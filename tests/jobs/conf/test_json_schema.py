@@ -164,6 +164,20 @@ def test_a_starter_is_submitted_as_it_is(
     assert "# ---- node.sh" in shown.output
 
 
+def test_a_starter_runs_here_where_the_commands_of_slurm_know_no_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A submit went to sbatch, which refused it."""
+    for name in ("sinfo", "sbatch"):
+        (tmp_path / name).write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "state"))
+    shown = CliRunner().invoke(cli, ["init", "--minimal"]).stdout
+    assert yaml.safe_load(shown)["cluster"]["scheduler"] == "local"
+    assert "sinfo did not answer" in shown and max(map(len, shown.splitlines())) <= 100
+
+
 def test_nodes_without_gpus_give_the_default_queue() -> None:
     (group,) = parse_starting_nodes("n0|other|idle|(null)||\nn1|cpu*|idle|(null)|(null)|\n")
     assert (group.queue, group.gpus) == ("cpu", None)

@@ -252,6 +252,7 @@ def test_a_refusal_shows_slurms_words_once_and_then_the_remedy(
     assert len(lines) == 5
     row = vjob("list").stdout.splitlines()[-1]
     assert f"sbatch refused the job: {said}" in row
+    assert not (Path(lines[4].rpartition(" ")[2]) / "agent.pyz").exists(), "it lies there for good"
 
 
 def test_an_index_that_cannot_be_written_is_told_once_with_what_follows(
