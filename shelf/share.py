@@ -232,6 +232,7 @@ class Secrets:
     def __init__(self, run: RunFolder) -> None:
         self._names: dict[str, str] = {}
         """What each value is of; empty where that is not known."""
+        self._folders = find_known_folders(run)
         passed = _read_passed(run)
         for name, is_folder in _list_entries(run.path):
             if is_folder or may_share(name) or not name.endswith((".json", ".sh")):
@@ -264,7 +265,7 @@ class Secrets:
         lines: dict[int, WithheldWord] = {}
         is_drawn = is_written(name)
         for text, first in _read_pieces(path):
-            found = dict.fromkeys(find_drawn(text) if is_drawn else (), DRAWN)
+            found = dict.fromkeys(find_drawn(text, self._folders) if is_drawn else (), DRAWN)
             found.update(dict.fromkeys(find_secrets(text, in_output=True), LOOKS_SECRET))
             for value, of in self._names.items():
                 for spelled in {value, json.dumps(value)[1:-1], html.escape(value)}:
@@ -311,7 +312,16 @@ class Secrets:
             return REDACTED
         for secret in sorted({*self._names, *find_secrets(value)}, key=len, reverse=True):
             value = value.replace(secret, REDACTED)
-        return value if name in DIGESTS else withhold(value)
+        return value if name in DIGESTS else withhold(value, self._folders)
+
+
+def find_known_folders(run: RunFolder) -> frozenset[str]:
+    """The names of folders in the paths of the run's record, which others may read anyway."""
+    record = read_json(run.record)
+    values = record.values() if isinstance(record, dict) else ()
+    paths = [str(run.path), *(value for value in values if isinstance(value, str))]
+    parts = (part for path in paths if path.startswith("/") for part in path.split("/"))
+    return frozenset(part for part in parts if len(part) >= LEAST_SECRET)
 
 
 def _read_passed(run: RunFolder) -> frozenset[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import subprocess
@@ -28,17 +27,13 @@ for top in sys.argv[1:]:
 """
 
 
-_numbers = itertools.count()
-
-
 @contextmanager
 def open_folder() -> Iterator[Path]:
     """A folder that other users may pass; pytest closes its own whenever one starts.
 
-    No letters of its name are drawn by chance: `vjob share` takes such for a secret now and then.
+    Its name looks drawn by chance, as those of temporary folders do.
     """
-    folder = Path(tempfile.gettempdir(), f"vjob-users-{os.getpid()}-{next(_numbers)}")
-    folder.mkdir()
+    folder = Path(tempfile.mkdtemp(prefix="vjob-users-q7Zm4Tk9Xw2Lr8Bn5V"))
     folder.chmod(0o711)
     try:
         yield folder

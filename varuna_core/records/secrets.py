@@ -12,7 +12,7 @@ import base64
 import binascii
 import math
 import re
-from typing import Iterator, List, Match, Sequence, Set, Tuple
+from typing import Collection, Iterator, List, Match, Sequence, Set, Tuple
 
 REDACTED = "<redacted>"
 LEAST_SECRET = 6
@@ -421,10 +421,10 @@ _SAID = frozenset(
 """Words that announce the next: `set password x`."""
 
 
-def withhold(text: str) -> str:
+def withhold(text: str, known_folders: Collection[str] = ()) -> str:
     """Text for other people: neither a secret nor a word that may be one."""
     text = redact_code(text)
-    for word in sorted(set(find_drawn(text)), key=len, reverse=True):
+    for word in sorted(set(find_drawn(text, known_folders)), key=len, reverse=True):
         text = text.replace(word, REDACTED)
     return text
 
@@ -640,8 +640,13 @@ HARMLESS = (
 _HARMLESS = re.compile("|".join(rf"(?:{pattern})" for pattern, _ in HARMLESS))
 
 
-def find_drawn(text: str) -> Iterator[str]:
-    """Words that look drawn by chance, and base64 of text in which a secret stands."""
+def find_drawn(text: str, known_folders: Collection[str] = ()) -> Iterator[str]:
+    """Words that look drawn by chance, and base64 of text in which a secret stands.
+
+    `known_folders` are names that others may see where they stand in a path.
+    """
+    for name in known_folders:
+        text = re.sub(rf"(?<=/){re.escape(name)}(?![\w.~%+=-])", " " * len(name), text)
     harmless = [match.span() for match in _HARMLESS.finditer(text)]
     at = 0
     for match in _WORD.finditer(text):

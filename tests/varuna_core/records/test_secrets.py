@@ -44,6 +44,13 @@ def test_a_word_in_no_list_is_held_for_its_entropy() -> None:
     assert word not in withhold(f"resume {word} now")
 
 
+def test_a_folder_of_the_runs_own_path_may_be_seen_there_and_nowhere_else() -> None:
+    name = "q7Zm" + "4Tk9" + "Xw2Lr8" + "Bn5V"
+    assert withhold(f"/tmp/{name}/log", [name]) == f"/tmp/{name}/log"
+    for text in (f"/tmp/{name}/log {name}", f"/tmp/{name}.d/log", f"/tmp/{name[1:]}/log"):
+        assert name[1:] not in withhold(text, [name])
+
+
 @pytest.mark.parametrize(
     "name", ["PW", "MY_CREDS", "LDAP_BIND_PW", "accessKey", "dbPass", "S3_SECRETKEY", "NETRC"]
 )
