@@ -49,6 +49,7 @@ ONLY_BY_REFERENCE: Mapping[str, tuple[str, ...]] = {
         "train.optimizer.offload",
         "train.checkpoint.keep",
         "parallel.sequence_parallel",
+        "parallel.context",
     ),
     "deepspeed": (
         "model",
@@ -63,6 +64,7 @@ ONLY_BY_REFERENCE: Mapping[str, tuple[str, ...]] = {
         "train.optimizer.offload",
         "train.checkpoint.",
         "parallel.sequence_parallel",
+        "parallel.context",
         "parallel.schedule",
     ),
 }

@@ -192,7 +192,7 @@ _DERIVED: Mapping[str, Callable[[JobConf], Any]] = {
     "train.schedule.decay_steps": lambda conf: conf.train.steps,
     "train.global_batch_size": lambda conf: (
         require_number(conf.train.micro_batch_size)
-        * (get_replicas(conf) or 1)
+        * ((get_replicas(conf) or 1) // conf.parallel.context)
         * require_number(conf.parallel.pipeline)
     ),
 }

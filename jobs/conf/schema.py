@@ -350,6 +350,9 @@ class Parallel:
     """Ranks that share each layer; all in one node."""
     sequence_parallel: bool = False
     """With tensor, share each sequence between the shared layers too: less memory."""
+    context: PositiveInt = 1
+    """Replicas that share each sample, each with a part of its sequence, for sequences whose
+    activations are too large for one rank."""
     zero: Literal[0, 1, 2, 3] = 0
     """ZeRO over the replicas: 1 shares out optimizer state and fp32 weights, 2 the gradients of
     micro-batches too, 3 all weights."""

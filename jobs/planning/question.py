@@ -96,6 +96,10 @@ def build_question(
             "train.global_batch_size is not set: the planner lays one batch over the nodes, and "
             "its default changes with the layout; set it, or --set train.global_batch_size=N"
         )
+    if conf.parallel.context > 1:
+        raise InputError(
+            "the planner does not model parallel.context: plan with --set parallel.context=1"
+        )
     notes, is_estimate = [], profile is None
     lacks: tuple[NotCovered, ...] = ()
     if profile is None:

@@ -218,6 +218,8 @@ def _find_reason(conf: JobConf) -> str | None:
         return "" if parallel.pipeline == 1 else "the program cuts its model itself"
     if conf.train.global_batch_size is None:
         return f"{BY_RUNTIME}: train.global_batch_size is not set"
+    if parallel.context > 1:
+        return f"{BY_RUNTIME}: parallel.context is not modelled"
     if parallel.order == "pipeline" and parallel.data != 1:
         return f"{BY_RUNTIME}: parallel.order pipeline is not modelled"
     return None

@@ -35,7 +35,7 @@ def build_training(conf: JobConf, replicas: int) -> Training | None:
         split=data.split,
         vocabulary=data.vocab,
         steps=train.steps,
-        global_batch_size=batch or micro * replicas * pipeline,
+        global_batch_size=batch or micro * (replicas // parallel.context) * pipeline,
         micro_batch_size=micro,
         precision=train.precision,
         loss_scale=train.loss_scale,
@@ -71,6 +71,7 @@ def build_training(conf: JobConf, replicas: int) -> Training | None:
         sequence_parallel=parallel.sequence_parallel,
         timeline=conf.profile.timeline,
         llama=model.build_llama(),
+        context=parallel.context,
     )
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from varuna_core.programs.bert import Bert
+from varuna_core.programs.context import Context
 from varuna_core.programs.float8 import FP8
 from varuna_core.programs.gpt import Gpt
 from varuna_core.programs.place import ProgramError
@@ -50,9 +51,11 @@ class LearningRate:
 MODELS: dict[str, type[Gpt] | type[Bert]] = {"pretrain_gpt": Gpt, "pretrain_bert": Bert}
 
 
-def build_model(training: Training) -> nn.Module:
+def build_model(training: Training, context: Context | None = None) -> nn.Module:
     """Build the model on the meta device; each stage initializes its own parameters."""
-    more = {} if training.llama is None else {"llama": training.llama}
+    more: dict[str, Any] = {} if training.llama is None else {"llama": training.llama}
+    if context is not None:
+        more["context"] = context
     with torch.device("meta"):
         return MODELS[training.program](
             layers=training.layers,

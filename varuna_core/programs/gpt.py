@@ -6,7 +6,7 @@ embeddings       cut       cut   cut       norm, head (if tied the embedding's w
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -22,6 +22,9 @@ from varuna_core.records.training import Llama
 from varuna_core.runtime.cross_entropy import cross_entropy
 from varuna_core.runtime.split.cut import CutPoint
 
+if TYPE_CHECKING:
+    from varuna_core.programs.context import Context
+
 
 class Gpt(nn.Module):
     """A decoder; takes `sequence + 1` tokens a sample, returns the loss of each next token."""
@@ -36,9 +39,10 @@ class Gpt(nn.Module):
         vocab: int,
         dropout: float,
         llama: Llama | None = None,
+        context: Context | None = None,
     ) -> None:
         super().__init__()
-        self.sequence, self.llama = sequence, llama
+        self.sequence, self.llama, self.context = sequence, llama, context
         self.tokens = Embedding(vocab, hidden)
         if llama is None:
             self.positions = Embedding(sequence, hidden)
@@ -46,6 +50,8 @@ class Gpt(nn.Module):
         self.blocks = nn.ModuleList(
             [PreNormBlock(hidden, heads, layers, dropout, llama) for _ in range(layers)]
         )
+        for block in self.blocks:
+            block.attention.context = context
         self.cuts = nn.ModuleList([CutPoint() for _ in range(layers + 1)])
         self.norm = make_norm(hidden, llama)
         self.head = Dense(hidden, vocab, bias=False)
@@ -79,7 +85,8 @@ class Gpt(nn.Module):
         """Return the logits of the token after each position."""
         x = self.tokens(tokens)
         if self.llama is None:
-            x = x + self.positions(number_positions(tokens, self.sequence))
+            first = 0 if self.context is None else self.context.index * tokens.shape[1]
+            x = x + self.positions(first + number_positions(tokens, self.sequence))
         x = self.dropout(x)
         for cut, block in zip(self.cuts, self.blocks, strict=False):
             x = block(cut(x))

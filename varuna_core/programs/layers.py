@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
+    from varuna_core.programs.context import Context
     from varuna_core.records.training import Llama
 
 STD = 0.02
@@ -44,6 +45,8 @@ class Embedding(nn.Embedding):
 class Attention(nn.Module):
     """Self-attention by torch's own kernels, causal or with a mask."""
 
+    context: Context | None = None
+
     def __init__(
         self, hidden: int, heads: int, dropout: float, *, causal: bool, output_std: float = STD
     ) -> None:
@@ -60,12 +63,13 @@ class Attention(nn.Module):
         # As many heads as are here: with tensor parallelism a rank has some of them.
         shape = (size, length, 3, -1, self.head_size)
         query, key, value = packed.view(shape).permute(2, 0, 3, 1, 4).unbind()
-        seen = F.scaled_dot_product_attention(
-            query, key, value,
-            attn_mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=self.causal,
-        )  # fmt: skip
+        dropout = self.dropout if self.training else 0.0
+        if self.context is None:
+            seen = F.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=self.causal
+            )
+        else:
+            seen = self.context.attend(query, key, value, dropout_p=dropout)
         out: Tensor = self.output(seen.transpose(1, 2).reshape(size, length, -1))
         return out
 
@@ -86,6 +90,8 @@ class Mlp(nn.Module):
 
 class GroupedAttention(nn.Module):
     """Causal self-attention of Llama and Qwen: rotary positions, fewer heads of keys and values."""
+
+    context: Context | None = None
 
     def __init__(
         self, hidden: int, heads: int, dropout: float, llama: Llama, *, output_std: float
@@ -108,20 +114,23 @@ class GroupedAttention(nn.Module):
         query, key, value = (part(x).view(shape) for part in (self.query, self.key, self.value))
         if self.llama.qk_norm:
             query, key = self.query_norm(query), self.key_norm(key)
-        cos, sin = find_turns(shape[1], self.llama, x.device)
-        seen = F.scaled_dot_product_attention(
-            turn(query, cos, sin).transpose(1, 2),
-            turn(key, cos, sin).transpose(1, 2),
-            value.transpose(1, 2),
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=True,
-            enable_gqa=self.is_grouped,
-        )
+        first = 0 if self.context is None else self.context.index * shape[1]
+        cos, sin = find_turns(range(first, first + shape[1]), self.llama, x.device)
+        query, key = (turn(part, cos, sin).transpose(1, 2) for part in (query, key))
+        value = value.transpose(1, 2)
+        options = {
+            "dropout_p": self.dropout if self.training else 0.0,
+            "enable_gqa": self.is_grouped,
+        }
+        if self.context is None:
+            seen = F.scaled_dot_product_attention(query, key, value, is_causal=True, **options)
+        else:
+            seen = self.context.attend(query, key, value, **options)
         out: Tensor = self.output(seen.transpose(1, 2).flatten(2))
         return out
 
 
-def find_turns(length: int, llama: Llama, device: torch.device) -> tuple[Tensor, Tensor]:
+def find_turns(places: range, llama: Llama, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return cosines and sines of the rotary angle of each position and pair of a head, in fp32."""
     size = llama.head_size
     powers = torch.arange(0, size, 2, device=device, dtype=torch.float32) / size
@@ -130,7 +139,9 @@ def find_turns(length: int, llama: Llama, device: torch.device) -> tuple[Tensor,
         factor, low, high, before = llama.rope_scaling
         kept = ((before * rates / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
         rates = rates * (kept + (1 - kept) / factor)
-    angles = torch.outer(torch.arange(length, device=device, dtype=torch.float32), rates)
+    angles = torch.outer(
+        torch.arange(places.start, places.stop, device=device, dtype=torch.float32), rates
+    )
     return angles.cos()[:, None], angles.sin()[:, None]
 
 

@@ -37,6 +37,8 @@ def profile_training(
     for degree in wanted:
         if degree < 1 or place.world % degree:
             raise ProgramError(f"tensor {degree} does not divide the {place.world} ranks")
+    if training.context > 1:
+        raise ProgramError("a profile has whole sequences: set parallel.context to 1")
     model, samples = build_model(training), MadeUp(training)
     if training.precision == FP8:
         use_float8(model, place.device)

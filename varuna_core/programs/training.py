@@ -34,6 +34,7 @@ from varuna_core.programs.building import (
     make_optimizer,
     plan_layers,
 )
+from varuna_core.programs.context import Context, choose_context
 from varuna_core.programs.float8 import FP8, choose_base_precision, use_float8
 from varuna_core.programs.layers import compile_blocks
 from varuna_core.programs.lines import RankLines
@@ -64,17 +65,22 @@ def open_trace(training: Training, place: Place, path: Path) -> TraceWriter:
 
 
 def build_varuna(
-    training: Training, place: Place, source: BatchSource, trace: TraceWriter | None
+    training: Training,
+    place: Place,
+    source: BatchSource,
+    trace: TraceWriter | None,
+    context: Context | None = None,
 ) -> Varuna:
     depth = parse_stage_map(place.stage_map, place.world, place.tensor).depth
-    model, partition = build_model(training), training.stage_layers
+    model, partition = build_model(training, context), training.stage_layers
     if training.precision == FP8:
         use_float8(model, place.device)
-    return Varuna(
+    sample = source.read(TRAIN, range(training.micro_batch_size))
+    varuna = Varuna(
         model,
         place.stage_map,
-        source.read(TRAIN, range(training.micro_batch_size)),
-        training.global_batch_size,
+        sample if context is None else cut_batch(sample, context),
+        training.global_batch_size * training.context,
         training.micro_batch_size,
         local_rank=place.local_rank,
         device=place.device.type,
@@ -92,8 +98,17 @@ def build_varuna(
             offload="optimizer" if training.offload else None,
             compile=is_compiled_by_varuna(training),
             cuda_graphs=training.cuda_graphs,
+            opportunistic=context is None,  # ranks that gather run the same actions in one order
         ),
     )
+    if context is not None:
+        context.join(varuna.links)
+    return varuna
+
+
+def cut_batch(batch: Batch, context: Context) -> Batch:
+    """Return this rank's part of every sequence."""
+    return {name: context.cut(rows) for name, rows in batch.items()}
 
 
 def is_compiled_by_varuna(training: Training) -> bool:
@@ -109,7 +124,8 @@ class Trainer:
         self.training, self.place, self.trace = training, place, trace
         self.source = open_source(training)
         self.order = self.source.state()
-        self.model = build_varuna(training, place, self.source, trace)
+        self.context = choose_context(training, place)
+        self.model = build_varuna(training, place, self.source, trace, self.context)
         apex, said_of_apex = choose_apex(training, place.device)
         self.optimizer = make_optimizer(self.model, training, apex=apex)
         self.model.set_optimizer(self.optimizer, training.loss_scale)
@@ -264,8 +280,12 @@ class Trainer:
     def _read(self, part: str, number: int) -> Batch:
         """Return this replica's samples of the batch `number`, counted from 0."""
         first = number * self.training.global_batch_size
-        own = self.model.samples
-        return self.source.read(part, range(first + own.start, first + own.stop))
+        own, context = self.model.samples, self.context
+        if context is None:
+            return self.source.read(part, range(first + own.start, first + own.stop))
+        own = context.share_samples(own)
+        batch = self.source.read(part, range(first + own.start, first + own.stop))
+        return cut_batch(batch, context)
 
     # The trace.
 

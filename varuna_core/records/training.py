@@ -129,6 +129,8 @@ class Training:
     timeline: bool
     llama: Optional[Llama] = None
     """None is GPT-2 or BERT."""
+    context: int = 1
+    """Replicas that share each sample, each with a part of its sequence."""
 
     @property
     def stage_layers(self) -> Optional[Partition]:
@@ -216,6 +218,7 @@ def parse_training(value: Mapping[str, Any], where: str) -> Training:
     wanted = {field.name for field in fields(Training)}
     found = {name: item for name, item in value.items() if name not in NOT_READ}
     found.setdefault("llama", None)  # older ones are of GPT-2 or BERT
+    found.setdefault("context", 1)
     odd = sorted(wanted ^ found.keys())
     if odd:
         raise ValueError(f"{where} lacks, or should not have: {', '.join(odd)}; submit again")

@@ -30,6 +30,8 @@ def check_layout(conf: JobConf) -> Iterator[KeyProblem]:
         yield from _check_batch(conf)
     yield from _check_model(conf)
     yield from _check_sharing(conf)
+    if conf.parallel.context > 1 and conf.program.kind in BUILT_IN:
+        yield from _check_context(conf)
 
 
 def _check_open(conf: JobConf) -> Iterator[KeyProblem]:
@@ -94,6 +96,8 @@ def _check_batch(conf: JobConf) -> Iterator[KeyProblem]:
     )
     if batch is None or conf.morph.enabled or replicas is None:
         return
+    if replicas % conf.parallel.context == 0:
+        replicas //= conf.parallel.context
     if batch % (replicas * micro):
         message = (
             f"must be a multiple of data {replicas} x micro_batch_size {micro} = {replicas * micro}"
@@ -153,6 +157,30 @@ def _check_sharing(conf: JobConf) -> Iterator[KeyProblem]:
     if train.optimizer.name == "lamb":
         message = "looks at whole weights, of which a rank has a share with parallel.tensor above 1"
         yield "train.optimizer.name", "lamb", message
+
+
+def _check_context(conf: JobConf) -> Iterator[KeyProblem]:
+    """Yield combinations with parts of sequences that the built-in programs lack."""
+    parallel, model, train = conf.parallel, conf.model, conf.train
+    key, context = "parallel.context", parallel.context
+    replicas = None if is_open(conf) else get_replicas(conf)
+    if conf.program.kind != "pretrain_gpt":
+        yield key, context, "is for pretrain_gpt"
+    if is_open(conf):
+        yield key, context, "cannot be with a layout that the planner chooses: give numbers"
+    if conf.morph.enabled:
+        yield key, context, "cannot be with morph.enabled, which changes the replicas"
+    elif replicas is not None and replicas % context:
+        yield key, context, f"must divide parallel.data, {replicas}"
+    if model is not None and model.sequence % context:
+        yield key, context, f"must divide model.sequence, {model.sequence}"
+    for other, value, is_on in (
+        ("parallel.tensor", parallel.tensor, parallel.tensor > 1),
+        ("train.compile", True, train.compile),
+        ("train.cuda_graphs", True, train.cuda_graphs),
+    ):
+        if is_on:
+            yield other, value, "cannot be with parallel.context above 1"
 
 
 def check_partition(conf: JobConf) -> Iterator[KeyProblem]:

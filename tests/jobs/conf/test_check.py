@@ -195,6 +195,19 @@ def test_tensor_groups_lie_within_a_node_and_divide_the_heads() -> None:
     [
         ("parallel: {tensor: 2, sequence_parallel: true}", None),
         ("parallel: {sequence_parallel: true}", "sequence_parallel = True: needs parallel.tensor"),
+        ("parallel: {context: 2}", None),
+        ("parallel: {context: 2, pipeline: 8}", "context = 2: must divide parallel.data, 1"),
+        ("parallel: {context: 8}", "context = 8: must divide model.sequence, 1028"),
+        ("parallel: {context: 2, tensor: 2}", "parallel.tensor = 2: cannot be with"),
+        (
+            "parallel: {context: 2}\nmorph: {enabled: true}\ntrain: {checkpoint: {folder: c}}",
+            "parallel.context = 2: cannot be with morph.enabled",
+        ),
+        (
+            "parallel: {context: 2, pipeline: auto}\ntrain: {global_batch_size: 64}",
+            "parallel.context = 2: cannot be with a layout",
+        ),
+        ("parallel: {context: 2}\ntrain: {compile: true}", "train.compile = True: cannot be"),
         (
             "parallel: {tensor: 8, sequence_parallel: true}",
             "parallel.tensor 8 must divide model.sequence, 1028",

@@ -128,6 +128,7 @@ PROGRAMS_WITH: Mapping[str, Sequence[str]] = {
     "parallel.order": ["parallel.pipeline=2"],
     "parallel.partition": ["parallel.pipeline=2"],
     "parallel.sequence_parallel": ["parallel.tensor=2"],
+    "parallel.context": ["cluster.nodes[0].count=2"],
 }
 PROGRAMS_VALUES: Mapping[str, str] = {
     "model": "gpt2-medium",

@@ -45,6 +45,15 @@ LLAMAS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "sequences": ("0;1;", "1-3", {"tensor": 2, "sequence_parallel": True}),
 }
 EVALUATED = {"evaluate_every": 3, "evaluate_steps": 2}
+CONTEXTS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "four": ("0,1,2,3;", "4", {"context": 4, "zero": 3}),
+    "two of four": ("3,1,0,2;", "4", {"context": 2, "zero": 1, "recompute": "full"}),
+    "stages": ("0,2;1,3;", "1-3", {"context": 2, "schedule": "zero_bubble"}),
+    "selective": ("0,1;2,3;", "3-1", {"context": 2, "recompute": "selective"}),
+    "offload": ("0,1;2,3;", "2-2", {"context": 2, "recompute": "offload", "zero": 2}),
+    "interleaved": ("0,1;2,3;", "1-1-2-0", {"context": 2, "schedule": "interleaved"}),
+    "zbv": ("0,1;2,3;", "1-1-1-1", {"context": 2, "schedule": "zbv"}),
+}
 
 
 def write_data(folder: Path) -> tuple[tuple[float, str], ...]:
@@ -85,6 +94,17 @@ def build_cases(folder: Path) -> list[Case]:
         stage_map, partition, words = LLAMAS[kind]
         laid = replace(build_llama(folder, is_tied), partition=partition, **words)
         cases.append(Case(name=f"llama-{kind}-{is_tied}", stage_map=stage_map, training=laid))
+    for kind, model in itertools.product(CONTEXTS, (gpt, build_llama(folder, is_tied=True))):
+        stage_map, partition, words = CONTEXTS[kind]
+        name = f"context-{kind}-{'gpt' if model is gpt else 'llama'}"
+        laid = replace(model, partition=partition, **words)
+        cases.append(Case(name=name, stage_map=stage_map, training=laid))
+    kept = replace(gpt, checkpoint_folder=str(folder / "parts"), checkpoint_every=3)
+    parts, whole = replace(kept, context=2, partition="1-3"), replace(kept, partition="4")
+    cases += [
+        Case(name="parts-saved", stage_map="0,1;2,3;", training=parts, stop_after=3),
+        Case(name="parts-resumed", stage_map="0,1,2,3;", training=whole),
+    ]
     for name, partition, schedule, stage_map in (
         ("wide", "2-2", "zero_bubble", "0,2;1,3;"),
         ("deep", "1-1-1-1", "1f1b", "3;1;2;0;"),
@@ -158,6 +178,24 @@ def test_a_llama_has_the_loss_curve_of_one_plain_process_at_any_layout(
         for result in read_results(folder, f"llama-{kind}-{is_tied}", WORLD):
             expect_close(result.losses, losses)
             expect_close(result.evaluated, evaluated)
+
+
+@pytest.mark.parametrize("kind", CONTEXTS)
+@pytest.mark.parametrize("model", ["gpt", "llama"])
+def test_parts_of_sequences_have_the_loss_curve_of_one_plain_process(
+    folder: Path, kind: str, model: str
+) -> None:
+    gpt = replace(GPT, data=((1.0, str(folder / "text")),), **EVALUATED)
+    losses, evaluated = train_plainly(gpt if model == "gpt" else build_llama(folder, True))
+    for result in read_results(folder, f"context-{kind}-{model}", WORLD):
+        expect_close(result.losses, losses)
+        expect_close(result.evaluated, evaluated)
+
+
+def test_a_training_with_parts_of_sequences_goes_on_with_whole_ones(folder: Path) -> None:
+    losses, _ = train_plainly(replace(GPT, data=((1.0, str(folder / "text")),), **EVALUATED))
+    for result in read_results(folder, "parts-resumed", WORLD):
+        expect_close(result.losses, {step: losses[step] for step in (4, 5, 6)})
 
 
 def test_alone_it_trains_alike() -> None:

@@ -111,6 +111,9 @@ class Links:
     on_gpu: list[Any] = field(default_factory=list)
     """NCCL's parts of all groups."""
 
+    others: list[Any] = field(default_factory=list)
+    """Groups of the program's own, which are closed with these."""
+
     let_go: Callable[[], None] = lambda: None
     """Releases groups held elsewhere: a group closes when nobody holds it."""
 
@@ -147,6 +150,12 @@ class Links:
     def flush(self) -> None:
         for sender in self.senders:
             sender.flush()
+
+    def keep_group(self, group: Any) -> None:
+        """Close a group of the program's own with these, and abort its work if a rank fails."""
+        self.others.append(group)
+        if (nccl := find_nccl(group)) is not None:
+            self.on_gpu.append(nccl)
 
     def share_first(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite tensors on this place's replicas with the first one's, a message for each
@@ -188,11 +197,13 @@ class Links:
 
     def _close_groups(self) -> None:
         self.let_go()
-        for group in (self.pipeline, self.replicas, self.tensor, *self.sharing.values()):
+        own = (self.pipeline, self.replicas, self.tensor, *self.sharing.values())
+        for group in (*own, *self.others):
             if group is not None:
                 close_group(group)
         self.pipeline = self.replicas = self.tensor = None
         self.sharing.clear()
+        self.others.clear()
 
     def settle(self, device: torch.device) -> None:
         """Wait for this rank's GPU before the host reads its results.

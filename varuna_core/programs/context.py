@@ -1,0 +1,133 @@
+"""Context parallelism of the built-in GPT: neighbouring replicas share each sample, and each of
+them trains on a part of its sequence.
+
+    a sample of 8 tokens and the next one, by two ranks
+    part 0    t0 t1 t2 t3                  predicts t1 t2 t3 t4
+    part 1                 t4 t5 t6 t7     predicts t5 t6 t7 t8
+
+Everything except attention looks at one position alone, so a rank holds activations of its own
+positions only. In attention, its queries look at the keys and values of all positions before them.
+Each rank gathers those of all parts; in the backward pass, the gradients of each part are summed
+over the ranks. The mask is a full one, so no part has less work than another.
+
+The engine takes these ranks for replicas. Parts are equally long, so the mean of their losses is
+that of the sample, and the gradients that the engine averages over its replicas are those of the
+whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from varuna_core.programs.place import Place, ProgramError
+from varuna_core.records.rank_map import StageMap, parse_stage_map
+from varuna_core.records.training import Training
+from varuna_core.runtime.comm.links import Links
+
+SEQUENCE = 2
+"""Dimension of positions in queries, keys and values."""
+
+
+class Context:
+    """The parts of a sequence, and which of them is this rank's."""
+
+    def __init__(self, size: int, index: int) -> None:
+        self.size, self.index = size, index
+        self.group: Any = None
+        """Process group of the ranks that hold the parts, in the order of their numbers."""
+
+    def __deepcopy__(self, _: Any) -> Context:
+        return self  # copies of a model use the same group
+
+    def join(self, links: Links) -> None:
+        """Make the groups of all ranks; every rank calls it."""
+        for sharing in list_sharing(links.stage_map, self.size):
+            group = dist.new_group(sharing, backend=dist.get_backend(links.replicas))
+            if dist.get_rank() in sharing:
+                links.keep_group(group)
+                self.group = group
+
+    def share_samples(self, own: range) -> range:
+        """Return the samples that these ranks share, of which the engine deals `own`, as many
+        parts as there are samples, to this one."""
+        replica = own.start // len(own)
+        first = replica // self.size * len(own)
+        return range(first, first + len(own))
+
+    def cut(self, tokens: Tensor) -> Tensor:
+        """Return this part of samples, with the token that follows it."""
+        length = (tokens.shape[1] - 1) // self.size
+        return tokens[:, self.index * length : (self.index + 1) * length + 1].contiguous()
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        """Return causal attention of this part's queries to all parts' keys and values."""
+        key, value = _Gather.apply(torch.stack([key, value]), self).unbind()
+        places = torch.arange(key.shape[SEQUENCE], device=key.device)
+        length = query.shape[SEQUENCE]
+        own = places[self.index * length : (self.index + 1) * length]
+        seen = places <= own[:, None]
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=seen, **options)
+
+
+class _Gather(torch.autograd.Function):
+    """Keys and values of all parts from those of one."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, context: Context) -> Tensor:
+        ctx.context = context
+        parts = [part] * context.size
+        if type(part) is Tensor:  # a tensor of the dry run is of another type, and has no values
+            part = part.contiguous()
+            parts = [torch.empty_like(part) for _ in parts]
+            dist.all_gather(parts, part, group=context.group)
+        return torch.cat(parts, 1 + SEQUENCE)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        context: Context = ctx.context
+        parts = [part.contiguous() for part in gradient.chunk(context.size, 1 + SEQUENCE)]
+        own = torch.empty_like(parts[context.index])
+        dist.reduce_scatter(own, parts, group=context.group)
+        return own, None
+
+
+def list_sharing(stages: StageMap, size: int) -> Iterator[list[int]]:
+    """Yield the ranks of each group of replicas that share their samples, in each place."""
+    for ranks in stages.ranks:
+        for first in range(0, len(ranks), size):
+            yield sorted(ranks[first : first + size])
+
+
+def choose_context(training: Training, place: Place) -> Context | None:
+    """Return the parts of the training's sequences; None if each rank has whole ones."""
+    size = training.context
+    if size == 1:
+        return None
+    stages = parse_stage_map(place.stage_map, place.world, place.tensor)
+    if stages.num_replicas % size:
+        raise ProgramError(
+            f"{stages.num_replicas} replicas do not make groups of parallel.context {size}"
+        )
+    if training.program != "pretrain_gpt":
+        raise ProgramError("parallel.context is for pretrain_gpt: BERT's parts need whole samples")
+    if training.sequence % size:
+        raise ProgramError(
+            f"sequences of {training.sequence} have no {size} equal parts: change parallel.context"
+        )
+    for is_on, name in (
+        (training.tensor > 1, "parallel.tensor above 1"),
+        (training.compile, "train.compile"),
+        (training.cuda_graphs, "train.cuda_graphs"),
+    ):
+        if is_on:
+            raise ProgramError(f"parallel.context and {name} do not go together: leave one")
+    (sharing,) = (ranks for ranks in list_sharing(stages, size) if place.rank in ranks)
+    return Context(size, sharing.index(place.rank))
