@@ -66,14 +66,24 @@ class Context:
         length = (tokens.shape[1] - 1) // self.size
         return tokens[:, self.index * length : (self.index + 1) * length + 1].contiguous()
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        dropout: float,
+        *,
+        is_grouped: bool = False,
+    ) -> Tensor:
         """Return causal attention of this part's queries to all parts' keys and values."""
-        key, value = _Gather.apply(torch.stack([key, value]), self).unbind()
+        key, value = gather(torch.stack([key, value]), self).unbind()
         places = torch.arange(key.shape[SEQUENCE], device=key.device)
         length = query.shape[SEQUENCE]
         own = places[self.index * length : (self.index + 1) * length]
         seen = places <= own[:, None]
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=seen, **options)
+        return F.scaled_dot_product_attention(
+            query, key, value, seen, dropout, enable_gqa=is_grouped
+        )
 
 
 class _Gather(torch.autograd.Function):
@@ -97,6 +107,11 @@ class _Gather(torch.autograd.Function):
         own = torch.empty_like(parts[context.index])
         dist.reduce_scatter(own, parts, group=context.group)
         return own, None
+
+
+def gather(part: Tensor, context: Context) -> Tensor:
+    whole: Tensor = _Gather.apply(part, context)  # type: ignore[no-untyped-call]  # torch: untyped
+    return whole
 
 
 def list_sharing(stages: StageMap, size: int) -> Iterator[list[int]]:

@@ -47,11 +47,10 @@ class Gpt(nn.Module):
         if llama is None:
             self.positions = Embedding(sequence, hidden)
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(
-            [PreNormBlock(hidden, heads, layers, dropout, llama) for _ in range(layers)]
-        )
-        for block in self.blocks:
+        blocks = [PreNormBlock(hidden, heads, layers, dropout, llama) for _ in range(layers)]
+        for block in blocks:
             block.attention.context = context
+        self.blocks = nn.ModuleList(blocks)
         self.cuts = nn.ModuleList([CutPoint() for _ in range(layers + 1)])
         self.norm = make_norm(hidden, llama)
         self.head = Dense(hidden, vocab, bias=False)

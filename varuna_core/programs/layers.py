@@ -69,7 +69,7 @@ class Attention(nn.Module):
                 query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=self.causal
             )
         else:
-            seen = self.context.attend(query, key, value, dropout_p=dropout)
+            seen = self.context.attend(query, key, value, dropout)
         out: Tensor = self.output(seen.transpose(1, 2).reshape(size, length, -1))
         return out
 
@@ -118,14 +118,13 @@ class GroupedAttention(nn.Module):
         cos, sin = find_turns(range(first, first + shape[1]), self.llama, x.device)
         query, key = (turn(part, cos, sin).transpose(1, 2) for part in (query, key))
         value = value.transpose(1, 2)
-        options = {
-            "dropout_p": self.dropout if self.training else 0.0,
-            "enable_gqa": self.is_grouped,
-        }
+        dropout = self.dropout if self.training else 0.0
         if self.context is None:
-            seen = F.scaled_dot_product_attention(query, key, value, is_causal=True, **options)
+            seen = F.scaled_dot_product_attention(
+                query, key, value, None, dropout, is_causal=True, enable_gqa=self.is_grouped
+            )
         else:
-            seen = self.context.attend(query, key, value, **options)
+            seen = self.context.attend(query, key, value, dropout, is_grouped=self.is_grouped)
         out: Tensor = self.output(seen.transpose(1, 2).flatten(2))
         return out
 
