@@ -7,22 +7,25 @@ files.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from varuna_core.records.files import is_foreign_link, list_files, walk_files
-from varuna_core.records.plan import read_plan
+from varuna_core.records.files import is_foreign_link, list_names, walk_files
+from varuna_core.records.plan import Plan, read_plan
 from varuna_core.records.record import read_events
-from varuna_core.records.runfolder import AttemptFolder, RunFolder
+from varuna_core.records.runfolder import MOST_NODES, AttemptFolder, RunFolder
 from vjob.reports.load.kineto import ENDINGS, is_profile
 
 LOGS = (".out", ".log", ".txt")
 _LOG_NAME = re.compile(r"\.(out|log|txt|err|[oe]?\d+)$|^[^.]+$")
 """Names of logs, including `train.o4711` and names without an extension."""
 MOST_ATTEMPTS = 200
-"""The most attempts of a run that are read, newest first; each costs time, even an empty one."""
+"""The most attempts and earlier tries of a run that are read, newest first; each costs time, even
+an empty one. The oldest that is read is the one that reaches MOST_NODES files, or a file a rank."""
 _OF_BATCH = re.compile(r"scheduler(\.[\w-]+)?\.out")
 """Output of the batch script, which is not the log of a node."""
+_OF_RANK = re.compile(r"[0-9]{1,9}\.steps")
 
 
 class SourceError(ValueError):
@@ -48,6 +51,13 @@ class AttemptSources:
     exits: tuple[Path, ...]
     counts: tuple[tuple[int, Path], ...] = ()
     """(rank, file of its counted optimizer steps)."""
+    num_left_out: int = 0
+    """The number of files beyond the bound of their kind, which are not read."""
+
+    @property
+    def num_files(self) -> int:
+        kinds = (self.logs, self.errors, self.traces, self.gpus, self.exits, self.counts)
+        return sum(map(len, kinds))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +69,7 @@ class Sources:
     """The run folder; None for a bare folder."""
     attempts: tuple[AttemptSources, ...]
     num_left_out: int = 0
-    """The number of older attempts beyond MOST_ATTEMPTS, which are not read."""
+    """The number of older attempts that are not read: there are too many, or of their files."""
 
 
 def locate_sources(path: Path) -> Sources:
@@ -83,57 +93,66 @@ def locate_sources(path: Path) -> Sources:
     if not path.is_dir():
         raise SourceError(f"{path} is neither a folder nor a file")
     run = RunFolder(path)
-    started = run.attempts()
-    attempts = [
-        found
-        for attempt in started[-MOST_ATTEMPTS:]
-        for found in (*_find_earlier(attempt), _collect_attempt(str(attempt.number), attempt.path))
-    ]
-    attempts = _add_outer_profiles(run, attempts)
+    plan = read_plan(run.plan)
+    most = max(MOST_NODES, plan.world if plan is not None else 0)
+    folders = [found for attempt in run.attempts() for found in _list_tries(attempt)]
+    attempts: list[AttemptSources] = []
+    num_files = 0
+    for label, folder in reversed(folders[-MOST_ATTEMPTS:]):
+        attempts.insert(0, _collect_attempt(label, folder, most))
+        num_files += attempts[0].num_files
+        if num_files > most:
+            break
+    left_out = len(folders) - len(attempts)
+    attempts = _add_outer_profiles(run, plan, attempts)
     if not attempts and not run.record.exists() and not run.plan.exists():
-        bare = _collect_attempt("", path)
+        bare = _collect_attempt("", path, most)
         if not bare.logs and not bare.traces and not bare.gpus and not bare.profiles:
             raise SourceError(
                 f"{path} holds nothing to report: no attempt-<n> of a run, no <node>{LOGS[0]}, "
                 "no trace/node-<index>.jsonl, no *.pt.trace.json"
             )
         return Sources(name=path.name, run=None, attempts=(bare,))
-    left_out = max(0, len(started) - MOST_ATTEMPTS)
     return Sources(name=path.name, run=run, attempts=tuple(attempts), num_left_out=left_out)
 
 
-def _find_earlier(attempt: AttemptFolder) -> list[AttemptSources]:
-    """Return the earlier tries of an attempt, oldest first."""
-    numbers = sorted(
-        int(match.group(1))
-        for path in list_files(attempt.path, "earlier-*")
-        if (match := re.fullmatch(r"earlier-(\d{1,9})", path.name))
-    )
+def _list_tries(attempt: AttemptFolder) -> list[tuple[str, Path]]:
+    """Return label and folder of an attempt's earlier tries, oldest first, and of the last."""
+    matches = (re.fullmatch(r"earlier-(\d{1,9})", name) for name in list_names(attempt.path))
+    numbers = sorted(int(match[1]) for match in matches if match is not None)
+    label, folder = str(attempt.number), attempt.path
     return [
-        _collect_attempt(f"{attempt.number}.earlier-{number}", attempt.path / f"earlier-{number}")
-        for number in numbers
+        *((f"{label}.earlier-{number}", folder / f"earlier-{number}") for number in numbers),
+        (label, folder),
     ]
 
 
-def _collect_attempt(label: str, folder: Path) -> AttemptSources:
-    own = AttemptFolder(folder, 0).preflight  # the nodes' table, no log of one
-    found = [(name, path) for name, path in _list(folder, LOGS) if path != own]
-    logs = [(name, path) for name, path in found if not _OF_BATCH.fullmatch(path.name)]
+def _collect_attempt(label: str, folder: Path, most: int) -> AttemptSources:
+    """Find the files of an attempt, at most so many of a kind."""
+    own, ranks = _Names(folder, most), _Names(folder / "ranks", most)
+    table = AttemptFolder(folder, 0).preflight.name  # the nodes' table, no log of one
+    logs = own.find(LOGS, lambda name: name != table and not _OF_BATCH.fullmatch(name))
     if not logs:
-        logs = [(f"rank {path.stem}", path) for _, path in _list(folder / "ranks", (".out",))]
-    samples = dict(_list(folder, (".gpu",)))
-    samples |= {name.removesuffix(".gpu"): path for name, path in _list(folder, (".gpu.jsonl",))}
-    return AttemptSources(
+        logs = [(f"rank {path.stem}", path) for _, path in ranks.find((".out",))]
+    samples = dict(own.find((".gpu",)))
+    samples |= {name.removesuffix(".gpu"): path for name, path in own.find((".gpu.jsonl",))}
+    traces, exits = _Names(folder / "trace", most), _Names(folder / "exit", most)
+    profiles = own.find((".pt.trace.json", ".pt.trace.json.gz"))
+    found = AttemptSources(
         label=label,
         folder=folder,
         logs=tuple(logs),
-        errors=tuple(_list(folder, (".err",))),
-        traces=tuple(path for _, path in _list(folder / "trace", (".jsonl",))),
-        profiles=tuple(find_profiles(folder)),
+        errors=tuple(own.find((".err",))),
+        traces=tuple(path for _, path in traces.find((".jsonl",))),
+        profiles=tuple(find_profiles(folder, [path for _, path in profiles])),
         gpus=tuple(samples.items()),
-        exits=tuple(path for _, path in _list(folder / "exit", (".json",))),
-        counts=tuple(sorted(AttemptFolder(folder, 0).list_steps().items())),
+        exits=tuple(path for _, path in exits.find((".json",))),
+        counts=tuple(
+            (int(stem), path) for stem, path in ranks.find((".steps",), _OF_RANK.fullmatch)
+        ),
     )
+    left_out = sum(names.num_left_out for names in (own, ranks, traces, exits))
+    return replace(found, num_left_out=left_out)
 
 
 MOST_FILES = 10_000
@@ -142,20 +161,20 @@ LATE_S = 10.0
 """Seconds by which a file system's clock may be ahead of the one that wrote the end."""
 
 
-def find_profiles(folder: Path) -> list[Path]:
-    """Return torch.profiler's files at any depth of `trace/` and `ranks/`, and those with its
-    handler's extension in the folder itself."""
-    found = [path for _, path in _list(folder, (".pt.trace.json", ".pt.trace.json.gz"))]
+def find_profiles(folder: Path, found: list[Path]) -> list[Path]:
+    """Return those of torch.profiler's files in the folder that are some, and all at any depth of
+    its `trace/` and `ranks/`."""
     for name in ("trace", "ranks"):
         deep = walk_files(folder / name, MOST_FILES)
         found += sorted(path for path in deep if path.name.endswith(ENDINGS) and path.is_file())
     return [path for path in found if is_profile(path)]
 
 
-def _add_outer_profiles(run: RunFolder, attempts: list[AttemptSources]) -> list[AttemptSources]:
+def _add_outer_profiles(
+    run: RunFolder, plan: Plan | None, attempts: list[AttemptSources]
+) -> list[AttemptSources]:
     """Add the profiles in the folder that the conf names, each to the attempt that began last
     before it was written. Files from before or after the run are left out: they may be others'."""
-    plan = read_plan(run.plan)
     if plan is None or plan.traces is None or not attempts:
         return attempts
     times = {
@@ -178,18 +197,27 @@ def _add_outer_profiles(run: RunFolder, attempts: list[AttemptSources]) -> list[
     ]
 
 
-def _list(folder: Path, endings: tuple[str, ...]) -> list[tuple[str, Path]]:
-    """Return (name without extension, file) in numeric order."""
-    paths = [] if is_foreign_link(folder) else list_files(folder)
-    children = [
-        path
-        for path in paths
-        if path.name.endswith(endings) and path.is_file() and not is_foreign_link(path)
-    ]
-    found = [
-        (path.name[: -len(ending)], path)
-        for path in children
-        for ending in endings
-        if path.name.endswith(ending) and path.name != ending
-    ]
-    return sorted(found, key=lambda pair: [part.zfill(12) for part in re.split(r"(\d+)", pair[0])])
+class _Names:
+    """The names in a folder, listed once, of which at most so many of a kind are looked at."""
+
+    def __init__(self, folder: Path, most: int) -> None:
+        self.num_left_out = 0
+        self._folder, self._most = folder, most
+        self._names = [] if is_foreign_link(folder) else list_names(folder)
+
+    def find(
+        self, endings: tuple[str, ...], keeps: Callable[[str], object] = lambda name: True
+    ) -> list[tuple[str, Path]]:
+        """Return (name without extension, file) in numeric order."""
+        found = [
+            (name[: -len(ending)], name)
+            for name in self._names
+            for ending in endings
+            if name.endswith(ending) and name != ending and keeps(name)
+        ]
+        found.sort(key=lambda pair: [part.zfill(12) for part in re.split(r"(\d+)", pair[0])])
+        self.num_left_out += len(found[self._most :])
+        paths = ((stem, self._folder / name) for stem, name in found[: self._most])
+        return [
+            (stem, path) for stem, path in paths if path.is_file() and not is_foreign_link(path)
+        ]

@@ -247,6 +247,11 @@ def load_job(
     skipped: dict[str, str] = {}
     if sources.num_left_out:
         skipped["older attempts"] = f"{sources.num_left_out} of them: only the newest are read"
+    for attempt in sources.attempts:
+        if attempt.num_left_out:
+            skipped[f"{attempt.label}/*".lstrip("/")] = (
+                f"{attempt.num_left_out:,} files more than are read"
+            )
     paths = [(attempt.label, path) for attempt in sources.attempts for path in attempt.traces]
     say(f"{len(paths)} traces")
     traces = _read_with_profiles(sources, paths, skipped, say)
@@ -321,7 +326,7 @@ def load_job(
         skipped=skipped,
         commit=_read_commit(sources),
         missing=find_missing(sources.attempts[0], printed, settings)
-        if sources.run is None and path.is_dir()
+        if sources.run is None and path.is_dir() and not sources.attempts[0].num_left_out
         else None,
         others=others,
         nothing_to_do=tables.nothing_to_do,

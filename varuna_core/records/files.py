@@ -406,13 +406,18 @@ def append_line(path: Path, value: Any) -> None:
         os.close(fd)
 
 
+MOST_LINES = 100_000
+"""Of JSON, at the end of a file; a run's events are some hundreds."""
+
+
 def read_lines(path: Path) -> Iterator[Any]:
-    """Every whole JSON line; a torn or foreign line is passed over."""
+    """The last MOST_LINES whole JSON lines; a torn or foreign line is passed over."""
     try:
         data = read_bytes(path)
     except OSError:
         return
-    for line in data.split(b"\n"):
+    lines = data.rsplit(b"\n", MOST_LINES)
+    for line in lines[len(lines) > MOST_LINES :]:
         value = parse_json(line)
         if value is not None:
             yield value

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
@@ -22,7 +23,14 @@ from varuna_core.facts import legacy
 from varuna_core.facts.cause import Actor, End, EndCause, parse_cause, parse_end
 from varuna_core.facts.known import Evidence
 from varuna_core.records.exits import Outcome, end_of_stop
-from varuna_core.records.files import append_line, expect_types, read_json, read_lines, write_json
+from varuna_core.records.files import (
+    MOST_LINES,
+    append_line,
+    expect_types,
+    read_json,
+    read_lines,
+    write_json,
+)
 from varuna_core.records.requests import read_stop
 from varuna_core.records.runfolder import RunFolder
 
@@ -237,11 +245,11 @@ def append_event(path: Path, kind: str, **facts: Any) -> None:
 
 
 def read_events(run: RunFolder) -> list[dict[str, Any]]:
-    """All events of the run in time order, whichever job wrote them."""
+    """All events of the run in time order, whichever job wrote them; of very many the first."""
+    lines = chain.from_iterable(map(read_lines, run.all_events()))
     events = [
         event
-        for path in run.all_events()
-        for event in read_lines(path)
+        for event in islice(lines, MOST_LINES)
         if isinstance(event, dict) and _is_number(event.get("time"))
     ]
     return sorted(events, key=lambda event: float(event["time"]))

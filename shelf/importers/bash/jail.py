@@ -3,7 +3,7 @@
 Run as `python -I -S jail.py`. Each line of standard input is a JSON object: `argv`, `env`, `cwd`,
 `scratch` (the one folder that may be written), `readable` (folders that may be read), `seconds`,
 and `without`, layers to leave out. It is answered by one: `status` of bash, or why it was ended,
-and `layers`, those that held.
+`processor_s`, the time of its processes, and `layers`, those that held.
 
     files    Landlock (Linux 5.13); without it a root of its own with read-only mounts
     calls    seccomp: no socket, kill, ptrace, mount, keys, io_uring
@@ -276,6 +276,7 @@ def end_children() -> None:
 
 def run(given: dict[str, Any]) -> dict[str, Any]:
     """Bash in the jail, to its end; nothing of it is left then."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -301,7 +302,9 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
     end_children()
     said = os.read(reading, 1 << 16)
     os.close(reading)
-    return {"status": status, **(json.loads(said) if said else {})}
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
+    return {"status": status, "processor_s": spent, **(json.loads(said) if said else {})}
 
 
 def main() -> None:

@@ -24,6 +24,8 @@ BASH = "/bin/bash"
 SHARED_MEMORY = "/dev/shm"
 """Folder of temporary files, if it is there: a busy disk would slow each pass down."""
 SECONDS = 10.0
+MOST_PROCESSOR_S = 6.0
+"""Of all passes of a command together; one over an ordinary script takes 0.1 s."""
 MOST_RECORDS = 500
 START = (
     'builtin source "$__VJ/prelude"; BASH_ARGV0=$1; RANDOM=$__VJ_SEED; shift; '
@@ -94,7 +96,7 @@ class Pass:
     layers: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Jail:
     """The process of `jail`, which takes one pass after another."""
 
@@ -103,14 +105,24 @@ class Jail:
     folder: str
     """Holds the tools, and the scratch folder of each pass."""
 
+    spent_s: float = 0.0
+    """Processor time of the passes so far."""
+
     def ask(self, given: Mapping[str, object]) -> Mapping[str, object]:
+        if self.spent_s > MOST_PROCESSOR_S:
+            raise InputError(
+                f"the script is not read to its end: bash has taken {self.spent_s:.0f} s of "
+                "processor time for the commands in it; give a script that only starts the ranks"
+            )
         try:
             self.asked.write(json.dumps(given).encode(errors="replace") + b"\n")
             self.asked.flush()
             answer = self.answers.readline()
         except OSError as error:
             raise InputError(f"the jail of bash ended: {error.strerror}") from None
-        return dict(json.loads(answer)) if answer else {"why": "it ended by itself"}
+        said = json.loads(answer) if answer else {"why": "it ended by itself"}
+        self.spent_s += said.get("processor_s", 0.0)
+        return dict(said)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from varuna_core.records.logs.training_log import (
 from vjob.reports.analysis.findings import find_all
 from vjob.reports.analysis.measures import analyse
 from vjob.reports.export.text import render_text
+from vjob.reports.load import sources
 from vjob.reports.load.blocks import Thinned
 from vjob.reports.load.gpu_log import read_gpus
 from vjob.reports.load.sources import MOST_ATTEMPTS, SourceError, locate_sources
@@ -194,3 +195,31 @@ def test_of_very_many_attempts_the_newest_are_read_and_the_others_counted(tmp_pa
     found = locate_sources(tmp_path)
     assert [one.label for one in found.attempts][:1] == ["3"] and found.num_left_out == 3
     assert load_job(tmp_path).skipped["older attempts"] == "3 of them: only the newest are read"
+
+
+def test_of_very_many_files_some_are_opened_and_the_others_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "MOST_NODES", 3)
+    opened = []
+    monkeypatch.setattr(LogReader, "read", lambda self: opened.append(self.node))
+    for folder in ("attempt-0", "attempt-1/earlier-0", "attempt-1"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        for number in range(12):
+            (tmp_path / folder / f"n{number}.out").write_text("0: step 1 loss 2\n")
+    (tmp_path / "record.json").write_text("{}")
+    job = load_job(tmp_path)
+    assert opened == ["n0", "n1", "n2"] * 2
+    assert job.skipped["1/*"] == "9 files more than are read"
+    assert job.skipped["older attempts"] == "1 of them: only the newest are read"
+
+
+def test_nodes_whose_logs_are_not_read_are_not_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "MOST_NODES", 2)
+    for number in range(3):
+        text = f"NNODES=3\nNODE_RANK={number}\n0: step 1 loss 2\n"
+        (tmp_path / f"n{number}.out").write_text(text)
+    job = load_job(tmp_path)
+    assert job.missing is None and job.skipped["*"] == "1 files more than are read"

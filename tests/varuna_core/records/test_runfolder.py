@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from varuna_core.records import files
 from varuna_core.records.files import (
     append_line,
     is_listed,
@@ -90,6 +91,20 @@ def test_readers_bear_with_torn_and_missing_files(tmp_path: Path) -> None:
         handle.write('not json\n\n{"torn": ')
     assert list(read_lines(path)) == [{"a": 1}]
     assert is_listed(path) and not is_listed(tmp_path / "none" / "x")
+
+
+def test_of_very_many_lines_the_last_are_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "MOST_LINES", 3)
+    parsed: list[bytes] = []
+    monkeypatch.setattr(files, "parse_json", lambda line: parsed.append(line) or 1)
+    path = tmp_path / "lines.jsonl"
+    for count in (1, 2, 3, 4, 9):
+        parsed.clear()
+        path.write_text("".join(f"{number}\n" for number in range(count)))
+        list(read_lines(path))
+        assert len(parsed) <= 3 and parsed[-2] == b"%d" % (count - 1)
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:

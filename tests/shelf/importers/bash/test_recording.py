@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from vjob.shelf.importers.bash import recording
+from vjob.jobs.errors import InputError
+from vjob.shelf.importers.bash import passes, recording
 from vjob.shelf.importers.bash.recording import Recording, read_script
 from vjob.shelf.importers.bash.wrappers import locate_program
 
@@ -189,3 +190,17 @@ def test_a_shell_that_only_prepares_is_no_launch(tmp_path: Path) -> None:
 def test_the_value_of_a_wrappers_option_is_no_program(wrapper: str) -> None:
     words = wrapper.split()
     assert locate_program([*words, "python", "train.py"]) == len(words)
+
+
+def test_all_passes_together_have_a_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "MOST_PROCESSOR_S", 0.0)
+    asked: list[str] = []
+
+    def count(*args: Any, name: str, **kwargs: Any) -> passes.Pass:
+        asked.append(name)
+        return passes.run_pass(*args, name=name, **kwargs)
+
+    monkeypatch.setattr(recording, "run_pass", count)
+    with pytest.raises(InputError, match=r"^the script is not read to its end: bash has taken"):
+        read(tmp_path, "bash a.sh\nbash b.sh", a_sh="python t.py", b_sh="python t.py")
+    assert asked == ["x.sh", "a.sh"]
