@@ -1,6 +1,6 @@
 """Every command on folders that nobody would make on purpose, on disks that fail.
 
-    python -m benchmarks.hostile [--draws 5000] [--seed 1] [--only N ...] [--write]
+    python -m benchmarks.hostile [--draws 5000] [--seed 1] [--folder DIR] [--only N ...] [--write]
     python -m benchmarks.hostile --defect NAME ... [--write]     in how many draws it is found
 
 A draw takes the folder of a run, changes it one to four times by size, count, kind, pattern and
@@ -17,6 +17,7 @@ import argparse
 import collections
 import contextlib
 import ctypes
+import dataclasses
 import errno
 import http.client
 import importlib
@@ -42,7 +43,7 @@ from typing import Any
 
 from benchmarks import RESULTS
 from benchmarks.hostile import dry_runs
-from benchmarks.hostile.draws import DRAWS, TABLES, many, table, take_back
+from benchmarks.hostile.draws import DRAWS, TABLES, Draw, many, numbers, table, take_back
 from benchmarks.machine import read_processor
 
 PAGE = RESULTS / "hostile.md"
@@ -243,6 +244,20 @@ def judge(status: int, usage: resource.struct_rusage, said: bytes, is_busy: bool
     return ""
 
 
+def choose(random: Random) -> tuple[str, tuple[str, ...], list[Draw]]:
+    """Where the run ran, the command, and the changes."""
+    where = random.choice(("local", "local", "local", "slurm"))
+    template = random.choice(COMMANDS)
+    changes = random.choices(DRAWS, k=random.choice((1, 1, 2, 3, 4)))
+    if numbers in changes and random.random() < 0.5:
+        template = random.choice([words for words in COMMANDS if "{run}/conf.yaml" in words])
+    if where == "slurm":
+        changes.append(table)
+    if random.random() < 0.08:  # last: its files are links of one another
+        changes = [*changes[:1], many]
+    return where, template, changes
+
+
 def draw_once(number: int, top: Path, good: dict[str, Path], defect: str = "") -> Drawn:
     random = Random(f"hostile {number}")
     above, large, out, said = top / "drawn", top / "large", top / "out", top / "said"
@@ -251,16 +266,10 @@ def draw_once(number: int, top: Path, good: dict[str, Path], defect: str = "") -
         shutil.rmtree(old, ignore_errors=True)
     out.mkdir()
     run = above / "run"
-    where = random.choice(("local", "local", "local", "slurm"))
+    where, template, changes = choose(random)
     shutil.copytree(good[where], run, symlinks=True)
     put_tables(top)
-    template = random.choice(COMMANDS)
     drawn = Drawn(command=template[0])
-    changes = random.choices(DRAWS, k=random.choice((1, 1, 2, 3, 4)))
-    if where == "slurm":
-        changes.append(table)
-    if random.random() < 0.05:  # last: its files are links of one another
-        changes = [*changes[:1], many]
     for change in changes:
         drawn.kinds.append(change.__name__)
         try:
@@ -316,13 +325,21 @@ def find_canary(run: Path) -> str:
 
 
 def find_defect(name: str, seed: int, top: Path, good: dict[str, Path]) -> dict[str, str]:
-    """The first draw that shows it and says nothing without it."""
-    for count in range(MOST_DRAWS):
-        number = seed * 1_000_000 + count
+    """The first draw that shows it and says nothing without it; draws of other commands or changes
+    are counted, and passed over."""
+    from benchmarks.hostile.defects import DEFECTS
+
+    defect = DEFECTS[name]
+    for place in range(MOST_DRAWS):
+        number = seed * 1_000_000 + place
+        _, template, changes = choose(Random(f"hostile {number}"))
+        kinds = {change.__name__ for change in changes}
+        if template[0] not in defect.commands.split() or not kinds >= {*defect.change.split()}:
+            continue
         shown = draw_once(number, top, good, name)
         if shown.finding not in ("", NOT_KNOWN) and not draw_once(number, top, good).finding:
             text = f"{shown.command}: {shown.finding}"
-            return {"draw": str(count + 1), "as": text, "by": ", ".join(shown.kinds)}
+            return {"draw": str(place + 1), "as": text, "by": ", ".join(shown.kinds)}
     return {"draw": f"not in {MOST_DRAWS}", "as": "", "by": ""}
 
 
@@ -350,6 +367,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--draws", type=int, default=5000)
     parser.add_argument("--minutes", type=float, default=600, help="no further draw after these")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--folder", type=Path, help="keeps the draws, so that calls add up")
     parser.add_argument("--only", type=int, nargs="+", help="draws by number, with their output")
     parser.add_argument("--defect", nargs="+", help="names of defects.py, or all: put back")
     parser.add_argument("--dry-runs", action="store_true", help="large confs alone")
@@ -378,39 +396,50 @@ def main(words: Sequence[str] | None = None) -> None:
             kept.setdefault("defects", {})[name] = {"what": DEFECTS[name].what, **row}
             print(name, row, flush=True)
     elif not given.dry_runs:
-        kept["draws"] = run_draws(given.seed, given.draws, given.minutes, top, good)
+        folder = given.folder or top / "rows"
+        kept["draws"] = run_draws(given.seed, given.draws, given.minutes, top, good, folder)
     if given.write:
         KEPT.write_text(json.dumps(kept, indent=1) + "\n")
         PAGE.write_text(render(kept))
 
 
 def run_draws(
-    seed: int, most: int, minutes: float, top: Path, good: dict[str, Path]
+    seed: int, most: int, minutes: float, top: Path, good: dict[str, Path], folder: Path
 ) -> dict[str, Any]:
-    """Counts by command, by kind of change and by fault, and the findings."""
-    counts: dict[str, collections.Counter[str]] = {
-        name: collections.Counter() for name in ("command", "change", "fault")
-    }
-    bad = {name: collections.Counter[str]() for name in counts}
-    found: dict[str, list[int]] = collections.defaultdict(list)
-    num, began = 0, time.monotonic()
+    """Draw on where the folder's rows end; return counts over all rows, and the findings."""
+    path, began = folder / f"{seed}.jsonl", time.monotonic()
+    folder.mkdir(parents=True, exist_ok=True)
+    num = len(path.read_text().splitlines()) if path.exists() else 0
     while num < most and time.monotonic() - began < 60 * minutes:
         number, num = seed * 1_000_000 + num, num + 1
         drawn = draw_once(number, top, good)
-        rows = {"command": {drawn.command}, "change": set(drawn.kinds), "fault": {drawn.fault}}
-        for name, values in rows.items():
-            counts[name].update(values)
-            bad[name].update(values if drawn.finding not in ("", NOT_KNOWN) else ())
+        row = {"number": number, **dataclasses.asdict(drawn)}
+        with path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
         if drawn.finding:
-            found[f"{drawn.command}: {drawn.finding}"].append(number)
             print(f"{number} {drawn.finding}\n    {' | '.join(drawn.changes)}"[:700], flush=True)
-        if num % 200 == 0:
-            print(f"{num} draws, {sum(map(len, found.values()))} with a finding", flush=True)
-    tables = {
-        name: [[value, many, bad[name][value]] for value, many in sorted(counts[name].items())]
-        for name in counts
-    }
-    return {"num": num, "seed": seed, "processor": read_processor(), "found": found, **tables}
+    texts = [path.read_text() for path in sorted(folder.glob("*.jsonl"))]
+    return count_draws([json.loads(line) for text in texts for line in text.splitlines()])
+
+
+def count_draws(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    found: dict[str, list[int]] = collections.defaultdict(list)
+    for row in rows:
+        if row["finding"]:
+            found[f"{row['command']}: {row['finding']}"].append(row["number"])
+    seeds = sorted({row["number"] // 1_000_000 for row in rows})
+    facts = {"num": len(rows), "seeds": seeds, "processor": read_processor(), "found": found}
+    return {**facts, **{name: count(rows, name) for name in ("command", "kinds", "fault")}}
+
+
+def count(rows: Sequence[dict[str, Any]], name: str) -> list[list[object]]:
+    """A row for each value: the value, its draws, and those with a finding."""
+    drawn, bad = collections.Counter[str](), collections.Counter[str]()
+    for row in rows:
+        values = set(row[name]) if isinstance(row[name], list) else {row[name]}
+        drawn.update(values)
+        bad.update(values if row["finding"] not in ("", NOT_KNOWN) else ())
+    return [[value, many, bad[value]] for value, many in sorted(drawn.items())]
 
 
 def render(kept: dict[str, Any]) -> str:
@@ -419,7 +448,11 @@ def render(kept: dict[str, Any]) -> str:
     lines += render_draws(drawn) if drawn else ["The draws have not been run for this page.", ""]
     if rows := kept.get("defects"):
         lines += ["## Known defects, put back", ""]
-        lines += [f"Each must be found within {MOST_DRAWS} draws that say nothing without it.", ""]
+        lines += [
+            f"Each must be found within {MOST_DRAWS} draws, by one that says nothing without it. "
+            "Draws of commands or changes that a defect does not concern are counted and not run.",
+            "",
+        ]
         head = ("defect", "found by draw", "as", "changes")
         lines += _render_table(head, [tuple(row.values()) for row in rows.values()])
     return "\n".join(lines + dry_runs.render(kept.get("dry_runs", [])))
@@ -427,8 +460,9 @@ def render(kept: dict[str, Any]) -> str:
 
 def render_draws(drawn: dict[str, Any]) -> list[str]:
     found = [(key, len(which), which[0]) for key, which in drawn["found"].items()]
+    seeds = ", ".join(map(str, drawn["seeds"]))
     lines = [
-        f"{drawn['num']} draws (seed {drawn['seed']}, {drawn['processor']}), each "
+        f"{drawn['num']} draws (seeds {seeds}; {drawn['processor']}), each "
         "of one to four changes of a run's folder by size (to 1 TB), count (20,000 attempts, "
         "100,000 files), kind (FIFOs, devices, links, sockets), pattern, value, numbers of its "
         "conf, and of what Slurm prints where it is Slurm's; in two of five, calls of the file "
@@ -440,8 +474,8 @@ def render_draws(drawn: dict[str, Any]) -> list[str]:
         "",
         *_render_table(("finding", "draws", "one of them"), found or [("none", 0, "")]),
     ]
-    for name in ("command", "change", "fault"):
-        lines += _render_table((name, "draws", "with a finding"), drawn[name])
+    for name, head in (("command", "command"), ("kinds", "change"), ("fault", "fault")):
+        lines += _render_table((head, "draws", "with a finding"), drawn[name])
     return lines
 
 

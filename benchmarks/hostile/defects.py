@@ -23,6 +23,11 @@ class Defect:
 
     what: str
     patch: Callable[[], None]
+    commands: str
+    """Those that it concerns: a draw of another counts, and is not run."""
+
+    change: str = ""
+    """The kind of change without which it does not show."""
 
 
 def replace_everywhere(old: Any, new: Any) -> None:
@@ -81,14 +86,40 @@ def name_temporary_files() -> None:
     replace_everywhere(files.write_atomic, write)
 
 
+READERS = "status logs report compare watch list"
 DEFECTS = {
-    "pattern": Defect(what="1: a pattern of plan.json is not bounded", patch=trust_patterns),
-    "secrets": Defect(what="2: secrets known by three words alone", patch=know_prefixes),
-    "web": Defect(what="3: connections without the token are kept", patch=keep_strangers),
-    "times": Defect(what="4: a line of .times is held whole", patch=hold_lines),
-    "logs": Defect(what="5: `logs -n 3` reads a log from its start", patch=read_from_the_start),
-    "attempts": Defect(what="5: all attempts of a run are read", patch=read_all_attempts),
-    "ranks": Defect(what="6: ranks of a conf have no bound", patch=count_freely),
-    "slurm": Defect(what="7: any list of nodes and any number", patch=believe_slurm),
-    "messages": Defect(what="8: a temporary file is named", patch=name_temporary_files),
-}
+    "pattern": Defect(
+        what="1: a pattern of plan.json is not bounded", patch=trust_patterns, commands=READERS,
+        change="pattern",
+    ),
+    "secrets": Defect(
+        what="2: secrets known by three words alone", patch=know_prefixes, commands="share"
+    ),
+    "web": Defect(
+        what="3: connections without the token are kept", patch=keep_strangers, commands="web"
+    ),
+    "times": Defect(
+        what="4: a line of .times is held whole", patch=hold_lines, commands=READERS,
+        change="sparse",
+    ),
+    "logs": Defect(
+        what="5: `logs -n 3` reads a log from its start", patch=read_from_the_start,
+        commands="logs", change="sparse",
+    ),
+    "attempts": Defect(
+        what="5: all attempts of a run are read", patch=read_all_attempts,
+        commands="report compare", change="many",
+    ),
+    "ranks": Defect(
+        what="6: ranks of a conf have no bound", patch=count_freely, commands="submit plan",
+        change="numbers",
+    ),
+    "slurm": Defect(
+        what="7: any list of nodes and any number", patch=believe_slurm,
+        commands=f"{READERS} cancel share prune guard grow shrink stacks", change="table",
+    ),
+    "messages": Defect(
+        what="8: a temporary file is named", patch=name_temporary_files,
+        commands="report compare share cancel guard init grow shrink prune watch",
+    ),
+}  # fmt: skip

@@ -50,7 +50,10 @@ def list_files(run: Path) -> list[Path]:
 
 
 def _pick(run: Path, random: Random) -> Path:
-    return random.choice(list_files(run) or [run / "none"])
+    """A file of a kind, each as likely as the others: there are many of .json and one of .times."""
+    files = list_files(run) or [run / "none"]
+    kind = random.choice(sorted({path.suffix for path in files}))
+    return random.choice([path for path in files if path.suffix == kind])
 
 
 def sparse(run: Path, random: Random, large: Path) -> str:
@@ -95,7 +98,7 @@ MOST_LINKS = 30_000
 
 def many(run: Path, random: Random, large: Path) -> str:
     """A folder of very many names, made when it is first drawn, and moved in."""
-    kind = random.choice(("attempts", *LARGE))
+    kind = random.choice(("attempts", random.choice(list(LARGE))))
     made = large / kind
     make_large(made)
     if kind == "attempts":
@@ -312,6 +315,11 @@ WORDS = (
     "x" * 10**6,
 )  # fmt: skip
 
+NODES = (
+    "n[0-999999999]", "n[1-99999999999]", "[1-9][1-9][1-9][1-9][1-9][1-9][1-9]", "n[1-3,7-",
+    f"n[1-{'9' * 5000}]",
+)  # fmt: skip
+
 
 def table(run: Path, random: Random, large: Path) -> str:
     """What the commands of Slurm print."""
@@ -319,6 +327,8 @@ def table(run: Path, random: Random, large: Path) -> str:
     words = re.findall(r"[^\s|=:]+|.|\n", TABLES[name])
     for _ in range(random.choice((1, 1, 2, 4))):
         words[random.randrange(len(words))] = random.choice(WORDS)
+    if "n[1-2]" in words and random.random() < 0.3:
+        words[words.index("n[1-2]")] = random.choice(NODES)
     text = "".join(words)
     text *= random.choice((1, 1, 1, min(30_000, 1 + 20_000_000 // (1 + len(text)))))
     place = large.parent / "tables"
@@ -328,7 +338,7 @@ def table(run: Path, random: Random, large: Path) -> str:
 
 
 DRAWS: tuple[Draw, ...] = (
-    sparse, one_line, empty, odd, folder_is_file, name, value, value, value, raw, pattern, log, log,
-    numbers,
+    sparse, sparse, one_line, empty, odd, folder_is_file, name, value, value, value, raw, pattern,
+    log, log, numbers,
 )  # fmt: skip
 NUM_ATTEMPTS, NUM_FILES = 20_000, 100_000

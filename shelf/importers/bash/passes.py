@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from vjob.jobs.errors import InputError
 from vjob.jobs.process import talk
@@ -120,9 +120,9 @@ class Jail:
             answer = self.answers.readline()
         except OSError as error:
             raise InputError(f"the jail of bash ended: {error.strerror}") from None
-        said = json.loads(answer) if answer else {"why": "it ended by itself"}
+        said: dict[str, Any] = json.loads(answer) if answer else {"why": "it ended by itself"}
         self.spent_s += said.get("processor_s", 0.0)
-        return dict(said)
+        return said
 
 
 @contextlib.contextmanager
