@@ -102,6 +102,8 @@ def judge_hang(
     spinning = [one for one in seen if one.spins]
     odd = _find_odd(gap, busy or spinning if len(spinning) < len(seen) else (), ranks)
     is_mute = odd is None and gap is None and (odd := _find_mute(seen)) is not None
+    if odd is None and gap is None:
+        odd = _find_outside(seen)
     joined: tuple[int, ...] = ()
     missing: tuple[int, ...] = ()
     witness = HangWitness.SILENT
@@ -170,6 +172,12 @@ def _find_mute(seen: Sequence[RankSigns]) -> RankSigns | None:
     mute = [one for one in seen if one.is_mute]
     others = [one for one in seen if not one.is_mute]
     return mute[0] if len(mute) == 1 and others and all(x.in_collective for x in others) else None
+
+
+def _find_outside(seen: Sequence[RankSigns]) -> RankSigns | None:
+    """The one rank that is known to be outside of collectives, where all others wait in them."""
+    outside = [one for one in seen if not one.in_collective]
+    return outside[0] if len(outside) == 1 < len(seen) and outside[0].place else None
 
 
 def _find_place(odd: RankSigns | None, seen: Sequence[RankSigns]) -> str:

@@ -45,6 +45,7 @@ def judge(*ranks, quiet_s=5.0, after_s=None):
 BEHIND = {"calls": calls("all_reduce")}
 OTHER = {"calls": calls("all_reduce", "barrier")}
 SLEEPS = {**BEHIND, "in_collective": False, "place": "load (t.py:9)"}
+LOADS = {**SLEEPS, "calls": {}}
 MUTE = {"is_mute": True, "calls": {}, "in_collective": False, "place": ""}
 COMPUTES = {**SLEEPS, "waits": False}
 
@@ -58,6 +59,18 @@ COMPUTES = {**SLEEPS, "waits": False}
         pytest.param([stands(0), stands(1, **SLEEPS)], "silent", 1, False, id="sleeps a minute"),
         pytest.param(
             [stands(0, 160), stands(1, 160, **SLEEPS)], "silent", 1, True, id="sleeps too long"
+        ),
+        pytest.param(
+            [stands(0, 160), stands(1, 160), stands(2, 160, **LOADS)],
+            "silent", 2, True, id="one has made no call, the others wait",
+        ),
+        pytest.param(
+            [stands(0, 160), stands(1, 160, **LOADS), stands(2, 160, **LOADS)],
+            "silent", None, True, id="several have made no call",
+        ),
+        pytest.param(
+            [stands(0, 160), stands(1, 160, **LOADS | {"place": ""})],
+            "silent", None, True, id="nobody can tell whether it is in a call",
         ),
         pytest.param([stands(0), stands(1)], "silent", None, False, id="all in the same"),
         pytest.param([stands(0, 160), stands(1, 160)], "silent", None, True, id="and for long"),
