@@ -111,7 +111,10 @@ def describe(hint: Any) -> str:
     if len(members) > 1 or (is_optional(hint) and not is_dataclass(members[0])):
         words = [describe(member) for member in members]
         return " or ".join([*words, "null"] if is_optional(hint) else words)
-    limits = " and ".join(f"{bound.relation} {bound.limit}" for bound in find_bounds(members[0]))
+    bounds = find_bounds(members[0])
+    limits = " and ".join(f"{bound.relation} {bound.spell()}" for bound in bounds)
+    if [bound.relation for bound in bounds] == [">=", "<="]:
+        limits = " to ".join(bound.spell() for bound in bounds)
     unit = find_unit(members[0])
     word = f"{unit.name}," if unit else _describe_member(strip_bounds(members[0]))
     return f"{word} {limits}".rstrip()

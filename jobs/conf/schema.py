@@ -53,8 +53,13 @@ class Bound:
     def allows(self, value: float) -> bool:
         return _RELATIONS[self.relation][1](value, self.limit)
 
+    def spell(self) -> str:
+        return (
+            f"{self.limit:,}" if isinstance(self.limit, int) else f"{self.limit:g}".replace("+", "")
+        )
+
     def __str__(self) -> str:
-        return f"{_RELATIONS[self.relation][0]} {self.limit}"
+        return f"{_RELATIONS[self.relation][0]} {self.spell().replace(',', '')}"
 
 
 @dataclass(frozen=True)
@@ -65,18 +70,24 @@ class PluginOf:
     """The group of entry points."""
 
 
-PositiveInt = Annotated[int, Bound(">=", 1)]
+PositiveInt = Annotated[int, Bound(">=", 1), Bound("<=", 10**12)]
+SampleCount = Annotated[int, Bound(">=", 1), Bound("<=", 10**7)]
+LayerCount = Annotated[int, Bound(">=", 1), Bound("<=", 10_000)]
+Width = Annotated[int, Bound(">=", 1), Bound("<=", 10**9)]
 RankCount = Annotated[int, Bound(">=", 1), Bound("<=", 4096)]
 """Bound of the ranks of one node: no machine has as many processors."""
 NodeCount = Annotated[int, Bound(">=", 1), Bound("<=", 100_000)]
 WalltimeMin = Annotated[int, Bound(">=", 1), Bound("<=", 5_256_000), MINUTES]
 """Ten years, well below what the numbers of a scheduler hold."""
-NonNegativeInt = Annotated[int, Bound(">=", 0)]
-PositiveFloat = Annotated[float, Bound(">", 0)]
-NonNegativeFloat = Annotated[float, Bound(">=", 0)]
+Degree = Annotated[int, Bound(">=", 1), Bound("<=", 200_000)]
+NonNegativeInt = Annotated[int, Bound(">=", 0), Bound("<=", 10**12)]
+PositiveFloat = Annotated[float, Bound(">", 0), Bound("<=", 1e15)]
+NonNegativeFloat = Annotated[float, Bound(">=", 0), Bound("<=", 1e15)]
 Share = Annotated[float, Bound(">=", 0), Bound("<", 1)]
-Seconds = Annotated[PositiveInt, SECONDS]
-SecondsOrZero = Annotated[NonNegativeInt, SECONDS]
+MOST_GB = Bound("<=", 1_000_000)
+YEAR = Bound("<=", 31_536_000)
+Seconds = Annotated[int, Bound(">=", 1), YEAR, SECONDS]
+SecondsOrZero = Annotated[int, Bound(">=", 0), YEAR, SECONDS]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,11 +134,11 @@ class Program:
 class Llama:
     """A GPT as Llama and Qwen are: rotary positions, RMS norms, SwiGLU, no biases."""
 
-    inner: PositiveInt
+    inner: Width
     """Width of the gated MLP."""
-    kv_heads: PositiveInt | None = None
+    kv_heads: Width | None = None
     """Heads of keys and values; default: as many as heads."""
-    head_size: PositiveInt | None = None
+    head_size: Width | None = None
     """Width of a head, even; default: hidden / heads."""
     tied: bool = False
     """The head shares the embedding's weight."""
@@ -150,15 +161,15 @@ class Model:
     A script takes it whole: a reference to one of its keys is one to all.
     """
 
-    layers: PositiveInt
+    layers: LayerCount
     """Number of transformer blocks."""
-    hidden: PositiveInt
+    hidden: Width
     """Width of the model."""
-    heads: PositiveInt
+    heads: Width
     """Attention heads; divides hidden."""
-    sequence: PositiveInt = 1024
+    sequence: Width = 1024
     """Tokens in a sample."""
-    vocab: PositiveInt = 50257
+    vocab: Width = 50257
     """Size of the vocabulary."""
     dropout: Share = 0.1
     """Dropout probability, 0 to 1."""
@@ -308,9 +319,9 @@ class Train:
 
     steps: PositiveInt = 50
     """Optimizer steps."""
-    global_batch_size: PositiveInt | None = None
+    global_batch_size: SampleCount | None = None
     """Samples in a step over all replicas; default: micro_batch_size x data x pipeline."""
-    micro_batch_size: PositiveInt | Auto = 1
+    micro_batch_size: SampleCount | Auto = 1
     """Samples in a micro-batch; auto lets the planner choose."""
     precision: Literal["fp32", "fp16", "bf16", "fp8"] = "fp32"
     """Arithmetic of forward and backward; fp8 is bf16 with linear layers in float8, by torchao."""
@@ -341,16 +352,16 @@ class Train:
 class Parallel:
     """How the model and the batch are laid over the ranks: pipeline x data x tensor = world."""
 
-    pipeline: PositiveInt | Auto = 1
+    pipeline: Degree | Auto = 1
     """Pipeline stages; auto lets the planner choose, and with it the replicas, the order of the
     nodes, and how many of them are asked for."""
-    data: PositiveInt | Auto = "auto"
+    data: Degree | Auto = "auto"
     """Replicas; auto takes what the world leaves."""
-    tensor: PositiveInt = 1
+    tensor: Degree = 1
     """Ranks that share each layer; all in one node."""
     sequence_parallel: bool = False
     """With tensor, share each sequence between the shared layers too: less memory."""
-    context: PositiveInt = 1
+    context: Degree = 1
     """Replicas that share each sample, each with a part of its sequence, for sequences whose
     activations are too large for one rank."""
     zero: Literal[0, 1, 2, 3] = 0
@@ -388,9 +399,9 @@ class NodeGroup:
     """Slurm partition; auto chooses one (docs/site.md); default: the cluster's own."""
     gpus: str | int | None = None
     """GPUs of a node: `a100:4` (type and count), 4, or none."""
-    cpus: PositiveInt | None = None
+    cpus: RankCount | None = None
     """CPUs asked for on each node; default: what Slurm gives a job that asks for none."""
-    memory_gb: Annotated[NonNegativeInt, GIB] | None = None
+    memory_gb: Annotated[int, Bound(">=", 0), MOST_GB, GIB] | None = None
     """Memory asked for on each node; 0 for all of it."""
     interface: str = "auto"
     """Network interface; auto follows the route to the master."""
@@ -472,7 +483,7 @@ class Cluster:
     """How long after the first node's end the last one may end; 0 is no limit."""
     signal_before_end_s: SecondsOrZero = 0
     """Every rank gets SIGUSR1 this long before the time limit; 0 sends none."""
-    lost_s: Annotated[int, Bound(">=", 15), SECONDS] = 90
+    lost_s: Annotated[int, Bound(">=", 15), YEAR, SECONDS] = 90
     """Silence after which a node counts as lost, in a split or morphing run and on a list of
     machines."""
     sample_s: Seconds = 10
@@ -545,10 +556,10 @@ class Morph:
     mode: Literal["pipeline", "world"] = "pipeline"
     """What follows the nodes. pipeline: depth, replicas and partition; world: how many ranks there
     are, for scripts that need no more (DDP, FSDP)."""
-    min_nodes: PositiveInt | None = None
+    min_nodes: NodeCount | None = None
     """Below this the run waits `cluster.join_s`, then ends, or comes back (`cluster.requeue`).
     A job of one group may also start with as few, where its queue has no more."""
-    max_nodes: PositiveInt | None = None
+    max_nodes: NodeCount | None = None
     """Never use more: how far `vjob grow` may go; without it, the nodes of `cluster.nodes`."""
     warm: bool = True
     """While ranks train, keep a second set of them on each node, idle, with torch imported, so that
@@ -581,7 +592,7 @@ class OnHang:
     report: only say so, and end the run where the ranks are asked to save (near the time limit:
     `cluster.signal_before_end_s`); auto: restart where `morph` or `cluster.restarts` starts again
     after a failure, else report."""
-    after: Annotated[int, Bound(">=", 90), SECONDS] | None = None
+    after: Annotated[int, Bound(">=", 90), YEAR, SECONDS] | None = None
     """The time for which nothing at all may happen, if nothing shows which rank is at fault;
     default: 105 s, or twice the longest time between two steps. A rank that is stopped or dead,
     or waits in another collective than the others, does not wait for it."""
@@ -699,9 +710,9 @@ class Queue:
 
     gpus: str | int | tuple[str, ...] | None = None
     """GPUs of a node: `a100:4`, or a list where its nodes differ; none without it."""
-    cpus: PositiveInt | None = None
+    cpus: RankCount | None = None
     """CPUs of a node."""
-    memory_gb: Annotated[PositiveInt, GIB] | None = None
+    memory_gb: Annotated[int, Bound(">=", 1), MOST_GB, GIB] | None = None
     """Memory of a node."""
     nodes: PositiveInt | None = None
     """The most nodes of a job."""

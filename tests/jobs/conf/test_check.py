@@ -527,7 +527,8 @@ def test_every_number_of_a_conf_has_a_range() -> None:
         for name, hint in get_annotations(section.cls).items():
             is_number = {int, float} & set(get_members(get_hints(section.cls)[name]))
             if is_number and f"{section.key}.{name}" not in elsewhere:
-                assert find_bounds(hint), f"{section.key}.{name}"
+                relations = {bound.relation[0] for bound in find_bounds(hint)}
+                assert relations == {"<", ">"}, f"{section.key}.{name}"
     assert typing.get_args(get_hints(NodeGroup)["devices"])
 
 
@@ -559,8 +560,8 @@ def test_a_price_below_zero_hides_no_problem_of_the_layout() -> None:
 
 def test_a_range_stands_in_the_documentation() -> None:
     described = {name: describe(hint) for name, hint in get_annotations(Train).items()}
-    assert described["global_batch_size"] == "a whole number >= 1 or null"
-    assert described["loss_scale"] == "a number > 0 or dynamic"
+    assert described["global_batch_size"] == "a whole number 1 to 10,000,000 or null"
+    assert described["loss_scale"] == "a number > 0 and <= 1e15 or dynamic"
     betas = get_annotations(Optimizer)["betas"]
     assert describe(betas) == "a list of 2 numbers >= 0 and < 1"
     assert describe(get_hints(Optimizer)["betas"]) == "a list of 2 numbers"
