@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from varuna_core.facts.hang import HangAction
@@ -21,6 +22,7 @@ from varuna_core.facts.remedy import SPELLINGS, Action, Context, Remedy, Target,
 from varuna_core.facts.sentences import describe_hang
 from varuna_core.plugins import list_plugins, load_plugin
 from varuna_core.plugins.installed import warn_once
+from varuna_core.records.exits import count_ends
 from varuna_core.records.formatting import format_duration
 from varuna_core.records.formatting import format_seconds as in_units
 from varuna_core.records.formatting import format_share as percent
@@ -32,6 +34,8 @@ from vjob.reports.analysis.headline import (
     has_ended_well,
 )
 from vjob.reports.analysis.measures import Analysis, Curves, StepAnalysis, find_conflict
+from vjob.reports.analysis.slowdown import list_changes
+from vjob.reports.analysis.trend import measure_trend
 from vjob.reports.load.tables import Job
 
 
@@ -493,6 +497,64 @@ def _on_outliers(job: Job, analysis: Analysis) -> Iterator[Finding]:
     )
 
 
+def _on_slowdown(job: Job, analysis: Analysis) -> Iterator[Finding]:
+    """Yield a finding on steps that became slower, with what changed at that time."""
+    found = analysis.goodput.slowdown
+    if found is None:
+        return
+    changes = list_changes(found, job.gpus, job.traces.steps, job.logs["iterations"])
+    first, many = found.stretches[0], len(found.stretches)
+    begun = "" if first.begin_at is None else f" ({_format_time(first.begin_at)} UTC)"
+    about = "about " if first.doubt else ""
+    took = f"{in_units(found.before_s)} each before, {in_units(found.slow_s)} then"
+    if found.is_gradual:
+        said = "Steps grew slower and slower"
+        took = f"{in_units(found.before_s)} each at first, {in_units(found.slow_s)} at last"
+    elif found.lasts and many == 1:
+        said = (
+            f"Steps became {found.ratio:.1f} times slower from {about}step {first.first:,}{begun} "
+        )
+        said += "on, and stayed so"
+    else:
+        said = f"{many} stretches of steps were" if many > 1 else "A stretch of steps was"
+        said += (
+            f" {found.ratio:.1f} times slower, the first from {about}step {first.first:,}{begun} "
+        )
+        said += f"to {first.last:,}"
+    num_samples = int(len(job.gpus) and job.gpus["time"].nunique())
+    why = "; it is not known why" if not changes else "; with it " + ", ".join(
+        one.text for one in changes[:MOST_CHANGES]
+    )  # fmt: skip
+    looked = f"{num_samples} samples of the nodes" if num_samples else "no samples of the nodes"
+    looked += ", traces" if len(job.traces.steps) else ", no traces"
+    yield Finding(
+        rule="slower",
+        values={
+            "ratio": found.ratio,
+            "before_s": found.before_s,
+            "slow_s": found.slow_s,
+            "lost_s": found.lost_s,
+            "lasts": found.lasts,
+            "is_gradual": found.is_gradual,
+            "stretches": [asdict(one) for one in found.stretches],
+            "changes": [asdict(one) for one in changes],
+        },
+        weight=found.share,
+        sentence=f"{said}: {took}{why}.",
+        evidence=f"times of the steps; {looked}, compared before and then",
+        key="",
+        cause="slowdown",
+        lost_s=found.lost_s * max(analysis.accounting.rows["rank"].nunique(), 1),
+    )
+
+
+MOST_CHANGES = 3
+
+
+def _format_time(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, timezone.utc):%H:%M:%S}"
+
+
 def _on_training(job: Job, analysis: Analysis) -> Iterator[Finding]:
     curves = analysis.curves
     table = curves.table
@@ -518,18 +580,29 @@ def _on_training(job: Job, analysis: Analysis) -> Iterator[Finding]:
             evidence="number of skipped iterations in the log",
             key="train.loss_scale or train.precision" if share > 0.02 else "",
         )
-    known = loss.dropna()
+    known = [value for value in loss.dropna() if np.isfinite(value)]
     if len(known) > 1:
-        first, last = float(known.iloc[0]), float(known.iloc[-1])
         yield Finding(
             rule="loss",
-            values={"first": first, "last": last, "best": float(known.min())},
+            values={**asdict(measure_trend(known)), "best": min(known)},
             weight=0.0,
-            sentence=f"The loss went from {first:.4g} to {last:.4g}, at best {known.min():.4g}.",
+            sentence=f"The loss {_describe_trend(known)}, at best {min(known):.4g}.",
             evidence=f"{len(known)} lines of the log",
             key="",
         )
     yield from _on_evaluations(curves)
+
+
+def _describe_trend(values: Sequence[float]) -> str:
+    """`went from 9.5 to 8.25`, but only of a change that is beyond the noise."""
+    found = measure_trend(values)
+    if found.is_clear:
+        of = f" (means of the first and last {found.width} lines)" if found.width > 1 else ""
+        return f"went from {found.first:.4g} to {found.last:.4g}{of}"
+    said = f"was {found.first:.4g} at first and {found.last:.4g} at last"
+    if found.is_clear is None:
+        return said
+    return f"shows no clear change: it {said} (means of {found.width} lines), which may be noise"
 
 
 def _on_evaluations(curves: Curves) -> Iterator[Finding]:
@@ -537,16 +610,15 @@ def _on_evaluations(curves: Curves) -> Iterator[Finding]:
         values = [float(value) for value in rows["value"]]
         best = min(values)
         at = rows.loc[values.index(best)]
-        said = f"from {values[0]:.4g} to {values[-1]:.4g}"
-        if "loss" in metric:
+        said = _describe_trend(values) if len(values) > 1 else f"was {best:.4g}"
+        if "loss" in metric and len(values) > 1:
             said += f", at best {best:.4g}"
             said += f" at {at['unit']} {int(at['step'])}" if pd.notna(at["step"]) else ""
-        first = f"The {split} {metric} "
         yield Finding(
             rule="evaluation",
-            values={"split": split, "metric": metric, "first": values[0], "last": values[-1]},
+            values={"split": split, "metric": metric, **asdict(measure_trend(values))},
             weight=0.0,
-            sentence=f"{first}went {said}." if len(values) > 1 else f"{first}was {values[0]:.4g}.",
+            sentence=f"The {split} {metric} {said}.",
             evidence=f"{len(values)} line{'s' if len(values) > 1 else ''} of the log",
             key="",
         )
@@ -574,7 +646,9 @@ def _on_memory(job: Job, analysis: Analysis) -> Iterator[Finding]:
 def _on_goodput(job: Job, analysis: Analysis) -> Iterator[Finding]:
     goodput = analysis.goodput
     share = goodput.share
-    if goodput.wall_s is not None and analysis.times.empty:
+    is_paced = isinstance(analysis.headline.step_s, Value)
+    has_lines = len(analysis.curves.table) > 0
+    if goodput.wall_s is not None and analysis.times.empty and not (is_paced and has_lines):
         yield _explain_no_steps(job, analysis, goodput.wall_s)
     if isinstance(share, NotKnown) or goodput.wall_s is None:
         return
@@ -615,10 +689,9 @@ def _explain_no_steps(job: Job, analysis: Analysis, wall_s: float) -> Finding:
     """Return a finding that explains why the steps, or their times, are not known."""
     many = len(analysis.goodput.attempts)
     ran = f"The run took {in_units(wall_s)}" + (f" in {many} attempts" if many > 1 else "")
-    failed = len(job.exits) and int((job.exits["code"].astype(float) != 0).sum())
-    if len(job.exits):
-        ranks = f"{len(job.exits)} rank{'s' if len(job.exits) > 1 else ''}"
-        ran += f"; {ranks} ended, " + (f"{failed} of them badly" if failed else "all of them well")
+    ends = job.exits[["code", "stopped"]].itertuples(index=False)
+    if words := count_ends((int(code), bool(stopped)) for code, stopped in ends):
+        ran += f"; of {len(job.exits)} rank{'s' if len(job.exits) > 1 else ''} {words}"
     table = analysis.curves.table
     if len(table):
         what = f"the last step that lines tell of is {int(table['step'].max())}, and no line or "
@@ -725,6 +798,7 @@ MAKERS = (
     _on_communication,
     _on_stragglers,
     _on_outliers,
+    _on_slowdown,
     _on_training,
     _on_memory,
     _on_goodput,
@@ -739,6 +813,7 @@ MAKERS = (
 CAUSES = (
     "hang",
     "slow node",
+    "slowdown",
     "imbalance",
     "input",
     "micro-batch",
@@ -893,7 +968,7 @@ def _on_hang(job: Job, analysis: Analysis) -> Iterator[Finding]:
     for label, hang in job.hangs.items():
         held = float(rows.loc[rows["attempt"] == label, "hung_s"].sum())
         num_ranks = max(int((rows["attempt"] == label).sum()), 1)
-        begun = f"{datetime.fromtimestamp(hang.since, timezone.utc):%H:%M:%S}"
+        begun = _format_time(hang.since)
         done = {
             HangAction.RESTART: "vjob ended the ranks and started them again",
             HangAction.STOP: "vjob ended the run",

@@ -75,8 +75,10 @@ class Headline:
     num_steps: Known[int]
     step_s: Known[float]
     """Seconds of the median step, without the first step of each attempt."""
+    slower: str
+    """The paces of a run whose steps became slower, as a phrase; empty if they did not."""
     left_s: Known[float]
-    """Seconds left until the last step, at the median pace."""
+    """Seconds left until the last step, at the median pace, or that of slow steps that go on."""
     samples_per_s: Known[float]
     tokens_per_s: Known[float]
     goodput: Bounded[float]
@@ -118,7 +120,10 @@ def summarise(
     judged = [one.steps for one in goodput.attempts]
     if is_counted and all(one.fit is None and one.other is None for one in judged):
         total = find_num_steps(job)  # the conf's: no line is about steps
-    step_s = measure_pace(times, goodput)
+    step_s, slowdown = measure_pace(times, goodput), goodput.slowdown
+    goes_at = step_s
+    if slowdown is not None and slowdown.lasts and isinstance(step_s, Value):
+        goes_at = Value(slowdown.slow_s, step_s.evidence)
     state = _describe_state(job)
     held = accounting.rows
     clock = Evidence("events and exits", Sure.MEASURED)
@@ -147,7 +152,8 @@ def summarise(
         is_counted=is_counted,
         num_steps=total,
         step_s=step_s,
-        left_s=_estimate_left(job, step, total, step_s),
+        slower="" if slowdown is None else slowdown.paces,
+        left_s=_estimate_left(job, step, total, goes_at),
         samples_per_s=_compute_rate(job, "samples_per_s", step_s),
         tokens_per_s=_compute_rate(job, "tokens_per_s", step_s),
         goodput=goodput.share,
@@ -266,6 +272,9 @@ class Fact(NamedTuple):
 
 def list_facts(found: Headline) -> Iterator[Fact]:
     """List the known figures, and the reason for a goodput or pace that is not known."""
+    each = found.slower
+    if (step_s := value_of(found.step_s)) is not None and not each:
+        each = f"{format_seconds(step_s)} each (the median of all)"
     yield Fact("state", found.state)
     if found.hung:
         yield Fact("hung", f"{found.hung_cost} lost: {found.hung}")
@@ -277,19 +286,16 @@ def list_facts(found: Headline) -> Iterator[Fact]:
         queued = f", {format_duration(queued_s)} of it before the start" if queued_s >= 1 else ""
         yield Fact("took", format_duration(found.duration_s.value) + queued)
     if isinstance(found.last_step, Value):
-        total, step_s = value_of(found.num_steps), value_of(found.step_s)
+        total = value_of(found.num_steps)
         of = f" of {total:,}" if total else ""
-        each = f", {format_seconds(step_s)} each (the median of all)" if step_s is not None else ""
         counted = " counted" if found.is_counted else ""
-        yield Fact("steps", f"{found.last_step.value:,}{counted}{of}{each}")
+        steps = f"{found.last_step.value:,}{counted}{of}"
+        yield Fact("steps", f"{steps}, {each}" if each else steps)
         if isinstance(found.step_s, NotKnown):
             yield Fact("pace", f"not known: {found.step_s.reason}", is_known=False)
     elif isinstance(found.step_s, Value) and found.step_s.evidence[0].source == COUNTER:
         num_steps = found.step_s.evidence[0].seen  # no line has their numbers
-        yield Fact(
-            "steps",
-            f"{num_steps:,} counted, {format_seconds(found.step_s.value)} each (the median of all)",
-        )
+        yield Fact("steps", f"{num_steps:,} counted, {each}")
     if left_s := value_of(found.left_s):
         yield Fact("left", format_duration(left_s))
     if tokens := value_of(found.tokens_per_s):

@@ -164,6 +164,9 @@ def analyse(job: Job) -> Analysis:
         value_of(find_num_steps(job)),
         job.counts,
     )
+    slower, others = goodput.slowdown, times
+    if slower is not None:  # its steps have a finding of their own
+        others = times[~slower.mark(times["attempt"], times["step"])]
     bubbles = measure_bubbles(job.traces.steps)
     accounting = _account(job, goodput, list(looked_at.values()), failed)
     return Analysis(
@@ -172,7 +175,7 @@ def analyse(job: Job) -> Analysis:
         steps=steps,
         outliers=tuple(
             # A line of a log is about several steps, and calls are of single ones.
-            find_outliers(times, job.traces.steps.iloc[: None if not job.traces.is_log else 0])
+            find_outliers(others, job.traces.steps.iloc[: None if not job.traces.is_log else 0])
         ),
         stragglers=tuple(stragglers),
         partition=partition,

@@ -31,7 +31,9 @@ def write_opening(job: Job, analysis: Analysis, findings: Sequence[Finding]) -> 
         went += f" after {format_duration(took_s)}"
     if step is not None:
         went += f", at step {step:,}" + (f" of {total:,}" if total else "")
-    if (step_s := value_of(head.step_s)) is not None:
+    if head.slower:
+        went += f", {head.slower}"
+    elif (step_s := value_of(head.step_s)) is not None:
         went += f", {format_seconds(step_s)} a step (the median of all)"
     if not isinstance(head.goodput, NotKnown):
         went += f"; {format_bounded(head.goodput)} of the time was steps"

@@ -22,6 +22,7 @@ from varuna_core.facts.known import Bounded, Evidence, NotKnown, Value, Within
 from varuna_core.records.formatting import format_share
 from varuna_core.records.logs.judge import Source
 from varuna_core.records.logs.step_counts import SLOW, StepCounts
+from vjob.reports.analysis.slowdown import Slowdown
 from vjob.reports.load.training_log import PHASES
 
 LEAST_COVERED = 0.9
@@ -77,16 +78,28 @@ TRACE, LOG, COUNTER = "trace", "log", Source.COUNTER.value
 """Names of the sources of step times."""
 
 
-def read_counter(counts: Iterable[StepCounts], spans: Mapping[str, float]) -> Readings | None:
-    """Return the readings of an attempt whose ranks counted optimizer steps, from the rank with the
-    highest count. Return None if the count misses steps or has no time for them. `spans` comes from
-    to_spans."""
+def choose_counter(counts: Iterable[StepCounts]) -> StepCounts | None:
+    """Return the counter of the rank with the highest count; None if it misses steps or has no time
+    for them."""
     found = max(counts, key=lambda one: one.count, default=None)
-    if found is None or found.is_captured or found.starts > 1:
+    if found is None or found.is_captured or found.starts > 1 or found.median_s is None:
+        return None
+    return found
+
+
+def read_counter(
+    counts: Iterable[StepCounts], spans: Mapping[str, float], slowdown: Slowdown | None = None
+) -> Readings | None:
+    """Return the readings of an attempt whose ranks counted optimizer steps, by choose_counter.
+    `spans` comes from to_spans. The slow steps of `slowdown` are steps, not pauses."""
+    found = choose_counter(counts)
+    if found is None or found.pauses_s is None or found.steps_s is None or found.median_s is None:
         return None
     usual_s, steps_s, pauses_s = found.median_s, found.steps_s, found.pauses_s
-    if usual_s is None or steps_s is None or pauses_s is None:
-        return None
+    if slowdown is not None and slowdown.slow_s > SLOW * usual_s:
+        since, until = found.first_at, found.last_at
+        slow_s = min(slowdown.count_lost(since, until), pauses_s)
+        steps_s, pauses_s = steps_s + slow_s, pauses_s - slow_s
     phases = {name: spans.get(name, 0.0) for name in PHASES}
     fits = min(1.0, pauses_s / max(sum(phases.values()), 1e-9))
     gap_s = max(pauses_s - sum(phases.values()), 0.0)  # slow steps, or pauses that no line explains
@@ -112,6 +125,7 @@ def measure_readings(
     steps: Collection[int],
     spans: Mapping[str, float],
     total: int | None = None,
+    slowdown: Slowdown | None = None,
     *,
     is_traced: bool = False,
 ) -> Readings | None:
@@ -138,7 +152,10 @@ def measure_readings(
     if before == 1 and not own and pace_s == pace_s:
         before, own, own_s = 0, 1, pace_s  # it took as long as the next ones
     # Between the first and the last.
-    took_s = inner["took_s"].mask(~inner["is_told"] & (inner["took_s"] > SLOW * pace_s), pace_s)
+    usual_s = pd.Series(pace_s, index=inner.index)
+    if slowdown is not None:
+        usual_s[slowdown.mark(inner["attempt"], inner["step"])] = slowdown.slow_s
+    took_s = inner["took_s"].mask(~inner["is_told"] & (inner["took_s"] > SLOW * usual_s), usual_s)
     timed_s = float((took_s * inner["count"]).sum())
     num_timed = min(int(inner["count"].sum()), last - first)
     missing = last - first - num_timed

@@ -20,9 +20,18 @@ from vjob.reports.analysis.readings import (
     TRACE,
     Readings,
     bound_share,
+    choose_counter,
     limit,
     measure_readings,
     read_counter,
+)
+from vjob.reports.analysis.slowdown import (
+    COLUMNS,
+    SUMS,
+    Slowdown,
+    find_slowdown,
+    list_counted,
+    list_paces,
 )
 
 FAR = 6.0
@@ -170,7 +179,7 @@ def _find_cause(steps: pd.DataFrame, attempt: str, step: int) -> tuple[int | Non
     """Return the rank and the kind of work that grew most against its own median in a step."""
     if steps.empty:
         return None, ""
-    kinds = [name for name in steps.columns if name.endswith("_s") and name not in _SUMS]
+    kinds = [name for name in steps.columns if name.endswith("_s") and name not in SUMS]
     own = steps[steps["attempt"] == attempt]
     usual = own.groupby("rank")[kinds].median()
     then = own[own["step"] == step].set_index("rank")[kinds]
@@ -179,9 +188,6 @@ def _find_cause(steps: pd.DataFrame, attempt: str, step: int) -> tuple[int | Non
         return None, ""
     rank, name = grown.idxmax()
     return int(rank), str(name)[:-2]
-
-
-_SUMS = ("begin_s", "took_s", "first_s", "last_s", "wait_s", "work_s")
 
 
 def measure_bubbles(steps: pd.DataFrame) -> pd.DataFrame:
@@ -242,6 +248,7 @@ class Goodput:
     between_s: float
     """Seconds between the end of an attempt and the start of the next one."""
     source: str
+    slowdown: Slowdown | None
 
     @property
     def useful_s(self) -> float:
@@ -310,7 +317,19 @@ def measure_goodput(
     steps = times.assign(order=times["attempt"].map(order)).sort_values(["step", "order"])
     steps["all_s"] = _count_once(steps)
     steps["again_s"] = steps["all_s"] * count_repeated(steps, every, labels) / steps["count"]
-    attempts = []
+    attempts, judged, paces = [], {}, [pd.DataFrame(columns=COLUMNS)]
+    for label in labels:
+        own = times[times["attempt"] == label]
+        is_traced = source == TRACE and bool(own["begin_s"].notna().any())
+        own_counts = (counts or {}).get(label, {})
+        ranks = exits[exits["attempt"] == label] if len(exits) else exits
+        judged[label] = _judge(label, iterations, ranks, own_counts, own, is_traced)
+        counter = None if is_traced else choose_counter(own_counts.values())
+        if counter is not None:
+            paces.append(list_counted(label, counter, judged[label]))
+        elif len(own):
+            paces.append(list_paces(own, _list_written(iterations, label), zero_s))
+    slowdown = find_slowdown(pd.concat([one for one in paces if len(one)] or paces))
     for label in labels:
         own = steps[steps["attempt"] == label]
         ranks = exits[exits["attempt"] == label] if len(exits) else exits
@@ -326,12 +345,13 @@ def measure_goodput(
         own_spans = {} if is_traced else (spans or {}).get(label, {})
         counted = None
         if not is_traced:
-            counted = read_counter((counts or {}).get(label, {}).values(), own_spans)
+            counted = read_counter((counts or {}).get(label, {}).values(), own_spans, slowdown)
         found = counted or measure_readings(
             own,
             [int(step) for step in own_steps],
             own_spans,
             total,
+            slowdown,
             is_traced=is_traced,
         )
         again_s = float(own["again_s"].sum())
@@ -359,9 +379,7 @@ def measure_goodput(
                 ended=max(ends, default=None),
                 ran=ran,
                 first_step=int(own_steps.min()) if len(own_steps) else None,
-                steps=_judge(
-                    label, iterations, ranks, (counts or {}).get(label, {}), own, is_traced
-                ),
+                steps=judged[label],
                 readings=found,
                 outcome=outcomes.get(label, ""),
                 may_s=found.may_s if found is not None else 0.0,
@@ -386,7 +404,16 @@ def measure_goodput(
         wall_s=max(stops) - min(starts) if known else None,
         between_s=between,
         source=source,
+        slowdown=slowdown,
     )
+
+
+def _list_written(iterations: pd.DataFrame, label: str) -> pd.Series[float]:
+    """Return the times at which an attempt's lines about steps were written, by step."""
+    if iterations.empty:
+        return pd.Series(dtype=float)
+    own = iterations[iterations["attempt"] == label].drop_duplicates("step", keep="last")
+    return own["written"].astype(float).set_axis(own["step"].astype(float))
 
 
 def _judge(

@@ -12,7 +12,7 @@ import re
 import signal
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Iterable, Mapping
+from typing import Any, Iterable, Mapping, Tuple
 
 from varuna_core.facts import legacy
 from varuna_core.facts.cause import OF_RANK, Actor, End, EndCause, parse_cause, parse_end
@@ -90,6 +90,19 @@ class Outcome:
     missing_ranks: list[int]
     """Ranks that left no exit file."""
     ended: float
+
+
+def count_ends(exits: Iterable[Tuple[int, bool]], world: int = 0) -> str:
+    """Return `1 failed, 5 stopped, 2 left no exit` from the exit code and `stopped` of ranks; a
+    `world` of 0 means not known."""
+    ends = list(exits)
+    counts = {
+        "ended well": sum(code == 0 for code, _ in ends),
+        "failed": sum(code != 0 and not stopped for code, stopped in ends),
+        "stopped": sum(code != 0 and stopped for code, stopped in ends),
+        "left no exit": world - len(ends),
+    }
+    return ", ".join(f"{count} {word}" for word, count in counts.items() if count > 0)
 
 
 def rank_exit(

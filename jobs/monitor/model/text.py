@@ -10,6 +10,7 @@ from typing import Any
 from varuna_core.facts.cause import EndCause
 from varuna_core.facts.known import NotKnown, Value, as_json
 from varuna_core.facts.sentences import PHRASES
+from varuna_core.records.exits import count_ends
 from varuna_core.records.formatting import format_duration, format_pace
 from varuna_core.records.logs.tail import clean, clean_name, fold
 from vjob.jobs.monitor.model.snapshot import (
@@ -177,16 +178,9 @@ def _render_job(job: JobRow) -> str:
 
 def _count_ends(snapshot: Snapshot) -> str:
     """`: 1 failed, 5 stopped, 2 left no exit`."""
-    exits = [rank.exit for rank in snapshot.ranks if rank.exit is not None]
-    counts = {
-        "ended well": sum(item.code == 0 for item in exits),
-        "failed": sum(item.code != 0 and not item.stopped for item in exits),
-        "stopped": sum(item.code != 0 and item.stopped for item in exits),
-    }
-    if snapshot.outcome is not None and snapshot.world:
-        counts["left no exit"] = snapshot.world - len(exits)
-    words = [f"{count} {word}" for word, count in counts.items() if count > 0]
-    return f": {', '.join(words)}" if words else ""
+    exits = [(one.exit.code, one.exit.stopped) for one in snapshot.ranks if one.exit is not None]
+    words = count_ends(exits, (snapshot.world or 0) if snapshot.outcome is not None else 0)
+    return f": {words}" if words else ""
 
 
 def format_progress(snapshot: Snapshot) -> str:

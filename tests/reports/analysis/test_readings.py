@@ -192,14 +192,15 @@ EVALUATIONS: list[tuple[str, list[str], list[str]]] = [
     # Lines for each {0}, a step, {1}, a loss; and what the findings say of losses.
     ("nanoGPT", ["iter {0}: loss {1:.4f}, time 130.22ms, mfu 5.00%",
                  "step {0}: train loss {1:.4f}, val loss 9{1:.4f}"],
-     ["The loss went from 3 to 1, at best 1.",
-      "The val loss went from 93 to 91, at best 91 at step 30."]),
+     ["The loss was 3 at first and 1 at last, at best 1.",
+      "The val loss was 93 at first and 91 at last, at best 91 at step 30."]),
     ("JSON", ['{{"step": {0}, "loss": {1}}}', '{{"step": {0}, "eval_loss": 9, "eval_acc": {1}}}'],
-     ["The loss went from 3 to 1, at best 1.",
-      "The eval loss went from 9 to 9, at best 9 at step 10."]),
+     ["The loss was 3 at first and 1 at last, at best 1.",
+      "The eval loss was 9 at first and 9 at last, at best 9 at step 10."]),
     ("beside", ["Epoch {0} step {0} loss {1} test_accuracy {1}", "valid_loss: {1}5"],
-     ["The loss went from 3 to 1, at best 1.", "The test accuracy went from 3 to 1.",
-      "The val loss went from 3.05 to 1.05, at best 1.05 at step 30."]),
+     ["The loss was 3 at first and 1 at last, at best 1.", 
+      "The test accuracy was 3 at first and 1 at last.",
+      "The val loss was 3.05 at first and 1.05 at last, at best 1.05 at step 30."]),
 ]  # fmt: skip
 
 

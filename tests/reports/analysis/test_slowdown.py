@@ -1,0 +1,123 @@
+"""Steps that became slower: found where they did, and nowhere else; and curves beside noise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.reports.analysis.test_readings import BEGAN, Lines, write_counts, write_run
+from vjob.reports.analysis.findings import Finding, find_all
+from vjob.reports.analysis.headline import list_facts
+from vjob.reports.analysis.measures import Analysis, analyse
+from vjob.reports.analysis.slowdown import COLUMNS, find_slowdown
+from vjob.reports.analysis.trend import measure_trend
+from vjob.reports.load.tables import load_job
+
+
+def build_paces(took: Sequence[float]) -> pd.DataFrame:
+    end, steps = np.cumsum(took), np.arange(2, len(took) + 2)
+    table = {"attempt": "0", "first": steps, "last": steps, "begin_at": end - took, "end_at": end}
+    return pd.DataFrame({**table, "took_s": took, "count": 1})[COLUMNS]
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1), num=st.integers(3, 200), noise=st.floats(0, 0.6),
+    warm_up=st.integers(0, 60), every=st.integers(3, 40), long=st.floats(1, 40),
+    level=st.floats(1, 20),
+)  # fmt: skip
+def test_steps_with_noise_a_warm_up_and_pauses_did_not_become_slower(
+    seed: int, num: int, noise: float, warm_up: int, every: int, long: float, level: float
+) -> None:
+    """A compilation, evaluations, saves, and steps that are quicker once all data are read."""
+    took = np.exp(np.random.default_rng(seed).normal(0, noise, num))
+    took[every - 1 :: every] *= long
+    took[:warm_up] *= level
+    assert find_slowdown(build_paces(took)) is None
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1), num=st.integers(60, 200), noise=st.floats(0, 0.08),
+    at=st.floats(0.2, 0.8), ratio=st.floats(1.6, 20), every=st.integers(20, 40),
+    lasts=st.booleans(),
+)  # fmt: skip
+def test_steps_that_became_slower_are_found_with_their_step(
+    seed: int, num: int, noise: float, at: float, ratio: float, every: int, lasts: bool
+) -> None:
+    took = np.exp(np.random.default_rng(seed).normal(0, noise, num))
+    took[every - 1 :: every] *= 3
+    begin = int(at * num)
+    end = num if lasts else min(begin + num // 4, num)
+    took[begin:end] *= ratio
+    found = find_slowdown(build_paces(took))
+    assert found is not None and len(found.stretches) == 1
+    assert abs(found.stretches[0].first - (begin + 2)) <= 2
+    assert found.ratio == pytest.approx(ratio, rel=0.2)
+    assert found.lasts == (end == num) and not found.is_gradual
+
+
+def test_steps_that_grow_slower_and_slower_have_no_step_from_which_on() -> None:
+    found = find_slowdown(build_paces(np.linspace(1, 4, 100)))
+    assert found is not None and found.is_gradual
+    assert found.paces == "1.061 s each at first, 3.939 s at last"
+
+
+def read(folder: Path, lines: Lines) -> tuple[Analysis, dict[str, Finding]]:
+    if lines:
+        write_run(folder, lines)
+    job = load_job(folder)
+    analysis = analyse(job)
+    return analysis, {one.rule: one for one in find_all(job, analysis)}
+
+
+SLOWED = [(12.0 + step if step <= 20 else 32.0 + 4 * (step - 20), f"step {step}/36 loss 1.0")
+          for step in range(1, 37)]  # fmt: skip
+
+
+def test_a_run_that_slowed_down_halfway_says_so_with_what_came_with_it(tmp_path: Path) -> None:
+    """Its report had a median of 1 s, and the slow steps were time that nothing accounts for."""
+    analysis, found = read(tmp_path, SLOWED)
+    assert found["slower"].sentence == (
+        "Steps became 4.0 times slower from step 21 (22:13:52 UTC) on, and stayed so: 1 s each "
+        "before, 4 s then; it is not known why."
+    )
+    assert "no samples" in found["slower"].evidence and found["slower"].cause == "slowdown"
+    assert found["slower"].lost_s == pytest.approx(48.0)
+    facts = {fact.name: fact.value for fact in list_facts(analysis.headline)}
+    assert facts["steps"] == "36 of 36, 1 s each before step 21, 4 s from there on"
+    assert analysis.goodput.useful_s == pytest.approx(84.0) and not analysis.outliers
+    samples = [
+        {"time": BEGAN + at, "gpus": [], "cpu_percent": 95.0 if at > 32 else 30.0}
+        for at in range(10, 100, 5)
+    ]
+    text = "".join(json.dumps(one) + "\n" for one in samples)
+    (tmp_path / "attempt-0/n000.gpu.jsonl").write_text(text)
+    _, found = read(tmp_path, [])
+    assert "; with it the processors of n000 were 95 % busy, 30 % before." in (
+        found["slower"].sentence
+    )
+    assert found["slower"].values["changes"][0]["what"] == "processors"
+
+
+def test_counted_steps_with_a_pace_are_not_called_untimed(tmp_path: Path) -> None:
+    """A line said that nothing tells how long a step took, beside how long one took."""
+    write_run(tmp_path, [(50.0, "step 30/70 loss 1.0")])
+    write_counts(tmp_path / "attempt-0", 70, 15)
+    analysis, found = read(tmp_path, [])
+    assert "1 s each" in {fact.name: fact.value for fact in list_facts(analysis.headline)}["steps"]
+    assert "steps not known" not in found
+
+
+@pytest.mark.parametrize("num", [8, 30, 300])
+def test_a_curve_goes_somewhere_only_beyond_its_noise(num: int) -> None:
+    noise = np.random.default_rng(num).normal(0, 0.1, num)
+    assert measure_trend(list(5 + noise)).is_clear is False
+    found = measure_trend(list(np.linspace(3, 1, num) + noise))
+    assert found.is_clear and found.first == pytest.approx(3, abs=0.5)
+    assert measure_trend([3.0, 1.0]).is_clear is None
