@@ -43,8 +43,8 @@ def test_steps_with_noise_a_warm_up_and_pauses_did_not_become_slower(
 
 
 @given(
-    seed=st.integers(0, 2**32 - 1), num=st.integers(60, 200), noise=st.floats(0, 0.08),
-    at=st.floats(0.2, 0.8), ratio=st.floats(1.6, 20), every=st.integers(20, 40),
+    seed=st.integers(0, 2**32 - 1), num=st.integers(60, 200), noise=st.floats(0, 0.06),
+    at=st.floats(0.2, 0.8), ratio=st.floats(2, 20), every=st.integers(20, 40),
     lasts=st.booleans(),
 )  # fmt: skip
 def test_steps_that_became_slower_are_found_with_their_step(
