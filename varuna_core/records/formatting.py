@@ -12,7 +12,7 @@ def format_duration(seconds: float) -> str:
     """`42 s`, `12 min`, `2 h 5 min`, `3 d 4 h`; `ever` where it is not finite."""
     if not math.isfinite(seconds):
         return "ever"
-    if seconds < 0.95:
+    if seconds < 1:
         return "less than 1 s" if seconds > 0 else "0 s"
     if seconds < 9.5:
         return f"{seconds:.2g} s"

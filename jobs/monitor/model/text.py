@@ -17,6 +17,7 @@ from vjob.jobs.monitor.model.snapshot import (
     ENDED,
     FORMAT,
     Echo,
+    Health,
     JobRow,
     Line,
     Node,
@@ -26,7 +27,8 @@ from vjob.jobs.monitor.model.snapshot import (
 )
 
 MANY_NODES = 16
-NUM_POINTS = 20
+NUM_POINTS = 5
+"""More would push the verdict off a terminal of 24 lines."""
 NUM_ERRORS = 10
 NUM_EVIDENCE = 3
 TELLS_RECORD = ("refused", "done", "dead")
@@ -62,7 +64,10 @@ def render(snapshot: Snapshot, verdict: Verdict | None, *, all_nodes: bool) -> s
     """Text for a terminal or a mail: what matters first, then the last lines of each node."""
     nodes = snapshot.nodes if all_nodes else choose_nodes(snapshot, verdict)
     shown = verdict.evidence[:NUM_EVIDENCE] if verdict is not None else ()
-    others = [line for line in snapshot.errors if line not in shown]
+    is_cancel = verdict is not None and verdict.health is Health.CANCELLED
+    # The batch script's lines say once more that somebody ended it.
+    errors = (x for x in snapshot.errors if x.rank is not None or not is_cancel)
+    others = [line for line in errors if line not in shown]
     lines = [*_render_head(snapshot, verdict), *_render_errors(others)]
     is_over = verdict.health in ENDED if verdict is not None else snapshot.record_state == "ended"
     for node in nodes:
@@ -70,7 +75,8 @@ def render(snapshot: Snapshot, verdict: Verdict | None, *, all_nodes: bool) -> s
     num_hidden = len(snapshot.nodes) - len(nodes)
     if num_hidden:
         lines.append(f"and {num_hidden} more nodes; --all shows them")
-    lines += _render_script(snapshot)
+    if not (is_cancel and nodes):
+        lines += _render_script(snapshot)
     lines += _render_items(snapshot)
     lines += _render_settings(snapshot.echoes)
     lines += _render_times(snapshot.progress)

@@ -38,7 +38,7 @@ ROW = {
 def test_in_a_pipe_a_message_is_whole_and_one_line() -> None:
     assert render([ROW]).endswith(MESSAGE)
     table = render([{**ROW, "message": "refused:\n    sbatch: error: x\n  lower count"}])
-    assert table.splitlines()[1].endswith("  refused: sbatch: error: x lower count")
+    assert table.splitlines()[1].endswith("  refused: sbatch: error: x; lower count")
 
 
 @pytest.mark.parametrize("width", [30, 59, 80, 100, 200])

@@ -36,8 +36,9 @@ def clean(text: str) -> str:
 
 
 def fold(text: str) -> str:
-    """`clean` on one line, each run of white space as one space."""
-    return clean(" ".join(text.split()))
+    """`clean` on one line, lines after semicolons, and each run of white space as one space."""
+    joined = re.sub(r"(?<=[\w)\]'\"`])\s*\n\s*(?=\S)", "; ", text)
+    return clean(" ".join(joined.split()))
 
 
 def clean_name(text: str) -> str:

@@ -127,6 +127,17 @@ def test_evidence_that_the_reason_has_already_is_shown_once() -> None:
     assert lines[1:3] == [f"  {reason}", "    n1 rank 5 | y"]
 
 
+def test_a_run_that_somebody_cancelled_shows_no_errors_of_the_batch_script() -> None:
+    said = replace(LINE, text="stopping the attempt: SIGTERM", node="", rank=None)
+    outcome = Outcome(143, "SIGTERM from outside", None, None, None, [], 1.0)
+    ended = make(errors=(said,), outcome=outcome, scheduler_lines=("code 143",))
+    cancelled = Verdict(health=Health.CANCELLED, main=Finding("x"))
+    shown = render(ended, cancelled, all_nodes=False)
+    assert "errors" not in shown and "batch script" not in shown
+    failed = render(ended, replace(cancelled, health=Health.DEAD), all_nodes=False)
+    assert "stopping the attempt" in failed and "batch script" in failed
+
+
 def test_a_silent_scheduler_is_told_with_the_age_of_its_word() -> None:
     jobs = (JobRow(id="77", state="UNKNOWN", word="TELEPORTING"),)
     silent = Scheduler(name="slurm", jobs=jobs, age_s=300.0, problem="squeue hangs")
