@@ -160,6 +160,10 @@ def judge_steps(
     by_lines = _take_lines(lines, ranks)
     if lines.unit == "epoch" and not own.is_captured:
         fit = fit if fit is not None and fit.unit is Unit.SEVERAL else None
+    is_evenly = fit is not None and fit.unit in (Unit.PART, Unit.SEVERAL)
+    if not own.is_captured and not is_evenly and _starts_again(lines, own):
+        total = NotKnown("the lines count again from the start, as a bar of each epoch does")
+        return Steps(done, total, done, own.last_at, Source.COUNTER, None, lines.step, ranks)
     if fit is None:
         if own.is_captured or (lines.unit == "step" and _may_be_steps(lines, own)):
             return _with(by_lines, done=done)
@@ -177,6 +181,14 @@ def judge_steps(
     return Steps(
         done, _convert(lines, fit), done, own.last_at, Source.COUNTER, fit, lines.step, ranks
     )
+
+
+def _starts_again(lines: Lines, counts: StepCounts) -> bool:
+    """Return True if so many steps were done that the lines reached their total before, as a bar of
+    each epoch does; fewer may be of a warm-up without lines."""
+    if lines.total is None or lines.step > lines.total:
+        return False
+    return counts.count - max(lines.step, LEAST_STEPS) >= lines.total
 
 
 def _may_be_steps(lines: Lines, counts: StepCounts) -> bool:
