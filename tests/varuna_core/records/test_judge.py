@@ -58,6 +58,8 @@ CASES = [
     Case("at most the total", lines([20, 29, 30], total=30), 31, 30, 30),
     Case("a bar of each epoch", lines(range(1, 13), base=64, total=32), 76, 76, None,
          unit=None, other=12),
+    Case("a number that falls", lines([20, 29, 8, 17], per_step=0.3), 76, 76, None,
+         unit=None, other=17),
     Case("warm-up without lines", lines(range(1, 31), base=-10, total=30), 40, 30, 30),
     Case("micro-batches", lines(range(8, 120, 8), per_step=4, total=400), 30, 30, 100,
          unit=Unit.PART, other=112),

@@ -185,10 +185,11 @@ def judge_steps(
 
 def _starts_again(lines: Lines, counts: StepCounts) -> bool:
     """Return True if so many steps were done that the lines reached their total before, as a bar of
-    each epoch does; fewer may be of a warm-up without lines."""
-    if lines.total is None or lines.step > lines.total:
+    each epoch does; fewer may be of a warm-up without lines. Without a total: twice their number."""
+    if lines.total is not None and lines.step > lines.total:
         return False
-    return counts.count - max(lines.step, LEAST_STEPS) >= lines.total
+    most = lines.step if lines.total is None else lines.total
+    return counts.count - max(lines.step, LEAST_STEPS) >= most
 
 
 def _may_be_steps(lines: Lines, counts: StepCounts) -> bool:
