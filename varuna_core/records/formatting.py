@@ -41,7 +41,7 @@ def format_seconds(seconds: float) -> str:
 
 def format_pace(seconds: float) -> str:
     """Time of a step: `8.52 ms`, `0.305 s`, `12.4 s`, `12 min`."""
-    return f"{seconds:.3g} s" if 0.1 <= seconds < 120 else format_seconds(seconds)
+    return f"{seconds:.3g} s" if 0.01 <= seconds < 120 else format_seconds(seconds)
 
 
 def format_share(share: float) -> str:
