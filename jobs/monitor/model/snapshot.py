@@ -106,9 +106,12 @@ class Point:
 def name_step(
     step: int, total: int | None = None, *, is_counted: bool = False, unit: str = "step"
 ) -> str:
-    """`step 30 of 50`, or `30 optimizer steps` where only their number is known."""
-    counted = f"{step} optimizer step{'' if step == 1 else 's'}"
-    return (counted if is_counted else f"{unit} {step}") + (f" of {total}" if total else "")
+    """`step 30 of 50`, or `30 optimizer steps of this attempt` where only their number is known."""
+    whole = f" of {total}" if total else ""
+    if not is_counted:
+        return f"{unit} {step}{whole}"
+    plural = "" if total is None and step == 1 else "s"
+    return f"{step}{whole} optimizer step{plural}{'' if whole else ' of this attempt'}"
 
 
 PACE_STEPS = 10

@@ -410,6 +410,7 @@ def _by_root(snapshot: Snapshot, decided: End) -> Cause | None:
     said = outcome.reason if outcome is not None else ""
     # What srun printed as it ended the others explains nothing; an agent's line stands in `said`.
     is_told = said and (root.kind == REFUSED_BY_VJOB or not is_proof(root, Proof.CAUSE))
+    is_told = is_told or _quotes(said, root)
     reason = said if is_told else join([format_root(root), said], "; ")
     reason = reason or format_root(root)
     end = (
@@ -419,6 +420,12 @@ def _by_root(snapshot: Snapshot, decided: End) -> Cause | None:
     return Cause(
         end=end, reason=reason, line=root, node=root.node, rank=root.rank, remedies=remedies
     )
+
+
+def _quotes(said: str, line: Line) -> bool:
+    """True where the sentence has the line, with or without the name before its colon."""
+    text = format_line(line)
+    return any(len(one) > 20 and one[:60] in said for one in (text, text.partition(": ")[2]))
 
 
 def end_of_line(snapshot: Snapshot, line: Line) -> End:

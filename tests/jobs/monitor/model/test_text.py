@@ -26,6 +26,7 @@ from vjob.jobs.monitor.model.snapshot import (
     Scheduler,
     Snapshot,
     Verdict,
+    name_step,
 )
 from vjob.jobs.monitor.model.text import choose_nodes, render, render_json
 
@@ -143,6 +144,12 @@ def test_a_silent_scheduler_is_told_with_the_age_of_its_word() -> None:
     silent = Scheduler(name="slurm", jobs=jobs, age_s=300.0, problem="squeue hangs")
     said = render(make(scheduler=silent), None, all_nodes=False)
     assert "  no answer: squeue hangs; what follows is 5 min old\n  job 77  TELEPORTING\n" in said
+
+
+def test_a_count_of_this_attempt_says_so() -> None:
+    """A script that went on from step 250 was at 65 optimizer steps."""
+    assert name_step(65, is_counted=True) == "65 optimizer steps of this attempt"
+    assert name_step(1, 2, is_counted=True) == "1 of 2 optimizer steps"
 
 
 def test_of_many_nodes_those_that_matter_are_shown() -> None:

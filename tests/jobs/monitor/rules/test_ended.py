@@ -227,6 +227,13 @@ def test_a_lost_node_is_a_cause() -> None:
     assert verdict.end is not None and verdict.main.cause is verdict.end.cause
 
 
+def test_a_line_that_the_record_quotes_is_said_once() -> None:
+    what = "Error: initializing source docker://a/b:latest: no such host"
+    outcome = make_outcome(1, f"not ready: n000: container: podman exited 125: {what}")
+    line = make_line(f"vjob bash: {what}", node="n000")
+    assert judge(over(healthy(), outcome=outcome, errors=(line,))).reason == outcome.reason
+
+
 def test_a_batch_script_that_never_ran_says_why() -> None:
     snapshot = over(healthy(progress=None, nodes=(), ranks=(), attempt=None), "FAILED")
     jobs = (JobRow(id="4711", state="FAILED", exit_code="0:53", end_cause="no-output"),)
