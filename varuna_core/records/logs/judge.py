@@ -185,7 +185,7 @@ def judge_steps(
 
 def _starts_again(lines: Lines, counts: StepCounts) -> bool:
     """Return True if so many steps were done that the lines reached their total before, as a bar of
-    each epoch does; fewer may be of a warm-up without lines. Without a total: twice their number."""
+    each epoch does, or without a total twice their number; fewer may be of a warm-up."""
     if lines.total is not None and lines.step > lines.total:
         return False
     most = lines.step if lines.total is None else lines.total
