@@ -16,10 +16,11 @@ import numpy as np
 import pandas as pd
 
 from varuna_core.facts.hang import HangAction
-from varuna_core.facts.known import NotKnown, Value, Within, value_of
+from varuna_core.facts.hardware import is_grave
+from varuna_core.facts.known import Evidence, NotKnown, Value, Within, value_of
 from varuna_core.facts.not_covered import describe_lack
 from varuna_core.facts.remedy import SPELLINGS, Action, Context, Remedy, Target, render
-from varuna_core.facts.sentences import describe_hang
+from varuna_core.facts.sentences import describe_fault, describe_hang
 from varuna_core.plugins import list_plugins, load_plugin
 from varuna_core.plugins.installed import warn_once
 from varuna_core.records.exits import count_ends
@@ -309,6 +310,54 @@ def _price(finding: Finding, analysis: Analysis) -> Finding:
         text += f", {cost * share:.2f} of {cost:.2f} at the conf's prices"
     weight = finding.weight if finding.weight >= MUST else share
     return replace(finding, weight=weight, cost=text)
+
+
+def _on_hardware(job: Job, analysis: Analysis) -> Iterator[Finding]:
+    """Yield findings on faults that the samples tell, and on GPUs that they could not read."""
+    found = [(one, fault) for one in job.hardware for fault in one.faults.values()]
+    found.sort(key=lambda item: (not is_grave(item[1]), float(item[1].values["since"])))
+    for one, fault in found[:MOST_NAMED]:
+        since = float(fault.values["since"])
+        longer = _compute_growth(job, analysis, since)
+        effect = "; not known what it cost"
+        if longer > 1 + MUCH:
+            effect = f"; steps took {longer:.2f} times as long from then on"
+        elif longer > 0:
+            effect = "; steps took no longer from then on"
+        yield Finding(
+            rule="hardware",
+            values={"node": one.node, "fault": fault.rule, **fault.values},
+            weight=MUST if is_grave(fault) else 0.5,
+            sentence=f"{describe_fault(fault, one.node)}, first seen at "
+            f"{datetime.fromtimestamp(since, timezone.utc):%H:%M:%S} UTC{effect}.",
+            evidence=_quote(fault.evidence[0]),
+            key=_spell_exclude(job, one.node) if is_grave(fault) else "",
+            cause="hardware" if longer > 1 + MUCH else "",
+            lost_s=1.03 * max(0.0, 1 - 1 / longer) * analysis.accounting.stepping_s
+            if longer > 1
+            else 0.0,  # why its node is slow
+        )
+    more = len(found) - MOST_NAMED
+    if more > 0:
+        yield Finding(
+            rule="more faults", weight=0.0, sentence=f"{more} more faults of hardware.",
+            evidence="as above", key="",
+        )  # fmt: skip
+    for one in job.hardware:
+        for reason, count in one.unread.items():
+            yield Finding(
+                rule="GPUs not read",
+                values={"node": one.node, "reason": reason, "samples": count},
+                weight=0.4,
+                sentence=f"The GPUs of {one.node} were not read in {count} samples, so nothing is "
+                f"known of them there: {reason}.",
+                evidence="the samples of that node",
+                key="",
+            )
+
+
+def _quote(evidence: Evidence) -> str:
+    return f"{evidence.source}: {evidence.text}" if evidence.text else evidence.source
 
 
 def _on_pipeline(job: Job, analysis: Analysis) -> Iterator[Finding]:
@@ -792,6 +841,7 @@ def _on_silence(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 MAKERS = (
     _on_end,
+    _on_hardware,
     _on_silence,
     _on_pipeline,
     _on_balance,
@@ -820,6 +870,7 @@ CAUSES = (
     "checkpoint",
     "GPU idle",
     "throttle",
+    "hardware",
     "communication",
     "restarts",
     "start",
@@ -1147,13 +1198,13 @@ def _on_swap(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 
 def _compute_growth(job: Job, analysis: Analysis, since: float) -> float:
-    """Return the median step after the time `since` over that before; 1 if steps are too few."""
+    """Return the median step after the time `since` over that before; 0 if steps are too few."""
     later = analysis.times[analysis.times.duplicated("attempt")]
     is_after = later["begin_s"].astype(float) + job.traces.zero_ns / 1e9 > since
     if min(is_after.sum(), (~is_after).sum()) < LEAST_STEPS:
-        return 1.0
+        return 0.0
     before = float(later["took_s"][~is_after].median())
-    return float(later["took_s"][is_after].median()) / before if before else 1.0
+    return float(later["took_s"][is_after].median()) / before if before else 0.0
 
 
 def _on_unused_memory(job: Job, analysis: Analysis) -> Iterator[Finding]:

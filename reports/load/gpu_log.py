@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from varuna_core.facts.finding import Finding
+from varuna_core.facts.hardware import parse_fault
 from varuna_core.records.files import parse_json
 from varuna_core.records.logs.gpu_text import is_heading, parse_heading, parse_line
 from vjob.reports.load.blocks import BlockReader, Thinned
@@ -17,7 +20,35 @@ HOST = {"cpu_percent": "cpu_percent", "swap_mb": "swap_used_mb"}
 """Columns of the node, with the same value for all its GPUs, and their names in our JSON lines."""
 
 
-def read_gpus(attempt: str, node: str, path: Path) -> tuple[list[dict[str, Any]], int]:
+@dataclass(frozen=True)
+class NodeFaults:
+    """What the samples of a node tell of its hardware, beside the readings."""
+
+    attempt: str
+    node: str
+    faults: dict[tuple[str, str, str], Finding] = field(default_factory=dict)
+    """The last state of each fault, by kind, part and number or detail."""
+    unread: dict[str, int] = field(default_factory=dict)
+    """Samples in which no GPU could be read, by the reason."""
+
+    def add(self, text: str) -> None:
+        """Note what a line of samples has of these."""
+        if '"faults"' not in text and '"gpus_not_known"' not in text:
+            return
+        value = parse_json(text)
+        if not isinstance(value, dict):
+            return
+        if reason := str(value.get("gpus_not_known") or "")[:200]:
+            self.unread[reason] = self.unread.get(reason, 0) + 1
+        rows = value.get("faults")
+        for row in rows if isinstance(rows, list) else ():
+            one = parse_fault(row) if isinstance(row, dict) else None
+            if one is not None:
+                more = one.values.get("code") or one.values.get("detail")
+                self.faults[one.rule, one.values["part"], str(more)] = one
+
+
+def read_gpus(path: Path, beside: NodeFaults) -> tuple[list[dict[str, Any]], int]:
     """Return rows (attempt, node, time, gpu, name, temperature, utilization, memory_used_mb,
     memory_total_mb, power_w, throttle, and the columns HOST; None if not known), and the number of
     lines that could not be parsed."""
@@ -30,6 +61,8 @@ def read_gpus(attempt: str, node: str, path: Path) -> tuple[list[dict[str, Any]]
                 continue
             if path.name.endswith(".jsonl"):
                 found = _parse_sample(text)
+                if found is not None:
+                    beside.add(text)
             else:
                 has_heading = is_heading(text)
                 time = parse_heading(text) if has_heading else time
@@ -38,7 +71,7 @@ def read_gpus(attempt: str, node: str, path: Path) -> tuple[list[dict[str, Any]]
                 skipped += 1
                 continue
             for row in found:
-                rows.append({"attempt": attempt, "node": node, **row})
+                rows.append({"attempt": beside.attempt, "node": beside.node, **row})
     return rows.rows, skipped + blocks.skipped
 
 

@@ -29,7 +29,7 @@ from varuna_core.records.record import ENDED, REFUSED, format_commit, read_recor
 from varuna_core.records.record import read_events as read_history
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from varuna_core.records.training import Training, read_training
-from vjob.reports.load.gpu_log import read_gpus
+from vjob.reports.load.gpu_log import NodeFaults, read_gpus
 from vjob.reports.load.kineto import fold_files
 from vjob.reports.load.log_settings import (
     MissingNodes,
@@ -186,6 +186,8 @@ class Job:
     partitions: dict[str, str]
     """The partition that the log of each attempt prints."""
     gpus: pd.DataFrame
+    hardware: tuple[NodeFaults, ...]
+    """Faults that samples tell, and what they could not read; one for a node and attempt."""
     history: list[dict[str, Any]]
     """The events of events*.jsonl in order of time."""
     exits: pd.DataFrame
@@ -277,9 +279,11 @@ def load_job(
     for name, lost in tables.left_out.items():
         skipped[name] = f"{lost} bytes were left out as it was written (cluster.log_limit_mb)"
     gpus: list[dict[str, Any]] = []
+    hardware: list[NodeFaults] = []
     for attempt in sources.attempts:
         for node, samples in attempt.gpus:
-            rows, bad = read_gpus(attempt.label, node, samples)
+            hardware.append(NodeFaults(attempt.label, node))
+            rows, bad = read_gpus(samples, hardware[-1])
             gpus += rows
             if bad:
                 skipped[f"{attempt.label}/{samples.name}".lstrip("/")] = f"{bad} lines skipped"
@@ -314,6 +318,7 @@ def load_job(
         job_info=tables.job_info,
         partitions=tables.partitions,
         gpus=samples_of_gpus,
+        hardware=tuple(hardware),
         history=read_history(sources.run) if sources.run is not None else [],
         exits=exits,
         counts=read_counts(sources),

@@ -45,7 +45,7 @@ from varuna_core.agent.processes.process import (
 from varuna_core.agent.processes.signals import ENDING, Signals
 from varuna_core.agent.setup.container import fill_in
 from varuna_core.agent.setup.forked_ranks import can_fork, fork_ranks
-from varuna_core.agent.setup.ranks import Meeting, RankStart, build_rank, find_indices
+from varuna_core.agent.setup.ranks import Meeting, RankStart, build_rank, find_devices
 from varuna_core.agent.setup.site import STOPPED, Site
 from varuna_core.agent.setup.standby_ranks import StandbyRanks
 from varuna_core.agent.stacks import dump_ranks
@@ -124,8 +124,9 @@ class Supervisor:
             site.attempt.node_log(site.host, "gpu.jsonl"),
             site.plan.timing.sample_s,
             accelerator if group.gpus > 0 else None,
-            find_indices(group, site.env.get(accelerator.visible_variable)),
+            find_devices(group, site.env.get(accelerator.visible_variable)),
             self._list_own,
+            self._find_mains,
         )
         self._tracker = TrackerProcess(site, self._complain)
         self._guard = Guard(

@@ -8,10 +8,12 @@ the first piece of evidence.
 
 from __future__ import annotations
 
-from typing import Callable, Iterable, Mapping, Optional
+from typing import Any, Callable, Iterable, Mapping, Optional
 
 from varuna_core.facts.cause import BY_SCHEDULER, Actor, End, EndCause
+from varuna_core.facts.finding import Finding
 from varuna_core.facts.hang import Hang, HangWitness
+from varuna_core.facts.hardware import PROGRAM_XIDS, Fault
 from varuna_core.facts.known import Evidence
 
 NOTES = "vjob"
@@ -269,3 +271,64 @@ _OWN_WORDS: Mapping[EndCause, Callable[[End], str]] = {
     EndCause.SUPERVISOR_NOT_STARTED: _with_reason,
 }
 """Causes whose clause is made of the end's own fields. All others quote their first witness."""
+
+
+def describe_fault(fault: Finding, node: str) -> str:
+    """One sentence without a full stop about a fault of hardware, as far as the driver tells it."""
+    values = fault.values
+    part = str(values["part"])
+    who = f"GPU {part} of {node}" if fault.rule.startswith("gpu-") else f"{part} of {node}"
+    ranks = values.get("ranks") or []
+    if ranks:
+        doubt = "" if values.get("ranks_sure") else ", if ranks take GPUs in order"
+        many = "rank" if len(ranks) == 1 else "ranks"
+        who += f" ({many} {', '.join(map(str, ranks[:8]))}{doubt})"
+    return f"{who} {_FAULTS[Fault(fault.rule)](values)}"
+
+
+def _times(values: Mapping[str, Any]) -> str:
+    count = values.get("count") or 1
+    return f", {count} times" if count > 1 else ""
+
+
+def _describe_xid(values: Mapping[str, Any]) -> str:
+    meaning = XIDS.get(values.get("code", 0), "a fault that NVIDIA's list explains")
+    return f"had Xid {values.get('code')}{_times(values)}: {meaning}"
+
+
+XIDS: Mapping[int, str] = {
+    **dict.fromkeys(PROGRAM_XIDS, "most often the program's own access to GPU memory"),
+    43: "the program on it was stopped",
+    45: "a process died while it used it",
+    48: "an error of its memory that could not be corrected",
+    63: "a row of its memory will be replaced at its next reset",
+    64: "a row of its memory could not be replaced",
+    74: "a link to other GPUs failed",
+    79: "it has fallen off the bus",
+    92: "many errors of its memory were corrected",
+    94: "an error of its memory ended the program on it, and no other",
+    95: "an error of its memory may have touched other programs",
+    119: "its own processor does not answer",
+    120: "its own processor failed",
+}
+"""Meanings of the numbers in NVIDIA's messages, in short."""
+_FAULTS: Mapping[Fault, Callable[[Mapping[str, Any]], str]] = {
+    Fault.LOST: lambda v: "is lost: the driver cannot reach it",
+    Fault.XID: _describe_xid,
+    Fault.KERNEL: lambda v: f"had trouble in the kernel's log{_times(v)}: {v.get('detail')}",
+    Fault.ECC: lambda v: f"has {v.get('count')} uncorrected ECC errors of this run",
+    Fault.REMAP: lambda v: (
+        "has a row of memory that could not be replaced"
+        if v.get("detail") == "failed"
+        else "replaces a row of its memory at its next reset"
+    ),
+    Fault.RESET: lambda v: f"wants a reset, says the driver: {v.get('detail')}",
+    Fault.NVLINK: lambda v: f"has {v.get('count')} {v.get('detail')} NVLinks down",
+    Fault.NVLINK_ERRORS: lambda v: f"has {v.get('count')} errors of NVLinks: {v.get('detail')}",
+    Fault.PORT_DOWN: lambda v: "has no link any more",
+    Fault.PORT_SLOW: lambda v: f"runs at {v.get('detail')}",
+    Fault.PORT_ERRORS: lambda v: f"counts errors: {v.get('detail')} grew by {v.get('count')}",
+    Fault.HOST_MEMORY: lambda v: (
+        f"(memory) counts errors: {v.get('detail')} grew by {v.get('count')}"
+    ),
+}

@@ -266,6 +266,8 @@ class Gpu:
     """Why its clock is held down: `hw_thermal`, `hw_power_brake`, ..."""
     history: tuple[float | None, ...] = ()
     """Utilization, oldest first."""
+    ranks: tuple[int, ...] = ()
+    """Ranks with a process on it; none where that is not known."""
 
     @property
     def held_down(self) -> str:
@@ -359,6 +361,8 @@ class Node:
     """Why none of its GPUs could be read in the last sample."""
     gpus_lost: tuple[int, ...] = ()
     """Numbers of GPUs of ours that the driver has and cannot reach."""
+    faults: tuple[Finding, ...] = ()
+    """Faults of its hardware since the attempt began; their rules are `Fault`s."""
     cpu_percent: float | None = None
     memory_used_mb: float | None = None
     memory_total_mb: float | None = None

@@ -294,6 +294,7 @@ class AttemptReader:
             gpus_at=None if samples is None or samples.at is None else samples.at + (offset or 0.0),
             gpus_not_known=samples.not_known if samples is not None else "",
             gpus_lost=samples.lost if samples is not None else (),
+            faults=samples.faults if samples is not None else (),
             cpu_percent=samples.cpu_percent if samples is not None else None,
             memory_used_mb=samples.memory_used_mb if samples is not None else None,
             memory_total_mb=samples.memory_total_mb if samples is not None else None,

@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from varuna_core.facts.finding import Finding
+from varuna_core.facts.hardware import parse_fault
 from varuna_core.records.files import as_number, parse_json
 from varuna_core.records.logs.gpu_text import (
     CPU,
@@ -45,6 +47,8 @@ class GpuSamples:
         """Why none could be read in the last sample."""
         self.lost: tuple[int, ...] = ()
         """GPUs that the driver could not reach in the last sample."""
+        self.faults: tuple[Finding, ...] = ()
+        """Faults of hardware as of the last sample."""
         self._note = ""
         """What the agent said of its readings."""
         self._shown: deque[bytes] = deque(maxlen=NUM_SHOWN)
@@ -121,6 +125,9 @@ class GpuSamples:
         self.not_known = str(value.get("gpus_not_known", ""))[:200]
         lost = value.get("gpus_lost")
         self.lost = tuple(x for x in lost if isinstance(x, int)) if isinstance(lost, list) else ()
+        faults = value.get("faults")
+        parsed = map(parse_fault, filter(_is_object, faults if isinstance(faults, list) else ()))
+        self.faults = tuple(one for one in parsed if one is not None)
         self._last = {}
         for gpu in gpus:
             self._keep(str(gpu.get("index", "")), gpu)
@@ -143,6 +150,10 @@ class GpuSamples:
         self._last[index] = sample
         history = self._history.setdefault(index, deque(maxlen=NUM_HISTORY))
         history.append(as_number(sample.get("utilization")))
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
 
 
 def _read_match(match: re.Match[str], history: Collection[float | None]) -> Gpu:
@@ -169,6 +180,7 @@ def _make_gpu(
         own = {pid for pid in pids if pid in ours}
         if own or not pids:  # else pids of another namespace: they tell nothing about each other
             foreign = len(pids) - len(own)
+    ranks = sample.get("ranks")
     errors, throttle = sample.get("ecc_errors"), sample.get("throttle")
     if isinstance(throttle, list):
         throttle = ", ".join(map(str, throttle))
@@ -185,4 +197,5 @@ def _make_gpu(
         ecc_errors=errors if isinstance(errors, int) else None,
         throttle=str(throttle)[:80] if throttle else "",
         history=tuple(history),
+        ranks=tuple(x for x in ranks if isinstance(x, int)) if isinstance(ranks, list) else (),
     )

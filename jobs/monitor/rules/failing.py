@@ -12,6 +12,7 @@ from typing import Any
 from varuna_core.facts.catalogue.known_line import Proof
 from varuna_core.facts.catalogue.remedies import ask_admin, do
 from varuna_core.facts.finding import Finding
+from varuna_core.facts.hardware import Fault, is_grave
 from varuna_core.facts.known import Evidence, NotKnown, Sure
 from varuna_core.facts.remedy import Action, Remedy, Target
 from varuna_core.records.exits import RankExit
@@ -274,32 +275,70 @@ def no_gpu_process(snapshot: Snapshot) -> Verdict | None:
 
 def gpu_lost(snapshot: Snapshot) -> Verdict | None:
     """The driver has a GPU of the job's and cannot reach it."""
-    lost = [(node.name, index) for node in snapshot.nodes for index in node.gpus_lost]
+    lost = [(node, index) for node in snapshot.nodes for index in node.gpus_lost]
     if not is_live(snapshot) or not lost:
         return None
-    name = lost[0][0]
-    numbers = [index for node, index in lost if node == name]
-    read = len(next(node for node in snapshot.nodes if node.name == name).gpus)
-    total = read + len(numbers)
+    node = lost[0][0]
+    numbers = [index for one, index in lost if one is node]
+    faults = [one for one in node.faults if one.rule == Fault.LOST.value]
+    sure = all(one.values.get("ranks_sure") for one in faults)
+    read = len(node.gpus)
     return failing(
         snapshot,
         "gpu lost",
         {
-            "node": name,
+            "node": node.name,
             "gpus": numbers,
+            "ranks": sorted({rank for one in faults for rank in one.values.get("ranks") or []}),
+            "ranks_sure": sure,
             "num_read": read,
-            "num_gpus": total,
-            "num_more_nodes": len({node for node, _ in lost}) - 1,
+            "num_gpus": read + len(numbers),
+            "num_more_nodes": len({one.name for one, _ in lost}) - 1,
         },
         (),
-        evidence=(Evidence("GPU samples", Sure.MEASURED, seen=read, expected=total),),
-        node=name,
+        evidence=(Evidence("GPU samples", Sure.MEASURED, seen=read, expected=read + len(numbers)),),
+        node=node.name,
         remedies=(
-            Remedy(Action.EXCLUDE, Target.NODE, name),
+            Remedy(Action.EXCLUDE, Target.NODE, node.name),
             ask_admin("to reset it"),
             *show(snapshot, Target.ERRORS),
         ),
     )
+
+
+def sick_hardware(snapshot: Snapshot) -> Verdict | None:
+    """Hardware of the job fails, and no step was done since."""
+    step_at = find_step_at(snapshot)
+    grave = [
+        (node, fault)
+        for node in snapshot.nodes
+        for fault in node.faults
+        if is_grave(fault) and fault.rule != Fault.LOST.value
+        if step_at is None or step_at <= fault.values["last"] + CLOCKS_S
+    ]
+    if not is_live(snapshot) or not grave:
+        return None
+    silence = find_silence_s(snapshot)
+    if silence is not None and silence <= job_overdue_s(snapshot):
+        return None
+    node, fault = min(grave, key=lambda one: float(one[1].values["since"]))
+    ranks = fault.values.get("ranks") or []
+    remedies = [name_node(one, node.name) for one in fault.remedies]
+    return failing(
+        snapshot,
+        "sick hardware",
+        {"node": node.name, "fault": fault, "num_more": len(grave) - 1},
+        (),
+        evidence=fault.evidence,
+        node=node.name,
+        rank=ranks[0] if ranks and fault.values.get("ranks_sure") else None,
+        remedies=(*remedies, *show(snapshot, Target.ERRORS)),
+    )
+
+
+def name_node(remedy: Remedy, node: str) -> Remedy:
+    """Return the remedy with the node's name, where it is to be left out."""
+    return replace(remedy, value=node) if remedy.action is Action.EXCLUDE else remedy
 
 
 def failing(

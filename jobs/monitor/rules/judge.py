@@ -49,6 +49,7 @@ RULES: tuple[Rule, ...] = (
     failing.saves_skipped,
     failing.disk_full,
     failing.gpu_lost,
+    failing.sick_hardware,
     failing.error_line,
     stalled.in_phase,
     stalled.stalled,
@@ -89,7 +90,7 @@ def judge(
     also = [replace(item.main, remedies=()) for item in others if _adds(item, first)]
     whole = replace(
         first,
-        others=(*also, *(one for one in list_remarks(snapshot) if not _repeats_limit(one, first))),
+        others=(*also, *(one for one in list_remarks(snapshot) if not _repeats(one, first, also))),
         context=context_of_job(snapshot),
         job=name_job(snapshot),
     )
@@ -117,10 +118,15 @@ def _adds(other: Verdict, first: Verdict) -> bool:
     return not first.health is other.health is Health.STALLED
 
 
-def _repeats_limit(remark: Finding, first: Verdict) -> bool:
-    """True for the remark on the time limit, if the verdict says that the run will not finish."""
+def _repeats(remark: Finding, first: Verdict, also: Sequence[Finding]) -> bool:
+    """True for the remark on the time limit, if the verdict says that the run will not finish, and
+    for a fault of hardware that a verdict names."""
     known = isinstance(first.main.values.get("limit_left_s"), Value)
-    return known and remark.rule == "time limit near"
+    fault = remark.values.get("fault")
+    named = fault is not None and any(
+        one.values.get("fault") == fault for one in (first.main, *also)
+    )
+    return named or (known and remark.rule == "time limit near")
 
 
 def _lasts(

@@ -9,6 +9,7 @@ from dataclasses import replace
 from varuna_core.facts.catalogue.known_line import Proof
 from varuna_core.facts.cluster import NodeCondition
 from varuna_core.facts.finding import Finding
+from varuna_core.facts.hardware import Fault, is_grave
 from varuna_core.facts.known import Evidence, Known, NotKnown, Sure, Value
 from varuna_core.facts.remedy import Action, Remedy, Target
 from vjob.jobs.monitor.log_lines.errors import first_root, is_proof, is_warning, merge_same
@@ -22,7 +23,7 @@ from vjob.jobs.monitor.rules.base import (
     remedies_of_line,
     rows_in,
 )
-from vjob.jobs.monitor.rules.failing import went_on
+from vjob.jobs.monitor.rules.failing import name_node, went_on
 from vjob.jobs.monitor.rules.pace import LATE_S, find_left_s, find_limit_left_s, find_step_at
 from vjob.jobs.monitor.rules.stalled import find_stopped
 
@@ -38,6 +39,8 @@ DISK_BYTES = 5e9
 INODE_SHARE = 0.02
 SKEW_S = 5.0
 SILENT_S = 120.0
+MOST_FAULTS = 8
+"""Faults of hardware that are named."""
 
 KEEP_FILES = Remedy(
     Action.ADD,
@@ -163,15 +166,37 @@ def gpus_not_read(snapshot: Snapshot) -> Iterator[Finding]:
         yield Finding("gpus not read", values={"nodes": names, "gpus": NotKnown(why, (seen,))})
 
 
+def faults_of_hardware(snapshot: Snapshot) -> Iterator[Finding]:
+    """Faults that the drivers and the kernel report; those of lost GPUs are a verdict of a job that
+    runs."""
+    found = [
+        (node.name, fault)
+        for node in snapshot.nodes
+        for fault in node.faults
+        if fault.rule != Fault.LOST.value or not is_live(snapshot)
+    ]
+    found.sort(key=lambda one: (not is_grave(one[1]), float(one[1].values["since"])))
+    for at, (node, fault) in enumerate(found[:MOST_FAULTS]):
+        more = len(found) - MOST_FAULTS if at == MOST_FAULTS - 1 else 0
+        yield Finding(
+            "hardware",
+            values={"node": node, "fault": fault, "num_more": max(0, more)},
+            evidence=fault.evidence,
+            remedies=tuple(name_node(one, node) for one in fault.remedies),
+        )
+
+
 def gpu_troubles(snapshot: Snapshot) -> Iterator[Finding]:
     found: dict[tuple[str, str], list[str]] = {}
     for node in snapshot.nodes:
+        told = {one.values["part"] for one in node.faults if one.rule == Fault.ECC.value}
         for gpu in node.gpus:
             if gpu.index == "cpu":
                 continue
-            where = f"{node.name}:{gpu.index}"
+            ranks = f" (rank {', '.join(map(str, gpu.ranks))})" if gpu.ranks else ""
+            where = f"{node.name}:{gpu.index}{ranks}"
             used, total = gpu.memory_used_mb, gpu.memory_total_mb
-            if gpu.ecc_errors:
+            if gpu.ecc_errors and gpu.index not in told:
                 found.setdefault(("ecc", ""), []).append(where)
             if gpu.temperature is not None and gpu.temperature >= HOT:
                 found.setdefault(("hot", ""), []).append(where)
@@ -316,6 +341,7 @@ REMARKS: tuple[Remark, ...] = (
     nodes_not_well,
     time_limit_near,
     gpus_not_read,
+    faults_of_hardware,
     gpu_troubles,
     memory_full,
     disks_full,

@@ -16,7 +16,7 @@ from varuna_core.facts.finding import Finding
 from varuna_core.facts.hang import Hang, HangAction, parse_hang
 from varuna_core.facts.known import NotKnown, Value
 from varuna_core.facts.remedy import COMMANDS, SPELLINGS, Action, Context, Remedy, render_all
-from varuna_core.facts.sentences import describe_hang
+from varuna_core.facts.sentences import describe_fault, describe_hang
 from varuna_core.records.files import format_free
 from varuna_core.records.formatting import format_duration, format_pace
 from vjob.jobs.monitor.model.snapshot import Verdict, name_step
@@ -277,6 +277,10 @@ def _disk_full(values: Values) -> str:
 def _gpu_lost(values: Values) -> str:
     gpus = values["gpus"]
     which = _plural(len(gpus), f"GPU {gpus[0]}", f"GPUs {', '.join(map(str, gpus))}")
+    if values["ranks"]:
+        named = ", ".join(map(str, values["ranks"]))
+        doubt = "" if values["ranks_sure"] else ", if ranks take GPUs in order"
+        which += f" ({_plural(len(values['ranks']), 'rank', 'ranks')} {named}{doubt})"
     others = values["num_more_nodes"]
     more = f", and of {others} other {_plural(others, 'node', 'nodes')}" if others else ""
     verb = _plural(len(gpus), "is", "are")
@@ -284,6 +288,13 @@ def _gpu_lost(values: Values) -> str:
     return (
         f"{which} of {values['node']} {verb} lost{more}: the driver cannot reach {them}, and reads "
         f"{values['num_read']} of {values['num_gpus']}"
+    )
+
+
+def _hardware(values: Values) -> str:
+    more = values["num_more"]
+    return describe_fault(values["fault"], values["node"]) + (
+        f", and {more} more {_plural(more, 'fault', 'faults')} of hardware" if more else ""
     )
 
 
@@ -711,6 +722,8 @@ SENTENCES: Mapping[str, Callable[[Values], str]] = {
     "saves skipped": _saves_skipped,
     "disk full": _disk_full,
     "gpu lost": _gpu_lost,
+    "sick hardware": lambda v: f"{_hardware(v)}, and no step was done since",
+    "hardware": _hardware,
     "error line": _error_line,
     "in phase": _in_phase,
     "stalled": _stalled,

@@ -20,7 +20,7 @@ from vjob.reports.analysis.measures import analyse
 from vjob.reports.export.text import render_text
 from vjob.reports.load import sources
 from vjob.reports.load.blocks import Thinned
-from vjob.reports.load.gpu_log import read_gpus
+from vjob.reports.load.gpu_log import NodeFaults, read_gpus
 from vjob.reports.load.sources import MOST_ATTEMPTS, SourceError, locate_sources
 from vjob.reports.load.tables import load_job
 from vjob.reports.load.training_log import LogReader, LogTables
@@ -162,12 +162,12 @@ def test_gpu_samples_as_json_and_as_text(tmp_path: Path) -> None:
         '{"time": 5.0, "gpus": [{"index": 1, "name": "A10", "utilization": 50, '
         '"memory_used_mb": 7, "memory_total_mb": 9}]}\n{"time": 6.0, "gpu\n'
     )
-    rows, skipped = read_gpus("0", "n0", path)
+    rows, skipped = read_gpus(path, NodeFaults("0", "n0"))
     assert skipped == 1
     assert (rows[0]["gpu"], rows[0]["utilization"], rows[0]["memory_used_mb"]) == ("1", 50.0, 7.0)
     text = tmp_path / "n0.gpu"
     text.write_text("n060  Wed Jun 14 16:08:12 2023  525.60\n" + SEED_GPU)
-    (row,), skipped = read_gpus("", "n0", text)
+    (row,), skipped = read_gpus(text, NodeFaults("", "n0"))
     assert skipped == 0 and row["time"] is not None and row["memory_total_mb"] == 22731
 
 

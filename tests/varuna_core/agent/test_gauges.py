@@ -19,7 +19,6 @@ from tests.toys import build_environment, install_toy
 from varuna_core.agent.gpu import nvidia
 from varuna_core.agent.gpu.accelerator import (
     GROUP,
-    LOST,
     GpuSample,
     NoAccelerator,
     choose_accelerator,
@@ -33,6 +32,7 @@ from varuna_core.agent.gpu.nvidia import (
     parse_rows,
     spell_throttle,
 )
+from varuna_core.facts.hardware import Fault
 from varuna_core.facts.known import Known, NotKnown, Value
 from varuna_core.records.logs.gpu_text import format_line, render_sample
 
@@ -159,7 +159,7 @@ def test_a_gpu_that_fell_off_the_bus_takes_no_other_with_it(
     (evidence,) = found.evidence
     assert (evidence.seen, evidence.expected) == (7, 8)
     (finding,) = accelerator.health()
-    assert finding.rule == LOST and finding.values == {"missing": [gone]}
+    assert finding.rule == Fault.LOST.value and finding.values == {"part": str(gone)}
     assert "GPU is lost" in finding.evidence[0].text
     assert isinstance(accelerator.processes(), NotKnown)
 
@@ -296,7 +296,7 @@ def test_one_device_that_pynvml_loses_leaves_the_others_their_readings(
     accelerator = NvidiaAccelerator()
     found = accelerator.sample()
     assert len(get(found)) == seen and find_lost(found) == missing
-    assert [one.values["missing"] for one in accelerator.health()] == [list(missing)] * (seen < 4)
+    assert [one.values["part"] for one in accelerator.health()] == [str(one) for one in missing]
     if "nvmlDeviceGetMemoryInfo" in broken:
         assert get(found)[2].memory_used_mb is None
 

@@ -94,7 +94,7 @@ def test_a_gpu_of_amd_is_read_from_its_driver(tree: Tree) -> None:
         GpuSample(
             index=0, name="AMD Instinct MI300X OAM", temperature=61.0, utilization=97,
             memory_used_mb=40 * 1024, memory_total_mb=192 * 1024, power_w=512.0, ecc_errors=0,
-            uuid="1002",
+            uuid="1002", address="0000:c1:00.0",
         ),
     )  # fmt: skip
 
@@ -109,7 +109,7 @@ def test_gpus_are_numbered_as_rocm_numbers_them(tree: Tree) -> None:
 def test_what_the_driver_does_not_have_is_not_known_and_not_zero(tree: Tree) -> None:
     tree.add(2, 0xC1, **dict.fromkeys(GAUGES))
     (one,) = read(tree)
-    assert one == GpuSample(index=0, name="AMD gfx942", uuid="1002")
+    assert one == GpuSample(index=0, name="AMD gfx942", uuid="1002", address="0000:c1:00.0")
 
 
 def test_older_cards_have_an_edge_and_an_average(tree: Tree) -> None:
@@ -148,7 +148,7 @@ def test_a_gpu_that_left_the_bus_is_lost_and_the_others_stay(tree: Tree) -> None
     tree.remove(0x41)
     found = accelerator.sample()
     assert [one.uuid for one in get(found)] == ["1002", "1004"] and find_lost(found) == (1,)
-    assert [one.values["missing"] for one in accelerator.health()] == [[1]]
+    assert [one.values["part"] for one in accelerator.health()] == ["1"]
 
 
 def test_the_gpus_of_other_jobs_are_none_of_ours(tree: Tree) -> None:

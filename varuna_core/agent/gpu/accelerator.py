@@ -20,13 +20,12 @@ from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 from varuna_core.agent.gpu.names import CUDA_VISIBLE
 from varuna_core.facts.finding import Finding
+from varuna_core.facts.hardware import Fault, make_fault
 from varuna_core.facts.known import Evidence, Known, NotKnown, Sure, Value
-from varuna_core.facts.remedy import Action, Remedy, Target
 from varuna_core.plugins import API, BuiltIn, Seam
 
-LOST = "gpu-lost"
-"""Rule of a `Finding` about devices that the driver has and cannot reach; `values["missing"]` are
-their numbers, as far as they are known."""
+CLOSE_LOOK = 6
+"""Of so many samples one asks for what changes rarely, such as links and rows of memory."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +47,20 @@ class GpuSample:
     """Why its clock is held down, such as `hw_thermal`; empty where nothing is known to do so."""
     uuid: str = ""
     """The key of `Accelerator.processes`."""
+    address: str = ""
+    """Its PCI address, such as 0000:c1:00.0, by which the kernel's messages name it."""
+    slice: Optional[int] = None
+    """Set for one of the parts in which a GPU is cut (MIG): the driver's number of the part."""
+
+    @property
+    def key(self) -> str:
+        """`3`, or `3:1` for a slice."""
+        return str(self.index) if self.slice is None else f"{self.index}:{self.slice}"
 
     def as_json(self, processes: Optional[Sequence[int]]) -> Dict[str, Any]:
         """Fields of the device in a line of `<node>.gpu.jsonl`."""
         return {
-            "index": self.index,
+            "index": self.index if self.slice is None else self.key,
             "name": self.name,
             "temperature": self.temperature,
             "utilization": self.utilization,
@@ -97,7 +105,11 @@ class Accelerator(Protocol):
         ...
 
     def health(self) -> Sequence[Finding]:
-        """Findings about devices that the last sample lacks."""
+        """Faults of the devices as of the last sample: findings of `facts.hardware.make_fault`."""
+        ...
+
+    def parse_kernel_line(self, text: str) -> Optional[Finding]:
+        """The fault that a line of the kernel's log reports; its part is a PCI address."""
         ...
 
     def parse_smi(self, text: str) -> Known[Sequence[GpuSample]]:
@@ -136,6 +148,9 @@ class NoAccelerator:
     def health(self) -> Sequence[Finding]:
         return ()
 
+    def parse_kernel_line(self, text: str) -> Optional[Finding]:
+        return None
+
     def parse_smi(self, text: str) -> Known[Sequence[GpuSample]]:
         return NotKnown(self._evidence[0].source, self._evidence)
 
@@ -172,16 +187,22 @@ def find_lost(reading: Known[Sequence[GpuSample]]) -> Tuple[int, ...]:
 
 
 def make_lost_findings(reading: Known[Sequence[GpuSample]]) -> Tuple[Finding, ...]:
-    """Return a finding about the devices that a reading lacks; nothing if it lacks none."""
-    missing = find_lost(reading)
-    if not missing:
-        return ()
-    remedies = (
-        Remedy(Action.EXCLUDE, Target.NODE),
-        Remedy(Action.ASK_ADMIN, detail="to reset the GPU, or to restart the node"),
+    """Return a fault for each device that a reading lacks."""
+    text = reading.evidence[0].text if reading.evidence else ""
+    source = reading.evidence[0].source if reading.evidence else ""
+    return tuple(
+        make_fault(Fault.LOST, index, text=text, source=source) for index in find_lost(reading)
     )
-    values = {"missing": list(missing)}
-    return (Finding(rule=LOST, values=values, evidence=reading.evidence, remedies=remedies),)
+
+
+def find_device(name: str, samples: Sequence[GpuSample]) -> List[GpuSample]:
+    """Return the devices that a name in a variable of visible devices means.
+
+    A name is a number, a uuid or the beginning of one; slices of a GPU answer to its number too.
+    """
+    if name.isdecimal():
+        return [one for one in samples if one.index == int(name)]
+    return [one for one in samples if one.key == name or (one.uuid and one.uuid.startswith(name))]
 
 
 def parse_number(word: str) -> Optional[float]:

@@ -18,6 +18,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from varuna_core.agent.gpu.accelerator import GpuSample, make_lost_findings
 from varuna_core.facts.finding import Finding
+from varuna_core.facts.hardware import Fault, make_fault
 from varuna_core.facts.known import Evidence, Known, NotKnown, Sure, Value
 from varuna_core.plugins import API
 
@@ -43,6 +44,19 @@ CLOSED = "closed"
 """Used as the text of a file that could not be read."""
 SENSORS = ("edge", "junction")
 """Temperature sensors in order of preference: Instinct cards from MI200 on have no `edge`."""
+TROUBLES = {
+    "uncorrectable hardware error": "uncorrectable error",
+    "device lost from bus": "lost from the bus",
+    "GPU reset begin": "reset",
+    "GPU recovery disabled": "no recovery",
+    "timeout": "timeout",
+}
+"""Phrases in lines of the driver, the gravest first, and our words for them."""
+_KERNEL = re.compile(
+    r"amdgpu ([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d): .{0,80}?"
+    r"(uncorrectable hardware error|device lost from bus|GPU reset begin|GPU recovery disabled"
+    r"|(?<=ring )\S+ timeout)"
+)
 _HEADER = re.compile(r"==> (?:/sys/)?(.+) <==")
 _TAIL_PROBLEM = re.compile(
     r"tail: (?:cannot open|error reading) .{0,9}?sys/([^'\"\u2019]{1,500})['\"\u2019]"
@@ -116,6 +130,14 @@ class AmdAccelerator:
 
     def health(self) -> Sequence[Finding]:
         return self._findings
+
+    def parse_kernel_line(self, text: str) -> Optional[Finding]:
+        match = _KERNEL.search(text)
+        if match is None:
+            return None
+        detail = next(word for phrase, word in TROUBLES.items() if phrase in match.group(2))
+        source = "kernel log"
+        return make_fault(Fault.KERNEL, match.group(1), detail=detail, text=text, source=source)
 
     def parse_smi(self, text: str) -> Known[Sequence[GpuSample]]:
         return parse_files(split_tail(text))
@@ -212,6 +234,7 @@ def _make_sample(
         power_w=None if power is None or not is_first else power / 1e6,
         ecc_errors=int(errors.group(1)) if errors else None,
         uuid=device.gpu_id,
+        address=device.address,
     )
 
 

@@ -73,6 +73,9 @@ class IntelAccelerator:
     def health(self) -> Sequence[Finding]:
         return self._findings
 
+    def parse_kernel_line(self, text: str) -> Optional[Finding]:
+        return None  # xpu-smi is not asked for addresses, by which the kernel names GPUs
+
     def parse_smi(self, text: str) -> Known[Sequence[GpuSample]]:
         return parse_metrics(text, {})
 

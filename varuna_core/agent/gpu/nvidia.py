@@ -9,18 +9,22 @@ from __future__ import annotations
 import importlib
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
+from varuna_core.agent.gpu import nvidia_health as health
 from varuna_core.agent.gpu.accelerator import (
+    CLOSE_LOOK,
     GpuSample,
     describe_silence,
     make_lost_findings,
     parse_number,
 )
 from varuna_core.agent.gpu.names import CUDA_VISIBLE, NVIDIA_SMI
-from varuna_core.agent.processes.process import run
+from varuna_core.agent.processes.process import CommandResult, run
 from varuna_core.facts.finding import Finding
+from varuna_core.facts.hardware import Fault, make_fault
 from varuna_core.facts.known import Evidence, Known, NotKnown, Sure, Value
 from varuna_core.plugins import API
 
@@ -40,6 +44,10 @@ DRIVER = Path("/proc/driver/nvidia/gpus")
 KEYS = ("temperature", "utilization", "memory_used_mb", "memory_total_mb", "power_w")
 _LOST = re.compile(r"unable to determine the device handle|gpu is lost", re.IGNORECASE)
 """A line about one GPU that the driver cannot reach."""
+
+_LOST_ADDRESS = re.compile(
+    r"device handle for GPU(?:\d{1,3}:)? ?([0-9a-f]{4,8}:[0-9a-f:.]+[0-9a-f])", re.IGNORECASE
+)
 
 THROTTLES = {
     0x2: "app_clocks",
@@ -75,6 +83,14 @@ class NvidiaAccelerator:
         self._num_expected = 0
         self._uuids: Dict[int, str] = {}
         self._findings: Tuple[Finding, ...] = ()
+        self._num_samples = 0
+        self._first: Dict[str, health.GpuState] = {}
+        self._states: Dict[str, health.GpuState] = {}
+        """By uuid, as the first and the last close look found them."""
+        self._events: Any = None
+        """NVML's set of events; None where there is none."""
+        self._xids: Dict[Tuple[int, int], int] = {}
+        """How often each number came, by GPU and number."""
 
     def is_here(self) -> bool:
         return bool(shutil.which(NVIDIA_SMI) or _list_device_files() or Path("/dev/dxg").exists())
@@ -103,12 +119,104 @@ class NvidiaAccelerator:
             self._nvml, self._nvml_problem = _open_nvml()
             self._is_open = True
         found = self._read_nvml() if self._nvml is not None else self._read_smi()
-        self._findings = make_lost_findings(found)
+        lost = make_lost_findings(found)
         if isinstance(found, Value):
-            self._uuids = {one.index: one.uuid for one in found.value}
+            self._look_closely(found.value)
+            addressed = tuple(
+                replace(one, address=self._states[one.uuid].address)
+                if one.uuid in self._states
+                else one
+                for one in found.value
+            )
+            parts = health.cut_into_slices(addressed, self._states)
+            self._uuids = {one.index: one.uuid for one in addressed}
+            source = found.evidence[0].source
+            faults = health.list_faults(addressed, self._first, self._states, source)
+            self._findings = (*lost, *faults, *self._take_events())
+            return Value(parts, found.evidence)
+        text = "; ".join(one.text for one in found.evidence)
+        self._findings = tuple(
+            make_fault(Fault.LOST, index, text=text, source=NVIDIA_SMI)
+            for index in sorted(self._find_named(text))
+        )
         return found
 
+    def _find_named(self, text: str) -> Set[int]:
+        """Numbers of the GPUs whose addresses the tool names as those that it cannot reach."""
+        addresses = {health.spell_address(word) for word in _LOST_ADDRESS.findall(text)}
+        return {
+            index
+            for index, uuid in self._uuids.items()
+            if uuid in self._states and self._states[uuid].address in addresses
+        }
+
+    def _look_closely(self, samples: Sequence[GpuSample]) -> None:
+        """Ask for what changes rarely: now and then, and where GPUs are cut for each sample."""
+        is_due = self._num_samples % CLOSE_LOOK == 0
+        self._num_samples += 1
+        if not is_due and not any(state.is_cut for state in self._states.values()):
+            return
+        if self._nvml is not None:
+            states = self._read_nvml_states(samples)
+        else:
+            states = self._read_smi_states(is_due)
+        self._states = {**self._states, **states}
+        self._first = {**states, **self._first}
+
+    def _read_smi_states(self, is_due: bool) -> Dict[str, health.GpuState]:
+        states = health.parse_xml(_ask_smi("-q", "-x"))
+        if any(state.slices for state in states.values()):
+            states = health.name_slices(states, _ask_smi("-L"))
+        if is_due:
+            return health.add_links(states, _ask_smi("nvlink", "-s"), _ask_smi("nvlink", "-e"))
+        kept = self._states
+        return {
+            uuid: replace(state, links=kept[uuid].links, link_errors=kept[uuid].link_errors)
+            if uuid in kept
+            else state
+            for uuid, state in states.items()
+        }
+
+    def _read_nvml_states(self, samples: Sequence[GpuSample]) -> Dict[str, health.GpuState]:
+        nvml, found = self._nvml, {}
+        for one in samples:
+            try:
+                device = nvml.nvmlDeviceGetHandleByIndex(one.index)
+                found[one.uuid] = health.read_state(nvml, device, _make_ask(nvml, device))
+            except nvml.NVMLError:  # lost since the sample: the next one says so
+                continue
+        return found
+
+    def _take_events(self) -> List[Finding]:
+        """Faults that NVML has reported since the first sample."""
+        nvml = self._nvml
+        if nvml is None:
+            return []
+        try:
+            if self._events is None:
+                self._events = nvml.nvmlEventSetCreate()
+                for index in self._uuids:
+                    device = nvml.nvmlDeviceGetHandleByIndex(index)
+                    nvml.nvmlDeviceRegisterEvents(device, health.XID_EVENT, self._events)
+            while True:
+                event = nvml.nvmlEventSetWait_v2(self._events, 0)
+                key = (nvml.nvmlDeviceGetIndex(event.device), int(event.eventData))
+                self._xids[key] = self._xids.get(key, 0) + 1
+        except (nvml.NVMLError, AttributeError):  # none waits, or none can be had
+            pass
+        return [
+            make_fault(Fault.XID, index, code=code, count=count, source="pynvml")
+            for (index, code), count in self._xids.items()
+        ]
+
     def processes(self) -> Known[Mapping[str, Sequence[int]]]:
+        found = self._read_processes()
+        if isinstance(found, NotKnown):
+            return found
+        parts = {one.uuid: one.pids for state in self._states.values() for one in state.slices}
+        return Value({**found.value, **parts}, found.evidence)
+
+    def _read_processes(self) -> Known[Mapping[str, Sequence[int]]]:
         if self._nvml is not None:
             return self._read_nvml_processes()
         program = shutil.which(NVIDIA_SMI)
@@ -125,6 +233,9 @@ class NvidiaAccelerator:
     def health(self) -> Sequence[Finding]:
         return self._findings
 
+    def parse_kernel_line(self, text: str) -> Optional[Finding]:
+        return health.parse_kernel_line(text)
+
     def parse_smi(self, text: str) -> Known[Sequence[GpuSample]]:
         return parse_rows(text, is_long=False)
 
@@ -132,16 +243,15 @@ class NvidiaAccelerator:
         program = shutil.which(NVIDIA_SMI)
         if program is None:
             return NotKnown(f"{self._nvml_problem}; {NVIDIA_SMI} is not in PATH")
-        while True:
-            fields = ",".join(filter(None, (QUERY, self._more[0])))
-            result = run([program, f"--query-gpu={fields}", FORMAT], timeout_s=SAMPLE_S)
-            said = (result.err + result.out).strip()
-            if result.code == 0 or UNKNOWN_FIELD not in said or len(self._more) == 1:
-                break
-            del self._more[0]
-        found = parse_rows(
-            result.out + "\n" + result.err, is_long=bool(self._more[0]), known=self._num_expected
-        )
+        result = self._query([program])
+        said = (result.err + result.out).strip()
+        found = self._parse(result)
+        others = sorted(set(self._uuids) - self._find_named(said))
+        if isinstance(found, NotKnown) and 0 < len(others) < len(self._uuids):
+            # With one GPU gone, many versions print that and nothing of the others.
+            again = self._query([program, "--id=" + ",".join(map(str, others))])
+            rest = self._parse(again, said)
+            found = rest if isinstance(rest, Value) else found
         if result.code == 0 or (isinstance(found, Value) and found.value):
             if isinstance(found, Value):
                 self._num_expected = found.evidence[0].expected or 0
@@ -149,6 +259,22 @@ class NvidiaAccelerator:
         return NotKnown(
             f"{NVIDIA_SMI}: {_describe(result.code, said)}",
             (Evidence(NVIDIA_SMI, text=said[:400]),),
+        )
+
+    def _query(self, words: Sequence[str]) -> CommandResult:
+        while True:
+            fields = ",".join(filter(None, (QUERY, self._more[0])))
+            result = run([*words, f"--query-gpu={fields}", FORMAT], timeout_s=SAMPLE_S)
+            said = result.err + result.out
+            if result.code == 0 or UNKNOWN_FIELD not in said or len(self._more) == 1:
+                return result
+            del self._more[0]
+
+    def _parse(self, result: CommandResult, said: str = "") -> Known[Sequence[GpuSample]]:
+        return parse_rows(
+            "\n".join((result.out, result.err, said)),
+            is_long=bool(self._more[0]),
+            known=self._num_expected,
         )
 
     def _read_nvml(self) -> Known[Sequence[GpuSample]]:
@@ -229,7 +355,7 @@ def _parse_row(line: str, is_long: bool) -> Optional[GpuSample]:
     if num_name < 1 or not words[0].isdecimal():
         return None
     rest = words[1 + num_name :]
-    numbers = {key: parse_number(word) for key, word in zip(KEYS, rest)}  # noqa: B905
+    numbers: Dict[str, Any] = {key: parse_number(word) for key, word in zip(KEYS, rest)}  # noqa: B905
     uuid, errors, reasons = rest[len(KEYS) :] or ("", "", "")
     return GpuSample(
         index=int(words[0]),
@@ -252,12 +378,9 @@ def _open_nvml() -> Tuple[Any, str]:
         return None, f"pynvml: {error}"
 
 
-def _read_device(nvml: Any, index: int) -> GpuSample:
-    device = nvml.nvmlDeviceGetHandleByIndex(index)
-    name = nvml.nvmlDeviceGetName(device)
-
-    def ask(names: Sequence[str], *words: int) -> Any:
-        """The first of these functions that this binding and this driver have."""
+def _make_ask(nvml: Any, device: Any) -> health.Ask:
+    def ask(names: Sequence[str], *words: Any) -> Any:
+        """The answer of the first of these functions that this binding and this driver have."""
         for name in names:
             try:
                 return getattr(nvml, name)(device, *words)
@@ -268,6 +391,21 @@ def _read_device(nvml: Any, index: int) -> GpuSample:
                     raise
         return None
 
+    return ask
+
+
+def _ask_smi(*words: str) -> str:
+    """Return what nvidia-smi prints; empty where it fails."""
+    program = shutil.which(NVIDIA_SMI)
+    result = None if program is None else run([program, *words], timeout_s=SAMPLE_S)
+    return result.out if result is not None and result.code == 0 else ""
+
+
+def _read_device(nvml: Any, index: int) -> GpuSample:
+    device = nvml.nvmlDeviceGetHandleByIndex(index)
+    name = nvml.nvmlDeviceGetName(device)
+
+    ask = _make_ask(nvml, device)
     memory = ask(["nvmlDeviceGetMemoryInfo"])  # not where it shares the processor's
     load = ask(["nvmlDeviceGetUtilizationRates"])
     power = ask(["nvmlDeviceGetPowerUsage"])

@@ -8,22 +8,33 @@ from __future__ import annotations
 import json
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Set
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from varuna_core.agent.gpu.accelerator import Accelerator
+from varuna_core.agent.gpu.accelerator import (
+    CLOSE_LOOK,
+    Accelerator,
+    GpuSample,
+    find_device,
+)
+from varuna_core.agent.gpu.faults import Faults
 from varuna_core.agent.gpu.gauges import Cpu, read_memory_mb, read_swap_mb
+from varuna_core.agent.gpu.networks import Networks
 from varuna_core.agent.processes.output import Sink
 from varuna_core.agent.processes.proc import sees_machine
-from varuna_core.facts.known import NotKnown, Value
+from varuna_core.facts.finding import Finding
+from varuna_core.facts.hardware import Fault, dump_faults
+from varuna_core.facts.known import NotKnown, Sure, Value
 
 
 class Sampler(threading.Thread):
     """Writes a sample to `path` every `every_s` until `end`; without an accelerator, of processors
     and memory only.
 
-    `indices` are the driver's numbers of our GPUs, None where nothing tells; `list_own` gives the
-    pids of all that runs here because of the attempt.
+    `names` are those of our GPUs in the variable of visible devices, None where nothing tells;
+    `list_own` gives the pids of all that runs here because of the attempt, `find_ranks` the pid of
+    each rank.
     """
 
     def __init__(
@@ -31,8 +42,10 @@ class Sampler(threading.Thread):
         path: Path,
         every_s: float,
         accelerator: Optional[Accelerator],
-        indices: Optional[Set[int]],
+        names: Optional[Sequence[str]],
         list_own: Callable[[], Set[int]],
+        find_ranks: Callable[[], Mapping[int, Optional[int]]],
+        faults: Optional[Faults] = None,
     ) -> None:
         super().__init__(name="sampler", daemon=True)
         self.num_errors = 0
@@ -40,8 +53,11 @@ class Sampler(threading.Thread):
         self._accelerator = accelerator
         self._lines = Sink(path)
         self._cpu = Cpu()
-        self._indices = indices
-        self._list_own = list_own
+        self._names = names
+        self._list_own, self._find_ranks = list_own, find_ranks
+        self._faults = faults or Faults(networks=Networks(every_s=CLOSE_LOOK * every_s))
+        self._ranks: Dict[str, Tuple[Sequence[int], Sure]] = {}
+        """Ranks on each GPU, as last known."""
         self._own: Set[int] = set()
         self._told = ""
         """The last reason why GPUs could not be read."""
@@ -62,11 +78,23 @@ class Sampler(threading.Thread):
         self.join(2)
 
     def _sample(self) -> None:
-        gpus = {"gpus": []} if self._accelerator is None else self._read_gpus(self._accelerator)
+        now = time.time()
+        gpus: Dict[str, Any] = {"gpus": []}
+        samples: Sequence[GpuSample] = ()
+        if self._accelerator is not None:
+            gpus, samples = self._read_gpus(self._accelerator)
+        faults = [
+            self._name_ranks(one)
+            for one in self._faults.list_faults(self._accelerator, samples, now)
+            if self._is_ours(one)
+        ]
+        lost = sorted({int(one.values["part"]) for one in faults if one.rule == Fault.LOST.value})
         used, total = read_memory_mb()
         sample = {
-            "time": round(time.time(), 3),
+            "time": round(now, 3),
             **gpus,
+            **({"gpus_lost": lost} if lost else {}),
+            **({"faults": dump_faults(faults)} if faults else {}),
             "num_cpus": self._cpu.count,
             "cpu_percent": self._cpu.read_percent(),
             "memory_used_mb": used,
@@ -76,11 +104,10 @@ class Sampler(threading.Thread):
         }
         self._lines.write(json.dumps(sample).encode() + b"\n")
 
-    def _read_gpus(self, accelerator: Accelerator) -> Dict[str, Any]:
-        """Fields of the sample about GPUs: `gpus`, and what is not known of them.
+    def _read_gpus(self, accelerator: Accelerator) -> Tuple[Dict[str, Any], Sequence[GpuSample]]:
+        """Fields of the sample about GPUs, and our GPUs' readings.
 
-        `gpus_not_known` is the reason where none could be read, `gpus_lost` the numbers of ours
-        that the driver has and cannot reach.
+        `gpus` are those that ours use, `gpus_not_known` is the reason where none could be read.
         """
         found = accelerator.sample()
         if isinstance(found, NotKnown):
@@ -88,28 +115,70 @@ class Sampler(threading.Thread):
                 self._told = found.reason
                 self._note(f"GPUs not read: {found.reason}")
             self.num_errors += 1
-            return {"gpus": [], "gpus_not_known": found.reason}
+            return {"gpus": [], "gpus_not_known": found.reason}, ()
         self._told = ""
         held = accelerator.processes()
         by_uuid = held.value if isinstance(held, Value) else {}
-        readings = [one.as_json(by_uuid.get(one.uuid)) for one in found.value]
-        self._count_foreign(readings)
-        missing = {index for one in accelerator.health() for index in one.values.get("missing", ())}
-        lost = sorted(missing if self._indices is None else missing & self._indices)
-        return {"gpus": readings, **({"gpus_lost": lost} if lost else {})}
-
-    def _count_foreign(self, readings: List[Dict[str, Any]]) -> None:
-        """Mark each of our GPUs with the number of processes on it that are not ours."""
+        ours = self._choose_ours(found.value)
         before, self._own = self._own, set()
-        if any(gpu["processes"] for gpu in readings):
+        if any(by_uuid.get(one.uuid) for one in ours):
             self._own = self._list_own()
-        tells = sees_machine()
-        for gpu in readings:
-            held, ours = gpu["processes"], self._indices is None or gpu["index"] in self._indices
+        self._assign_ranks(ours, by_uuid)
+        readings = []
+        for one in ours:
+            pids = by_uuid.get(one.uuid)
+            gpu = one.as_json(pids)
+            ranks, sure = self._ranks.get(one.key, ((), Sure.INFERRED))
+            gpu["ranks"] = list(ranks) if sure is Sure.MEASURED else None
             gpu["foreign"] = None
-            if held is not None and ours and tells:
+            if pids is not None and sees_machine():
                 # One of ours may have ended since the driver named it.
-                gpu["foreign"] = len(set(held) - self._own - before)
+                gpu["foreign"] = len(set(pids) - self._own - before)
+            readings.append(gpu)
+        return {"gpus": readings}, ours
+
+    def _choose_ours(self, samples: Sequence[GpuSample]) -> List[GpuSample]:
+        """The devices that the ranks may use: all of them where nothing tells, or names none."""
+        chosen = [one for name in self._names or () for one in find_device(name, samples)]
+        return sorted(set(chosen), key=lambda one: (one.index, one.slice or 0)) or list(samples)
+
+    def _assign_ranks(
+        self, ours: Sequence[GpuSample], by_uuid: Mapping[str, Sequence[int]]
+    ) -> None:
+        mains = self._find_ranks()
+        pids = {pid: rank for rank, pid in mains.items() if pid is not None}
+        in_order = [one.key for name in self._names or () for one in find_device(name, ours)] or [
+            one.key for one in ours
+        ]
+        for one in ours:
+            ranks = sorted({pids[pid] for pid in by_uuid.get(one.uuid) or () if pid in pids})
+            if ranks:
+                self._ranks[one.key] = ranks, Sure.MEASURED
+        for key, rank in zip(in_order, sorted(mains)):  # noqa: B905
+            if len(in_order) == len(mains):  # each rank takes the next one, most often
+                self._ranks.setdefault(key, ([rank], Sure.INFERRED))
+
+    def _is_ours(self, fault: Finding) -> bool:
+        """Tell whether a fault may touch our ranks; all do but those of GPUs that others use."""
+        part = fault.values["part"]
+        if not fault.rule.startswith("gpu-") or self._names is None:
+            return True
+        known = any(key.partition(":")[0] == part for key in self._ranks)
+        return known or part in self._names or not all(map(str.isdecimal, self._names))
+
+    def _name_ranks(self, fault: Finding) -> Finding:
+        part = fault.values["part"]
+        held = [
+            ranks
+            for key, ranks in self._ranks.items()
+            if fault.rule.startswith("gpu-") and part in (key, key.partition(":")[0])
+        ]
+        if not held:
+            return fault
+        ranks = sorted({rank for some, _ in held for rank in some})
+        sure = all(sure is Sure.MEASURED for _, sure in held)
+        values = {**fault.values, "ranks": ranks, "ranks_sure": sure}
+        return replace(fault, values=values)
 
     def _count_error(self, error: Exception) -> None:
         self.num_errors += 1

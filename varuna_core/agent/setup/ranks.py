@@ -146,13 +146,10 @@ def map_devices(group: GroupPlan, visible: str | None) -> str | None:
     return ",".join(names)
 
 
-def find_indices(group: GroupPlan, visible: str | None) -> set[int] | None:
-    """The driver's numbers of the GPUs that the ranks use; None where nothing tells."""
+def find_devices(group: GroupPlan, visible: str | None) -> list[str] | None:
+    """The names of the GPUs that the ranks use; None where nothing tells."""
     mapped = map_devices(group, visible)
-    names = split_devices((mapped if mapped is not None else visible) or "")
-    if not names or not all(name.isdecimal() for name in names):
-        return None
-    return {int(name) for name in names}
+    return split_devices((mapped if mapped is not None else visible) or "") or None
 
 
 def _defaults(

@@ -1,0 +1,1 @@
+"""Sick, odd and healthy hardware, from the tools' texts to what status and report say."""

@@ -1,0 +1,134 @@
+"""Faults of hardware, as drivers and the kernel report them.
+
+A fault is a `Finding` whose rule is a `Fault`. Its values are those of `make_fault`, and what the
+sampler adds: since when, and whose rank it is. Its sentence is in `sentences.py`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, Dict, Mapping, Optional, Sequence
+
+from varuna_core.facts.finding import Finding
+from varuna_core.facts.known import Evidence
+from varuna_core.facts.remedy import Action, Remedy, Target
+
+
+class Fault(str, Enum):
+    """Kinds of faults; the rules of their findings."""
+
+    LOST = "gpu-lost"
+    """The driver has the GPU and cannot reach it."""
+    XID = "gpu-xid"
+    """A numbered message of NVIDIA's driver."""
+    KERNEL = "gpu-kernel"
+    """A message of another vendor's driver."""
+    ECC = "gpu-ecc"
+    """Uncorrected errors of its memory since the run began."""
+    REMAP = "gpu-remap"
+    """A row of its memory waits to be replaced, or could not be."""
+    RESET = "gpu-reset"
+    """The driver says that the GPU needs a reset, or its node a restart."""
+    NVLINK = "gpu-nvlink"
+    """Links to other GPUs that are down."""
+    NVLINK_ERRORS = "gpu-nvlink-errors"
+    PORT_DOWN = "port-down"
+    PORT_SLOW = "port-slow"
+    """A port whose rate is below that of its equals, or below what it was."""
+    PORT_ERRORS = "port-errors"
+    """Errors or retransmits that grow."""
+    HOST_MEMORY = "host-memory"
+    """Errors of the node's memory."""
+
+
+FATAL_XIDS = frozenset((48, 62, 64, 74, 79, 95, 119, 120, 140))
+"""Numbers after which a GPU works only once it is reset, repaired or replaced, as NVIDIA's list of
+them says. https://docs.nvidia.com/deploy/xid-errors/"""
+PROGRAM_XIDS = frozenset((13, 31, 43, 45, 68, 69))
+"""Numbers that a program causes, most often."""
+
+
+def make_fault(
+    fault: Fault,
+    part: Any,
+    *,
+    count: Optional[int] = None,
+    code: Optional[int] = None,
+    detail: str = "",
+    text: str = "",
+    source: str = "",
+) -> Finding:
+    """Return the finding about a part: a GPU's number, or the name of a port or module.
+
+    `count` is how many there are, None where there is nothing to count; `code` the driver's number
+    for it; `detail` a word of ours for what it is, such as the name of a counter; `text` what the
+    driver said.
+    """
+    values: Dict[str, Any] = {"part": str(part)}
+    more = {"count": count, "code": code, "detail": detail or None}
+    values.update((key, value) for key, value in more.items() if value is not None)
+    return Finding(
+        rule=fault.value,
+        values=values,
+        evidence=(Evidence(source, text=text[:300]),),
+        remedies=_find_remedies(fault, code),
+    )
+
+
+def is_grave(finding: Finding) -> bool:
+    """Tell whether the part is unfit for work until somebody repairs or resets it."""
+    values = finding.values
+    if finding.rule == Fault.XID.value:
+        return values.get("code") in FATAL_XIDS
+    if finding.rule == Fault.REMAP.value:
+        return values.get("detail") == "failed"
+    return finding.rule in (Fault.LOST.value, Fault.RESET.value, Fault.PORT_DOWN.value)
+
+
+def dump_faults(faults: Sequence[Finding]) -> list[Dict[str, Any]]:
+    """Return the faults as a line of samples has them."""
+    return [
+        {
+            "rule": one.rule,
+            **one.values,
+            "source": one.evidence[0].source,
+            "text": one.evidence[0].text,
+        }
+        for one in faults
+    ]
+
+
+def parse_fault(value: Mapping[str, Any]) -> Optional[Finding]:
+    """Return the fault of such a line; None where it has none that is known here."""
+    try:
+        fault = Fault(value["rule"])
+    except (KeyError, ValueError):
+        return None
+    values = {
+        key: str(one)[:80] if isinstance(one, str) else one
+        for key, one in value.items()
+        if key not in ("rule", "source", "text")
+    }
+    if not isinstance(values.get("part"), str):
+        return None
+    numbers = ("count", "code", "since", "last")
+    if not all(isinstance(values.get(key, 0), (int, float)) for key in numbers):
+        return None
+    ranks = values.get("ranks", [])
+    if not isinstance(ranks, list) or not all(isinstance(rank, int) for rank in ranks):
+        return None
+    proof = Evidence(str(value.get("source", ""))[:80], text=str(value.get("text", ""))[:300])
+    code = values.get("code")
+    remedies = _find_remedies(fault, code if isinstance(code, int) else None)
+    return Finding(rule=fault.value, values=values, evidence=(proof,), remedies=remedies)
+
+
+def _find_remedies(fault: Fault, code: Optional[int]) -> tuple[Remedy, ...]:
+    if fault is Fault.XID and code in PROGRAM_XIDS:
+        return (Remedy(Action.INSPECT, detail="run one rank under compute-sanitizer"),)
+    if fault in (Fault.LOST, Fault.RESET):
+        reset = Remedy(Action.ASK_ADMIN, detail="to reset the GPU, or to restart the node")
+        return (Remedy(Action.EXCLUDE, Target.NODE), reset)
+    if fault is Fault.XID and code in FATAL_XIDS:
+        return (Remedy(Action.EXCLUDE, Target.NODE), Remedy(Action.TELL_ADMIN))
+    return (Remedy(Action.TELL_ADMIN),)
