@@ -22,7 +22,7 @@ HOST = {"cpu_percent": "cpu_percent", "swap_mb": "swap_used_mb"}
 
 @dataclass(frozen=True)
 class NodeFaults:
-    """What the samples of a node tell of its hardware, beside the readings."""
+    """Facts in the samples of a node beside the readings: faults, and samples without any."""
 
     attempt: str
     node: str

@@ -126,7 +126,12 @@ VGPU = {
     "clocks_throttle_reasons.active": "[N/A]",
     "ecc.errors.uncorrected.volatile.total": "[N/A]",
 }  # fmt: skip
-OLD = {"name": "Tesla P100-PCIE-16GB", "memory.total": "16280", "utilization.gpu": "99"}
+OLD = {
+    "name": "Tesla P100-PCIE-16GB",
+    "memory.total": "16280",
+    "memory.used": "14012",
+    "utilization.gpu": "99",
+}
 CONSUMER = {
     "name": "NVIDIA GeForce RTX 3090", "memory.total": "24576", "memory.used": "21000",
     "ecc.errors.uncorrected.volatile.total": "[N/A]", "clocks_event_reasons.active":

@@ -277,17 +277,18 @@ def _disk_full(values: Values) -> str:
 def _gpu_lost(values: Values) -> str:
     gpus = values["gpus"]
     which = _plural(len(gpus), f"GPU {gpus[0]}", f"GPUs {', '.join(map(str, gpus))}")
+    whose = ""
     if values["ranks"]:
-        named = ", ".join(map(str, values["ranks"]))
         doubt = "" if values["ranks_sure"] else ", if ranks take GPUs in order"
-        which += f" ({_plural(len(values['ranks']), 'rank', 'ranks')} {named}{doubt})"
+        named = ", ".join(map(str, values["ranks"]))
+        whose = f" ({_plural(len(values['ranks']), 'rank', 'ranks')} {named}{doubt})"
     others = values["num_more_nodes"]
     more = f", and of {others} other {_plural(others, 'node', 'nodes')}" if others else ""
     verb = _plural(len(gpus), "is", "are")
     them = _plural(len(gpus), "it", "them")
     return (
-        f"{which} of {values['node']} {verb} lost{more}: the driver cannot reach {them}, and reads "
-        f"{values['num_read']} of {values['num_gpus']}"
+        f"{which} of {values['node']}{whose} {verb} lost{more}: the driver cannot reach {them}, "
+        f"and reads {values['num_read']} of {values['num_gpus']}"
     )
 
 

@@ -47,7 +47,7 @@ class Faults:
             *self._networks.read(now),
         )
         for one in every:
-            key = (one.rule, one.values["part"], one.values.get("code") or one.values.get("detail"))
+            key = (one.rule, one.values["part"], _find_kind(one))
             count = one.values.get("count")
             known = found.get(key)
             if known is None or (count or 0) > (known.values.get("count") or 0):
@@ -82,8 +82,12 @@ class Faults:
             part = self._addresses.get(fault.values["part"])
             if part is None:  # another job's, or not known yet whose
                 continue
-            code = fault.values.get("code")
-            key = (fault.rule, part, code)
+            key = (fault.rule, part, _find_kind(fault))
             count = 1 + (self._lines[key].values["count"] if key in self._lines else 0)
             values: Mapping[str, Any] = {**fault.values, "part": part, "count": count}
             self._lines[key] = replace(fault, values=values)
+
+
+def _find_kind(fault: Finding) -> Any:
+    """The driver's number for it, or what it is of its rule."""
+    return fault.values.get("code") or fault.values.get("detail")

@@ -82,6 +82,7 @@ class NvidiaAccelerator:
         self._is_open = False
         self._num_expected = 0
         self._uuids: Dict[int, str] = {}
+        """Of all GPUs that were ever read, by their numbers."""
         self._findings: Tuple[Finding, ...] = ()
         self._num_samples = 0
         self._first: Dict[str, health.GpuState] = {}
@@ -129,7 +130,7 @@ class NvidiaAccelerator:
                 for one in found.value
             )
             parts = health.cut_into_slices(addressed, self._states)
-            self._uuids = {one.index: one.uuid for one in addressed}
+            self._uuids.update((one.index, one.uuid) for one in addressed)
             source = found.evidence[0].source
             faults = health.list_faults(addressed, self._first, self._states, source)
             self._findings = (*lost, *faults, *self._take_events())

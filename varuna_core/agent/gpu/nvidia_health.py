@@ -48,7 +48,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class GpuState:
-    """What changes rarely of one GPU; None where the driver does not tell."""
+    """The rarely changing state of one GPU; None where the driver does not tell."""
 
     address: str = ""
     is_cut: bool = False

@@ -68,7 +68,7 @@ class Sampler(threading.Thread):
             self._note("no GPU readings (the plan has none here): processors and memory only")
         while not self._ended.is_set():
             try:
-                self._sample()
+                self.sample()
             except Exception as error:  # a driver may fail in any way; training goes on
                 self._count_error(error)
             self._ended.wait(self._every_s)
@@ -77,7 +77,8 @@ class Sampler(threading.Thread):
         self._ended.set()
         self.join(2)
 
-    def _sample(self) -> None:
+    def sample(self) -> None:
+        """Write one sample."""
         now = time.time()
         gpus: Dict[str, Any] = {"gpus": []}
         samples: Sequence[GpuSample] = ()
