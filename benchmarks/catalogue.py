@@ -104,6 +104,14 @@ BENCHMARKS: Sequence[Benchmark] = (
         quick=("--tuning",),
     ),
     Benchmark(
+        name="gpu scenes",
+        module="commands.gpu_scenes",
+        title="Sick, odd and healthy hardware",
+        peer="what was staged; all right",
+        needs=("pandas",),
+        quick=("--only", "an NVLink"),
+    ),
+    Benchmark(
         name="profiled logs",
         module="commands.profiled_logs",
         title="Status and report of staged logs with calls",

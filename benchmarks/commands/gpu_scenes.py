@@ -113,9 +113,9 @@ def render(rows: list[tuple[Scene, dict[str, list[str]]]], cost: tuple[list[floa
         "be read; and the same faults in the report's JSON and text.",
         "",
         f"A sample with faults takes {statistics.median(ratios):.2f} times the processor time of "
-        f"one without ({ratios[0]:.2f} to {ratios[-1]:.2f} in {ROUNDS} rounds of {SAMPLES} samples; "
-        f"{base_ms:.2f} ms without). nvidia-smi's own time for what changes rarely, three more calls "
-        f"in {CLOSE_LOOK} samples, is not in it: no driver is here.",
+        f"one without ({ratios[0]:.2f} to {ratios[-1]:.2f} in {ROUNDS} rounds of {SAMPLES} "
+        f"samples; {base_ms:.2f} ms without). The time of nvidia-smi itself is not in it, which is "
+        f"called three times more in {CLOSE_LOOK} samples: no driver is here.",
     ]
     return "\n".join(lines)
 
