@@ -28,6 +28,7 @@ from varuna_core.agent.gpu.faults import Faults
 from varuna_core.agent.gpu.kernel_log import KernelLog
 from varuna_core.agent.gpu.networks import Networks
 from varuna_core.agent.gpu.sampler import Sampler
+from varuna_core.facts.finding import Finding
 
 RESULT = RESULTS / "gpu_scenes.md"
 ROUNDS, SAMPLES = 9, 10 * CLOSE_LOOK
@@ -45,7 +46,7 @@ def play_scene(scene: Scene) -> dict[str, list[str]]:
 class NoFaults(Faults):
     """Looks for none."""
 
-    def list_faults(self, *words: object) -> list:  # type: ignore[override,type-arg]
+    def list_faults(self, *words: object) -> list[Finding]:
         return []
 
 
@@ -78,7 +79,7 @@ class EverySixth(Networks):
         super().__init__(root, every_s=CLOSE_LOOK)
         self._count = 0.0
 
-    def read(self, now: float) -> list:  # type: ignore[override,type-arg]
+    def read(self, now: float) -> list[Finding]:
         self._count += 1
         return super().read(self._count)
 
