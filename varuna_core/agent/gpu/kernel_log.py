@@ -38,7 +38,7 @@ class KernelLog:
             if not records:
                 break
             heads = (line.partition(";") for line in records.splitlines())
-            lines += [text for head, mark, text in heads if mark and head[:1].isdigit()]
+            lines += [text for head, mark, text in heads if mark and head[:1].isdecimal()]
         return lines
 
     def close(self) -> None:
