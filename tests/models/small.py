@@ -391,6 +391,57 @@ class EncoderDecoder(nn.Module):
         )
 
 
+class UNet(nn.Module):
+    """Its skips pass the cuts in a list that grows and shrinks, or go around all of them."""
+
+    skips_pass = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(nn.Conv2d(size, 4, 3, padding=1) for size in (3, 4, 4))
+        self.up = nn.ModuleList(nn.Conv2d(8, 4, 3, padding=1) for _ in range(2))
+        self.cuts = nn.ModuleList([CutPoint() for _ in range(4)])
+        self.relu, self.head = nn.ReLU(inplace=True), nn.Linear(4, 5)
+
+    def cut(self, number: int, x: Tensor, skips: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        if self.skips_pass:
+            return self.cuts[number](x, skips)
+        return self.cuts[number](x), skips
+
+    def forward(self, images: Tensor, labels: Tensor, **ignored: Any) -> Any:
+        skips = [x := self.relu(self.down[0](images))]
+        for number in (0, 1):
+            x, skips = self.cut(number, x, skips)
+            x = self.relu(self.down[number + 1](F.max_pool2d(x, 2)))
+            skips = [*skips, x] if number == 0 else skips
+        for number in (2, 3):
+            x, (*skips, skip) = self.cut(number, x, skips)
+            x = torch.cat([F.interpolate(x, size=skip.shape[2:]), skip], 1)
+            x = self.relu(self.up[number - 2](x))
+        return F.cross_entropy(self.head(x.mean((2, 3))), labels)
+
+
+class ExpertGpt(Gpt):
+    """A token goes to its best expert if that has room; the routers' balance passes the cuts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.routers = nn.ModuleList(nn.Linear(WIDTH, 3) for _ in self.blocks)
+        self.experts = nn.ParameterList(torch.randn(3, WIDTH, WIDTH) / 9 for _ in self.blocks)
+
+    def forward(self, ids: Tensor, labels: Tensor, **ignored: Any) -> Any:
+        x, balance = self.embed(ids), 0.0
+        for number, router in enumerate(self.routers):
+            x, balance = self.cuts[number](x, balance)
+            gates = router(self.run_block(number, x)).softmax(-1)
+            best = F.one_hot(gates.argmax(-1), 3).to(x)
+            balance = balance + (gates.mean(1) * best.mean(1)).mean()
+            best *= best.cumsum(1) <= 4
+            x = x + torch.einsum("bne,bnd,edh->bnh", gates * best, x, self.experts[number])
+        x, balance = self.cuts[-1](x, balance)
+        return self.compute_loss(x, labels) + 0.1 * balance
+
+
 class ConvNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -516,6 +567,8 @@ LEGAL: dict[str, tuple[Callable[[], nn.Module], Callable[..., Inputs]]] = {
     "bert": (Bert, make_bert_inputs),
     "encoder-decoder": (EncoderDecoder, make_inputs),
     "convolutions": (ConvNet, make_images),
+    "skips": (UNet, make_images),
+    "experts": (ExpertGpt, make_inputs),
 }
 
 

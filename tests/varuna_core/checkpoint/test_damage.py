@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from pathlib import Path
@@ -11,11 +12,16 @@ import torch
 
 from tests.ranks.checkpoint_world import SHAPES, Job, expect_state, save_all
 from varuna_core.checkpoint.cli import main
+from varuna_core.checkpoint.format import document
+from varuna_core.checkpoint.format.document import read_document
 from varuna_core.checkpoint.format.errors import CheckpointError
+from varuna_core.checkpoint.format.manifest import Marker, Save, parse_marker, render_marker
 from varuna_core.checkpoint.store.reader import CheckpointReader
 from varuna_core.checkpoint.store.store import find_damage, find_good
+from varuna_core.records.checkpoints import MANIFEST
 
 OFFER = "; load iteration 1 instead"
+SAVE = Save(iteration=1, save="a.1", job="a", line="a")
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +64,40 @@ def test_a_flipped_bit_anywhere_is_found(number: int, store: Path) -> None:
             assert str(path) in str(caught.value) and OFFER in str(caught.value)
     path.write_bytes(data)
     assert list(find_damage(folder)) == []
+
+
+def test_a_manifest_of_format_1_is_read_and_checked(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It repeated for each piece and each parameter what several have in common."""
+    folder = store / "varuna_ckpt_2"
+    content = read_document(folder / MANIFEST, "manifest")
+    content["optimizer"] = {name: tree for tree, names in content["optimizer"] for name in names}
+    for file in content["files"].values():
+        file["pieces"] = [
+            {"kind": kind, "dtype": dtype, "shape": shape, "offset": box[0], "extent": box[1]}
+            | {"rows": rows, "name": name, "start": start, "checks": checks}
+            for kind, dtype, shape, box, rows, *columns in file.pop("alike")
+            for name, start, checks in zip(*columns, strict=True)
+        ]
+    with monkeypatch.context() as older:
+        older.setattr(document, "VERSION", 1)
+        document.write_document(folder / MANIFEST, "manifest", content)
+    read_all(folder)
+    assert list(find_damage(folder)) == []
+    path = folder / "segment-0003.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(CheckpointError, match="segment-0003"):
+        read_all(folder)
+
+
+def test_parameters_with_the_same_options_share_a_record(store: Path) -> None:
+    """Equal for Python is not enough: 1 and True, 0.0 and -0.0 stay what they were."""
+    trees = {str(i): {"options": [value]} for i, value in enumerate([1, True, 1.0, 0.0, -0.0, 1])}
+    marker = Marker(save=SAVE, rank=0, world_size=1, files={}, optimizer=trees)
+    rendered = json.loads(json.dumps(render_marker(marker)))
+    assert len(rendered["optimizer"]) == 5
+    assert repr(dict(sorted(parse_marker(rendered, store).optimizer.items()))) == repr(trees)
 
 
 @pytest.mark.parametrize("number", range(5))

@@ -167,7 +167,7 @@ def test_a_rank_whose_save_was_taken_back_says_so(tmp_path: Path) -> None:
         return first.load()
 
     (index, (first, *rest)), *others = part.segments.items()
-    segments = {index: [replace(first, load=take_back), *rest], **dict(others)}
+    segments = {index: [first._replace(load=take_back), *rest], **dict(others)}
     with pytest.raises(CheckpointError, match="rank 0, for another rank could not save"):
         writer.save(replace(part, segments=segments))
 
@@ -178,7 +178,7 @@ def test_a_rank_that_cannot_write_tells_the_others(tmp_path: Path) -> None:
     writers = [CheckpointWriter(tmp_path, job="a", rank=r, world_size=2) for r in range(2)]
     writers[0].save(make_part(job, 0, 1))
     part = make_part(job, 1, 1)
-    unknown = replace(part.segments[2][0], load=lambda: torch.empty(3))
+    unknown = part.segments[2][0]._replace(load=lambda: torch.empty(3))
     with pytest.raises(CheckpointError, match=r"not saved by rank 1: .* has changed its shape"):
         writers[1].save(replace(part, segments={2: [unknown]}))
     assert list(tmp_path.glob("varuna_ckpt*")) == []

@@ -301,8 +301,8 @@ def change_manifest(folder: Path, change: Any) -> None:
 
 def test_a_later_format_is_named(tmp_path: Path) -> None:
     save(CheckpointWriter(tmp_path, job="a"), 5)
-    change_manifest(tmp_path / "varuna_ckpt_5", lambda d: d.update(varuna_checkpoint=2))
-    with pytest.raises(ForeignCheckpoint, match=r"manifest.json is of format 2; this version"):
+    change_manifest(tmp_path / "varuna_ckpt_5", lambda d: d.update(varuna_checkpoint=3))
+    with pytest.raises(ForeignCheckpoint, match=r"manifest.json is of format 3; this version"):
         CheckpointReader.open(tmp_path)
 
 
@@ -324,7 +324,7 @@ def test_a_failed_save_on_one_rank_leaves_the_ranks_in_step(tmp_path: Path) -> N
         for rank in range(2)
     ]
     part = make_part(job, 1, 1)
-    unknown = replace(part.segments[2][0], kind="weight\0", name="")
+    unknown = part.segments[2][0]._replace(kind="weight\0", name="")
     bad = replace(part, segments={2: [unknown, unknown]})
     for iteration in (1, 2, 3):
         writers[0].save(make_part(job, 0, iteration))

@@ -154,7 +154,7 @@ def _take_ours(
             )
         if part.dtype != parts[0].dtype:
             raise CheckpointError(f"{theirs!r} is {part.dtype}, {found[0]!r} is {parts[0].dtype}")
-    return replace(parts[0], shape=shape, box=whole(shape), load=lambda: _join(place, parts))
+    return parts[0]._replace(shape=shape, box=whole(shape), load=lambda: _join(place, parts))
 
 
 def _shape_theirs(place: Place, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -208,7 +208,7 @@ def with_rows(entry: Entry, rows: int) -> Entry:
         made[: len(held)] = held[:rows]
         return made
 
-    return replace(entry, shape=shape, box=whole(shape), load=load)
+    return entry._replace(shape=shape, box=whole(shape), load=load)
 
 
 # Export.
@@ -300,7 +300,7 @@ def _take_named(reader: CheckpointReader, names: Iterable[str], prefix: str) -> 
         lead = leads.get(name, name)
         if name.startswith(prefix) and lead not in done:
             done.add(lead)
-            yield replace(name_stored(reader, name), name=name.removeprefix(prefix))
+            yield name_stored(reader, name)._replace(name=name.removeprefix(prefix))
     if not done:
         raise CheckpointError(f"{reader.folder} has no name that begins with {prefix!r}")
 
@@ -327,8 +327,7 @@ def _take_theirs(
     for number, part in enumerate(theirs):
         box = Box((number * count, *[0] * len(rest)), (count, *rest))
         shape = box.extent[::-1] if place.transposed else box.extent
-        yield replace(
-            name_stored(reader, name),
+        yield name_stored(reader, name)._replace(
             name=part,
             shape=shape,
             box=whole(shape),
@@ -350,7 +349,7 @@ def _cast(entry: Entry, word: str) -> Entry:
     """Fractions in another type; whole numbers as they are."""
     if entry.dtype == word or entry.dtype not in FLOATS:
         return entry
-    return replace(entry, dtype=word, load=lambda: entry.load().to(DTYPES[word]))
+    return entry._replace(dtype=word, load=lambda: entry.load().to(DTYPES[word]))
 
 
 def deal_shards(entries: Sequence[Entry], shard_bytes: int) -> list[list[Entry]]:

@@ -307,7 +307,7 @@ def list_entries(
             continue
         entry = tensors[name]
         if ".attention.qkv." in name:
-            entry = replace(entry, load=_turned(entry.load, heads))
+            entry = entry._replace(load=_turned(entry.load, heads))
         count = counts.get(name)
         entries.append(entry if count is None else with_rows(entry, count))
     return entries
@@ -707,7 +707,7 @@ class GptReader:
                     self.dtype,
                     partial(_add_axis, load),
                 )
-                yield replace(entry, box=Box((number, *[0] * len(shape)), (1, *shape)))
+                yield entry._replace(box=Box((number, *[0] * len(shape)), (1, *shape)))
 
     def list_objects(self) -> list[str]:
         """Objects that their layers ask for besides: the state of lower precisions, which is

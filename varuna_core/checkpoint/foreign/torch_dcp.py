@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +106,7 @@ class DcpWeights(Mapping[str, Tensor]):
             made, tree = take_state(name, like, bare)
             for entry in made:
                 read = state[entry.kind.removeprefix(OPTIMIZER)].read
-                entries.append(replace(entry, load=read))
+                entries.append(entry._replace(load=read))
             trees[name] = {"optimizer": kind, "options": {}, "state": tree}
         return entries, trees
 
@@ -134,4 +133,4 @@ def export_dcp(folder: Path, target: Path, *, under: str = "") -> int:
 
 
 def _spell(reader: CheckpointReader, name: str, under: str) -> Entry:
-    return replace(name_stored(reader, name), name=f"{under}.{name}" if under else name)
+    return name_stored(reader, name)._replace(name=f"{under}.{name}" if under else name)

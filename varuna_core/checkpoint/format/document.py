@@ -1,6 +1,6 @@
 """JSON files with their kind, version and checksum.
 
-    {"varuna_checkpoint": 1, "what": "manifest", "crc32": "89abcdef", "content": {...}}
+    {"varuna_checkpoint": 2, "what": "manifest", "crc32": "89abcdef", "content": {...}}
 
 The checksum is that of the content as JSON with sorted keys and no blanks.
 """
@@ -29,7 +29,8 @@ try:
 except ImportError:
     from zlib import crc32
 
-VERSION = 1
+VERSION = 2
+"""Of manifests and markers; format 1 says all of each tensor, and is read too."""
 MARK = "varuna_checkpoint"
 BEFORE_CONTENT = ', "content": '
 READABLE = 0o666
@@ -100,7 +101,7 @@ def parse_document(data: bytes, path: Path, what: str) -> Any:
     held = data.partition(BEFORE_CONTENT.encode())[2].rstrip()[:-1]
     expected = found.get("crc32")
     is_whole = expected == crc_text(held) or expected == crc_text(_canonical(content).encode())
-    if version != VERSION or not is_whole:
+    if version not in (1, VERSION) or not is_whole:
         raise DamagedCheckpoint(f"{path} was changed: its checksum differs")
     if found.get("what") != what:
         raise DamagedCheckpoint(f"{path} should be a {what} and is a {found.get('what')}")

@@ -10,11 +10,11 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,8 +66,7 @@ def name_dtype(dtype: torch.dtype, name: str) -> str:
     return _WORDS[dtype]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entry:
+class Entry(NamedTuple):
     """A tensor, or the piece of it that this rank holds."""
 
     kind: str
@@ -89,7 +88,7 @@ class Entry:
         if part == whole(self.box.extent):
             return self
         load = self.load
-        return replace(self, box=part.inside(self.box), load=lambda: load()[part.slices])
+        return self._replace(box=part.inside(self.box), load=lambda: load()[part.slices])
 
 
 def make_entry(
@@ -100,18 +99,18 @@ def make_entry(
     shape: Sequence[int] | None = None,
 ) -> Entry:
     """An entry of a whole tensor, or of the piece `box` of one of `shape`; names its faults."""
-    full = tuple(tensor.shape if shape is None else shape)
+    extent = tuple(tensor.shape)
+    full = extent if shape is None else tuple(shape)
     is_piece = box is not None
     box = box or whole(full)
-    if box.extent != tuple(tensor.shape) or (is_piece and not box.fits(full)):
+    if box.extent != extent or (is_piece and not box.fits(full)):
         raise ValueError(
             f"{kind} {name!r}: a piece of {list(tensor.shape)} is not {box} of {list(full)}"
         )
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise TypeError(f"{kind} {name!r} is not a plain dense tensor: {tensor.layout}")
     dtype = name_dtype(tensor.dtype, name)
-    held = tensor.detach()
-    return Entry(kind=kind, name=name, shape=full, box=box, dtype=dtype, load=lambda: held)
+    return Entry(kind, name, full, box, dtype, tensor.detach)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +188,8 @@ def write_file(
     Small tensors are checksummed and written many at a time. Holds one tensor and two such batches
     in CPU memory, and none that lies there contiguous already.
     """
-    entries = sorted(entries, key=lambda entry: -ITEM_BYTES[entry.dtype])
+    # Each kind by itself, as they are read.
+    entries = sorted(entries, key=lambda entry: (-ITEM_BYTES[entry.dtype], entry.kind))
     head, starts = lay_out([(key_of(e), e.dtype, e.box.extent) for e in entries], notes)
     all_rows = [count_block_rows(e.box.extent, ITEM_BYTES[e.dtype]) for e in entries]
     try:
@@ -264,7 +264,7 @@ def _write_tensors(
 
 
 def _take(entry: Entry) -> Tensor:
-    tensor = entry.load().detach().cpu().contiguous()
+    tensor = entry.load().cpu().contiguous()
     if tensor.shape != entry.box.extent or tensor.element_size() != ITEM_BYTES[entry.dtype]:
         raise CheckpointError(
             f"{entry.kind} {entry.name!r} has changed its shape since it was given"

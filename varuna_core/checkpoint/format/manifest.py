@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from varuna_core.checkpoint.format.box import Box, find_fault, list_blocks
+from varuna_core.checkpoint.format.box import Box, find_fault, list_blocks, whole
 from varuna_core.checkpoint.format.document import read_document
 from varuna_core.checkpoint.format.errors import CheckpointError, DamagedCheckpoint
 from varuna_core.checkpoint.format.tensorfile import ITEM_BYTES
@@ -131,7 +132,7 @@ def add_up(markers: Sequence[Marker]) -> Manifest:
     for marker in markers:
         files.update(marker.files)
         for name, tree in marker.optimizer.items():
-            if optimizer.setdefault(name, tree) != tree:
+            if optimizer.setdefault(name, tree) is not tree and optimizer[name] != tree:
                 raise CheckpointError(
                     f"the optimizer state of {name!r} on rank {marker.rank} differs from "
                     "another rank's: replicas are no longer equal"
@@ -156,6 +157,8 @@ def find_faults(manifest: Manifest) -> list[str]:
     faults = []
     found = group_pieces(manifest)
     for (kind, name), held in found.items():
+        if not held[1:] and held[0][1].box == whole(held[0][1].shape):
+            continue
         shapes = {(piece.shape, piece.dtype) for _, piece in held}
         if len(shapes) > 1:
             faults.append(f"{kind} {name!r} has pieces of different shapes or types {shapes}")
@@ -201,7 +204,7 @@ def render_marker(marker: Marker) -> dict[str, Any]:
         "rank": marker.rank,
         "world_size": marker.world_size,
         "files": _render_files(marker.files),
-        "optimizer": dict(marker.optimizer),
+        "optimizer": _render_optimizer(marker.optimizer),
         "own": marker.own,
         "state": marker.state and _render_state(marker.state),
     }
@@ -213,7 +216,7 @@ def render_manifest(manifest: Manifest) -> dict[str, Any]:
         "world_size": manifest.world_size,
         "state": _render_state(manifest.state),
         "files": _render_files(manifest.files),
-        "optimizer": dict(manifest.optimizer),
+        "optimizer": _render_optimizer(manifest.optimizer),
         "own": {str(rank): own for rank, own in manifest.own.items()},
     }
 
@@ -225,7 +228,7 @@ def parse_marker(content: Any, path: Path) -> Marker:
             rank=content["rank"],
             world_size=content["world_size"],
             files=_parse_files(content["files"]),
-            optimizer=content["optimizer"],
+            optimizer=_parse_optimizer(content["optimizer"]),
             own=content["own"],
             state=content["state"] and _parse_state(content["state"]),
         )
@@ -240,7 +243,7 @@ def parse_manifest(content: Any, path: Path) -> Manifest:
             world_size=content["world_size"],
             state=_parse_state(content["state"]),
             files=_parse_files(content["files"]),
-            optimizer=content["optimizer"],
+            optimizer=_parse_optimizer(content["optimizer"]),
             own={int(rank): own for rank, own in content["own"].items()},
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -256,48 +259,62 @@ def _parse_state(content: Any) -> TrainingState:
     return TrainingState(**{**content, "shapes": shapes})
 
 
+def _render_optimizer(trees: Mapping[str, Any]) -> list[Any]:
+    """Parameters with the same options and keys share one record."""
+    alike: dict[str, tuple[Any, list[str]]] = {}
+    for name, tree in trees.items():
+        alike.setdefault(repr(tree), (tree, []))[1].append(name)
+    return [*alike.values()]
+
+
+def _parse_optimizer(content: Any) -> dict[str, Any]:
+    if isinstance(content, dict):  # format 1 repeats the record for each
+        return content
+    return {name: tree for tree, names in content for name in names}
+
+
 def _render_files(files: Mapping[str, HeldFile]) -> dict[str, Any]:
     return {
-        name: {
-            "size": file.size,
-            "head": file.head,
-            "pieces": [
-                {
-                    "kind": piece.kind,
-                    "name": piece.name,
-                    "dtype": piece.dtype,
-                    "shape": piece.shape,
-                    "offset": piece.box.offset,
-                    "extent": piece.box.extent,
-                    "start": piece.start,
-                    "rows": piece.rows,
-                    "checks": " ".join(piece.checks),
-                }
-                for piece in file.pieces
-            ],
-        }
+        name: {"size": file.size, "head": file.head, "alike": _render_pieces(file.pieces)}
         for name, file in files.items()
     }
 
 
+def _render_pieces(pieces: Iterable[Piece]) -> list[Any]:
+    """Pieces that differ only in name, place and checksums share one record."""
+    alike: dict[Any, tuple[list[str], list[int], list[str]]] = {}
+    for kind, name, dtype, shape, box, start, rows, checks in pieces:
+        record = kind, dtype, shape, box, rows
+        names, starts, sums = alike.get(record) or alike.setdefault(record, ([], [], []))
+        names.append(name)
+        starts.append(start)
+        sums.append(" ".join(checks))
+    return [[*record, *columns] for record, columns in alike.items()]
+
+
 def _parse_files(content: Any) -> dict[str, HeldFile]:
     return {
-        name: HeldFile(
-            size=file["size"],
-            head=file["head"],
-            pieces=tuple(
-                Piece(
-                    piece["kind"],
-                    piece["name"],
-                    piece["dtype"],
-                    tuple(piece["shape"]),
-                    Box(tuple(piece["offset"]), tuple(piece["extent"])),
-                    piece["start"],
-                    piece["rows"],
-                    tuple(piece["checks"].split()),
-                )
-                for piece in file["pieces"]
-            ),
-        )
+        name: HeldFile(size=file["size"], head=file["head"], pieces=tuple(_parse_pieces(file)))
         for name, file in content.items()
     }
+
+
+def _parse_pieces(file: Any) -> list[Piece]:
+    if "pieces" in file:  # format 1 repeats the record for each
+        return [
+            Piece(
+                **{key: one[key] for key in ("kind", "name", "dtype", "start", "rows")},
+                shape=tuple(one["shape"]),
+                box=Box(tuple(one["offset"]), tuple(one["extent"])),
+                checks=tuple(one["checks"].split()),
+            )
+            for one in file["pieces"]
+        ]
+    pieces = [
+        Piece(kind, name, dtype, *at, start, rows, tuple(checks.split()))
+        for kind, dtype, shape, box, rows, *columns in file["alike"]
+        for at in [(tuple(shape), Box(tuple(box[0]), tuple(box[1])))]
+        for name, start, checks in zip(*columns, strict=True)
+    ]
+    pieces.sort(key=attrgetter("start"))
+    return pieces

@@ -62,7 +62,10 @@ def from_plain(value: Any, take: Callable[[str], Tensor] | None = None) -> Any:
     if not isinstance(value, dict):
         return value
     if "!" not in value:
-        return {key: from_plain(item, take) for key, item in value.items()}
+        return {
+            key: from_plain(item, take) if isinstance(item, (dict, list)) else item
+            for key, item in value.items()
+        }
     word, *rest = value["!"]
     if word == "tuple":
         return tuple(from_plain(item, take) for item in rest[0])

@@ -13,18 +13,18 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from varuna_core.checkpoint.format.box import Box, TensorShare, whole
+from varuna_core.checkpoint.format.box import BLOCK_BYTES, Box, TensorShare, whole
 from varuna_core.checkpoint.format.document import crc_text
-from varuna_core.checkpoint.format.entries import DTYPES, view_bytes
+from varuna_core.checkpoint.format.entries import DTYPES, MOST_BLOCKS, view_bytes
 from varuna_core.checkpoint.format.errors import CheckpointError, DamagedCheckpoint
 from varuna_core.checkpoint.format.manifest import (
     BUFFER,
@@ -48,8 +48,7 @@ more threads make up for it.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class WantedTensor:
+class WantedTensor(NamedTuple):
     """A tensor to fill: the elements `box` of the stored one, cast to the type of `out`."""
 
     name: str
@@ -58,8 +57,35 @@ class WantedTensor:
     box: Box | None = None
 
 
+class _Block(NamedTuple):
+    """A stored block, and the memory that it is read into."""
+
+    fd: int
+    start: int
+    data: memoryview
+    check: str
+    file: str
+    piece: Piece
+
+
 TASKS_TOGETHER = 64
 """Blocks that a thread reads in one task, at most: handing over many small ones takes longer."""
+
+
+def _list_runs(blocks: Sequence[_Block]) -> Iterator[list[_Block]]:
+    """The blocks that lie in a row in a file, as many as one call reads."""
+    run: list[_Block] = []
+    size = 0
+    for block in sorted(blocks, key=itemgetter(0, 1)):
+        is_next = run and (run[-1].fd, run[-1].start + len(run[-1].data)) == block[:2]
+        if not is_next or size >= BLOCK_BYTES or len(run) == MOST_BLOCKS:
+            if run:
+                yield run
+            run, size = [], 0
+        run.append(block)
+        size += len(block.data)
+    if run:
+        yield run
 
 
 def _run_all(tasks: Sequence[Callable[[], None]]) -> None:
@@ -176,10 +202,13 @@ class CheckpointReader:
 
         def place(name: str, part: Box | TensorShare | None, key: str) -> Tensor:
             kind = OPTIMIZER + key
-            full = self.shape(name, kind)
+            stored = self._find(name, kind)[0][1]
+            full, dtype = stored.shape, DTYPES[stored.dtype]
             if part is None or full != self.shape(name):
-                part = whole(full)
-            out = torch.empty(part.extent, dtype=self.dtype(name, kind))
+                out = torch.empty(full, dtype=dtype)
+                wanted.append(WantedTensor(name, out, kind))
+                return out
+            out = torch.empty(part.extent, dtype=dtype)
             if isinstance(part, TensorShare):
                 for outer, inner in part.pieces:
                     held = out[inner.slices]
@@ -198,7 +227,15 @@ class CheckpointReader:
 
     def fill(self, wanted: Iterable[WantedTensor]) -> None:
         """Read into tensors that are there, of any layout, type and device."""
-        tasks = [planned for one in wanted for planned in self._plan(one)]
+        tasks: list[tuple[bool, Callable[[], None]]] = []
+        small: list[_Block] = []
+        for one in wanted:
+            block = self._find_block(one)
+            if block is None:
+                tasks += self._plan(one)
+            else:
+                small.append(block)
+        tasks += [(False, partial(self._read_blocks, run)) for run in _list_runs(small)]
         if len(tasks) == 1:
             self._named(tasks[0][1])
             return
@@ -230,6 +267,23 @@ class CheckpointReader:
             raise CheckpointError(f"{self.folder} holds no {kind} {name!r}{hint}")
         return found
 
+    def _find_block(self, wanted: WantedTensor) -> _Block | None:
+        """The block that is all of a tensor which can be read in place."""
+        (file, piece), *others = self._find(wanted.name, wanted.kind)
+        out = wanted.out
+        if (
+            others
+            or len(piece.checks) != 1
+            or wanted.box not in (None, piece.box)
+            or out.shape != piece.shape
+            or out.dtype != DTYPES[piece.dtype]
+            or out.device.type != "cpu"
+            or not out.is_contiguous()
+        ):
+            return None
+        fd = self._open(file, False)
+        return _Block(fd, piece.start, view_bytes(out), piece.checks[0], file, piece)
+
     def _plan(self, wanted: WantedTensor) -> Iterator[tuple[bool, Callable[[], None]]]:
         """A task for each stored block that has a part in it, and whether of its piece only a part
         is wanted."""
@@ -248,42 +302,26 @@ class CheckpointReader:
             is_part = held != piece.box
             fd = self._open(file, is_part)
             out = wanted.out.detach()
-            if held == box and len(piece.checks) == 1 and not is_part:
-                at = fd, file, piece, box, piece.start, piece.checks[0]
-                yield False, self._build_task(*at, box, out)
-                continue
             for inner, start, check in piece.blocks():
                 block = inner.inside(piece.box)
                 common = block.intersect(box)
                 if common is not None:
                     part = out[common.seen_from(box).slices]
-                    task = self._build_task(fd, file, piece, block, start, check, common, part)
-                    yield is_part, task
+                    at = fd, start, check, file, piece
+                    yield is_part, partial(self._read_part, at, block, common, part)
 
-    def _build_task(
-        self,
-        fd: int,
-        file: str,
-        piece: Piece,
-        block: Box,
-        start: int,
-        check: str,
-        common: Box,
-        out: Tensor,
-    ) -> Callable[[], None]:
-        dtype = DTYPES[piece.dtype]
-
-        def run() -> None:
-            direct = common == block and out.is_contiguous() and out.dtype == dtype
-            if direct and out.device.type == "cpu":
-                self._read_block(fd, file, piece, start, check, out)
-                return
-            held = self._borrow(piece, block)
-            self._read_block(fd, file, piece, start, check, held)
+    def _read_part(
+        self, at: tuple[int, int, str, str, Piece], block: Box, common: Box, out: Tensor
+    ) -> None:
+        """Read the elements `common` of a stored block; `at` says where it lies."""
+        fd, start, check, file, piece = at
+        fits = common == block and out.is_contiguous() and out.dtype == DTYPES[piece.dtype]
+        in_place = fits and out.device.type == "cpu"
+        held = out if in_place else self._borrow(piece, block)
+        self._read_blocks([_Block(fd, start, view_bytes(held), check, file, piece)])
+        if not in_place:
             with torch.no_grad():
                 out.copy_(held[common.seen_from(block).slices])
-
-        return run
 
     def _borrow(self, piece: Piece, block: Box) -> Tensor:
         """This thread's memory for a block, used again for the next."""
@@ -293,21 +331,25 @@ class CheckpointReader:
             held = self._scratch.held = torch.empty(size, dtype=torch.uint8)
         return held[:size].view(DTYPES[piece.dtype]).view(block.extent)
 
-    def _read_block(
-        self, fd: int, file: str, piece: Piece, start: int, check: str, out: Tensor
-    ) -> None:
-        data = view_bytes(out)
-        at = 0
-        while at < len(data):
-            got = os.preadv(fd, [data[at:]], start + at)
+    def _read_blocks(self, blocks: Sequence[_Block]) -> None:
+        """Read blocks that lie in a row in one file, and check each."""
+        fd, start = blocks[0].fd, blocks[0].start
+        left = [block.data for block in blocks]
+        while left:
+            got = os.preadv(fd, left, start)
             if not got:
-                raise DamagedCheckpoint(f"{self.folder / file} is cut short")
-            at += got
-        if crc_text(data) != check:
-            raise DamagedCheckpoint(
-                f"{self.folder / file} was changed: the checksum of {piece.kind} {piece.name!r} "
-                "differs"
-            )
+                raise DamagedCheckpoint(f"{self.folder / blocks[0].file} is cut short")
+            start += got
+            while left and got >= len(left[0]):
+                got -= len(left.pop(0))
+            if got:
+                left[0] = left[0][got:]
+        for block in blocks:
+            if crc_text(block.data) != block.check:
+                raise DamagedCheckpoint(
+                    f"{self.folder / block.file} was changed: the checksum of {block.piece.kind} "
+                    f"{block.piece.name!r} differs"
+                )
 
     def _open(self, file: str, for_parts: bool) -> int:
         key = file, for_parts

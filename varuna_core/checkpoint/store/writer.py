@@ -176,7 +176,7 @@ class Staging:
             )
         copied = iter(self._copies)
         staged = {
-            number: [replace(entry, load=_give(next(copied))) for entry in held]
+            number: [entry._replace(load=_give(next(copied))) for entry in held]
             for number, held in self._segments.items()
         }
         self._segments = {}

@@ -30,6 +30,8 @@ from varuna_core.runtime.split.random_streams import kept_random_state, seed_all
 from varuna_core.runtime.split.stage import Make, Stage
 
 log = logging.getLogger(__name__)
+MOST_NAMED = 8
+"""Makers of values around a cut that a refusal names."""
 SEED = 0
 
 
@@ -150,21 +152,27 @@ class PoisonCheck:
         return make
 
     def _explain(self, sources: Sequence[str], clean: list[Tensor]) -> str:
-        suspects = list(sources)
-        while len(suspects) > 1:
-            half = suspects[: len(suspects) // 2]
-            suspects = half if self._leaks(half, clean) else suspects[len(half) :]
-        maker = suspects[0]
+        left, makers = list(sources), list[str]()
+        while len(makers) < MOST_NAMED and (not makers or (left and self._leaks(left, clean))):
+            suspects = left
+            while len(suspects) > 1:
+                half = suspects[: len(suspects) // 2]
+                suspects = half if self._leaks(half, clean) else suspects[len(half) :]
+            makers += suspects
+            left.remove(suspects[0])
+        maker, *others = makers
         what, user = self._find_use(maker)
+        also = f"; so are values made by {', '.join(map(repr, others))}" if others else ""
         stage = self.stage
         cut = stage.name_cut(stage.segments.start - 1)
         kind = "parameter" if maker in stage.early else "module"
         made = f"{kind} {maker!r}" + (" (read there)" if kind == "parameter" else "")
         return (
             f"{what} made before {cut} by {made} is used after it, in stage {stage.index}, by "
-            f"{user}, without passing the cut: pass it through every CutPoint between the two "
-            f"(x, y = cut(x, y); a cut of `cut_before` takes one argument alone: write a CutPoint "
-            f"into the forward), or choose a partition that has no stage boundary there"
+            f"{user}, without passing the cut{also}: pass it through every CutPoint between the "
+            f"two (x, y = cut(x, y); a cut of `cut_before` takes the module's first argument and "
+            f"those that `carry` names: for others write a CutPoint into the forward), or choose a "
+            f"partition that has no stage boundary there"
         )
 
     def _find_use(self, maker: str) -> tuple[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
@@ -83,7 +82,7 @@ class Shares:
         if share is None or entry.shape != share.extent:
             return [] if self.tensor_rank else [entry]
         return [
-            replace(entry, shape=share.shape, box=outer, load=partial(_load, entry, inner))
+            entry._replace(shape=share.shape, box=outer, load=partial(_load, entry, inner))
             for outer, inner in share.pieces
         ]
 

@@ -39,6 +39,14 @@ def test_a_value_around_a_cut_is_refused_by_name(build: type[nn.Module], names: 
         assert name in str(caught.value)
 
 
+def test_all_that_goes_around_a_cut_is_named_at_once() -> None:
+    """A port of a U-Net would else be started once for each of its skips."""
+    model = models.UNet()
+    model.skips_pass = False
+    with pytest.raises(LeakError, match=r"by module 'down.0'.*; so are values made by 'down.1'"):
+        split_all(model, make_images(), 2, partition="3-2")
+
+
 def test_a_sparse_buffer_does_not_end_the_check() -> None:
     """Whisper has one: the check was left out with a warning, and a leak trained wrongly."""
     model = models.SkipGpt()
