@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from varuna_core.records.files import list_files, list_names, read_text
-from varuna_core.records.formatting import align_columns, format_size
+from varuna_core.records.formatting import align_columns, format_duration, format_size
 from vjob.containers.store import locate_base
 from vjob.jobs.errors import InputError
 
@@ -151,7 +151,8 @@ class NodeStore:
                     return "ranks run in it"
                 age = time.time() - root.used
                 if root.name == base and 0 <= age < FRESH_S:
-                    return f"it was prepared {age:.0f} s ago, for a run that may just be starting"
+                    when = show_time(root.used)
+                    return f"it was prepared {when}, for a run that may just be starting"
                 return self._remove_held(Path(root.path), base)
 
     def _remove_held(self, path: Path, base: str) -> str:
@@ -342,9 +343,5 @@ def render_table(head: str, titles: Sequence[str], rows: Sequence[Sequence[str]]
 
 
 def show_time(moment: float) -> str:
-    """Format the age of a time, such as `3 hours ago`."""
-    seconds = time.time() - moment
-    for size, unit in ((86400, "days"), (3600, "hours"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit} ago"
-    return "just now"
+    """Format the age of a time, such as `3 h ago`."""
+    return f"{format_duration(time.time() - moment)} ago"

@@ -98,7 +98,7 @@ class Story:
     def look_while_it_runs(self) -> None:
         """Pace, time left and health; the line of the user's file that each rank is at."""
 
-        text = rf"HEALTHY.*\b\d+ s left.*\bstep \d+ of {STEPS}, [\d.]+ s a step"
+        text = rf"HEALTHY.*\b\d+ s left.*\bstep \d+ of {STEPS}, [\d.]+ m?s a step"
         pattern = re.compile(text, re.DOTALL)
 
         def read() -> str:

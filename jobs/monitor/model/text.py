@@ -11,7 +11,7 @@ from varuna_core.facts.cause import EndCause
 from varuna_core.facts.known import NotKnown, Value, as_json
 from varuna_core.facts.sentences import PHRASES
 from varuna_core.records.exits import count_ends
-from varuna_core.records.formatting import format_duration, format_pace
+from varuna_core.records.formatting import format_duration, format_pace, format_size
 from varuna_core.records.logs.tail import clean, clean_name, fold
 from vjob.jobs.monitor.model.snapshot import (
     ENDED,
@@ -242,7 +242,7 @@ def _render_node(node: Node, now: float, *, is_over: bool) -> list[str]:
     if alive is not None and node.phase != "done":
         words.append(f"{'last seen' if is_over else 'alive'} {format_duration(now - alive)} ago")
     counts = [f"{kind} {count:,} lines" for kind, count in node.num_lines.items()]
-    words += counts or [f"{kind} {_size(size)}" for kind, size in node.sizes.items()]
+    words += counts or [f"{kind} {format_size(size)}" for kind, size in node.sizes.items()]
     lines = [node.name + (f"  ({', '.join(words)})" if words else "")]
     lines += [f"  {clean(check)}" for check in node.checks]
     for kind, shown in (("out", node.out), ("err", node.err), ("gpu", node.gpu)):
@@ -284,12 +284,3 @@ def _render_times(progress: Progress | None) -> list[str]:
         return []
     lines = [f"  iteration {point.step} : {point.step_s:.4f} s" for point in points[-NUM_POINTS:]]
     return ["iteration times", *lines]
-
-
-def _size(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"

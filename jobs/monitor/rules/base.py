@@ -165,12 +165,6 @@ def find_node(snapshot: Snapshot, name: str) -> Node | None:
     return next((node for node in snapshot.nodes if node.name == name), None)
 
 
-def node_of_rank(snapshot: Snapshot, rank: int) -> str:
-    """Its node, by the rank itself or by the nodes' lists."""
-    named = next((item.node for item in snapshot.ranks if item.rank == rank and item.node), "")
-    return named or next((node.name for node in snapshot.nodes if rank in node.ranks), "")
-
-
 def find_step_line(snapshot: Snapshot, step: int | None = None) -> Line | None:
     """The line that told of a step, of the last one if none is given; as long as it is kept."""
     progress = snapshot.progress

@@ -57,7 +57,6 @@ from vjob.jobs.monitor.rules.base import (
     join,
     line_values,
     make_evidence,
-    node_of_rank,
     remedies_of_line,
     rows_in,
     show,
@@ -99,7 +98,6 @@ NOT_OF_RANKS = BY_SCHEDULER | {
     EndCause.BATCH_KILLED,
 }
 """Causes that lie outside of the ranks: no line that one of them wrote adds a cause."""
-ERRORS = (Target.ERRORS,)
 HUNG = "no step in the last {}, so it hung"
 
 
@@ -580,7 +578,10 @@ def dead(snapshot: Snapshot) -> Verdict | None:
         values,
         lines=_list_lines(snapshot, cause.line, is_known=is_known),
         details=_list_details(snapshot, cause),
-        remedies=(*remedies, *show(snapshot, *(() if cause.is_cancel else ERRORS), Target.REPORT)),
+        remedies=(
+            *remedies,
+            *show(snapshot, *([] if cause.is_cancel else [Target.ERRORS]), Target.REPORT),
+        ),
         node=cause.node,
         rank=cause.rank,
         end=cause.end,
@@ -676,18 +677,12 @@ def _list_lines(
 
 def _list_details(snapshot: Snapshot, cause: Cause) -> tuple[Finding, ...]:
     details = []
-    if snapshot.progress is not None and not cause.is_cancel:  # whose sentence says it
-        details.append(Finding("reached", values=step_values(snapshot)))
-    hang, outcome = snapshot.hang or snapshot.suspected, snapshot.outcome
+    hang = snapshot.hang or snapshot.suspected
     if hang is not None and hang.until is None and cause.end.cause is not EndCause.HANG:
         values = hang_values(snapshot, hang, _find_ended(snapshot))
         values |= {"attempt": snapshot.attempt, "is_sure": snapshot.hang is not None}
         details.append(Finding("hung", values=values))
-    details += _list_saved(snapshot, cause)
-    if outcome is not None and outcome.culprit_rank is not None:
-        where = node_of_rank(snapshot, outcome.culprit_rank)
-        details.append(Finding("exit code", values={"code": outcome.code, "node": where}))
-    return tuple(details)
+    return (*details, *_list_saved(snapshot, cause))
 
 
 def _list_saved(snapshot: Snapshot, cause: Cause | None = None) -> tuple[Finding, ...]:

@@ -665,11 +665,6 @@ def _damaged(values: Values) -> str:
 # Details.
 
 
-def _exit_code(values: Values) -> str:
-    first = f", first on {values['node']}" if values["node"] else ""
-    return f"exit code {values['code']}{first}"
-
-
 def _last_checkpoint(values: Values) -> str:
     tail = ", from which it goes on when it is submitted again" if values.get("goes_on") else ""
     return f"the last checkpoint is of step {values['step']}{tail}"
@@ -791,11 +786,9 @@ SENTENCES: Mapping[str, Callable[[Values], str]] = {
     # Details.
     "submitted": lambda v: f"submitted {format_duration(v['age_s'])} ago",
     "stopped early": lambda v: "it stopped before its last step",
-    "reached": lambda v: f"it came to {_step(v)}",
     "checkpoint": _last_checkpoint,
     "no checkpoint": _no_checkpoint,
     "hung": _hung,
-    "exit code": _exit_code,
     "said": lambda v: str(v["text"]),
     "source": lambda v: f"as {v['source']} tells",
     "last life": lambda v: (

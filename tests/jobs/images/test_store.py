@@ -72,7 +72,7 @@ def test_list_shows_name_size_image_age_and_state(node: Node) -> None:
     assert "nothing" in node("list")
     tree = node.prepare()
     said = node("list")
-    assert f"{tree.name}  " in said and "2 hours ago  idle   " in said and str(node.image) in said
+    assert f"{tree.name}  " in said and "2 h ago  idle   " in said and str(node.image) in said
     (row,) = node.list()
     assert row["bytes"] == measure(tree) > 10_000_000
     assert (row["image"], row["state"], row["is_stale"]) == (str(node.image), "idle", False)
