@@ -48,6 +48,10 @@ PROGRAM_XIDS = frozenset((13, 31, 43, 45, 68, 69))
 """Numbers that a program causes, most often."""
 
 
+LAST_TIME = 1e11
+"""Seconds since the epoch, later than any sample: the year 5138."""
+
+
 def make_fault(
     fault: Fault,
     part: Any,
@@ -111,8 +115,10 @@ def parse_fault(value: Mapping[str, Any]) -> Optional[Finding]:
     }
     if not isinstance(values.get("part"), str):
         return None
-    numbers = ("count", "code", "since", "last")
-    if not all(isinstance(values.get(key, 0), (int, float)) for key in numbers):
+    times = [values.get(key) for key in ("since", "last")]
+    if not all(isinstance(at, (int, float)) and 0 <= at < LAST_TIME for at in times):
+        return None
+    if not all(isinstance(values.get(key, 0), int) for key in ("count", "code")):
         return None
     ranks = values.get("ranks", [])
     if not isinstance(ranks, list) or not all(isinstance(rank, int) for rank in ranks):
