@@ -343,7 +343,7 @@ SCENES = (
         name="the driver asks for a reset", tool="nvidia-smi 580.82", before=make_smi(apps=APPS),
         after=make_smi(apps=APPS, states={
             0: "<gpu_recovery_action>Drain and Reset</gpu_recovery_action>"}),
-        remarks=(r"GPU 0 of n1 \(rank 2\) wants a reset, says the driver: Drain and Reset",),
+        remarks=(r"GPU 0 of n1 \(rank 2\) is not well: its driver asks for Drain and Reset",),
         faults=(fault("gpu-reset", "0", detail="Drain and Reset"),),
     ),
     Scene(

@@ -322,7 +322,7 @@ _FAULTS: Mapping[Fault, Callable[[Mapping[str, Any]], str]] = {
         if v.get("detail") == "failed"
         else "replaces a row of its memory at its next reset"
     ),
-    Fault.RESET: lambda v: f"wants a reset, says the driver: {v.get('detail')}",
+    Fault.RESET: lambda v: f"is not well: its driver asks for {v.get('detail')}",
     Fault.NVLINK: lambda v: f"has {v.get('count')} {v.get('detail')} NVLinks down",
     Fault.NVLINK_ERRORS: lambda v: f"has {v.get('count')} errors of NVLinks: {v.get('detail')}",
     Fault.PORT_DOWN: lambda v: "has no link any more",

@@ -26,6 +26,7 @@ from varuna_core.records.training import read_training
 from varuna_core.schedule.registry import count_stages_per_rank, place_stages
 from vjob.jobs.monitor.log_lines.errors import STEP_MARKS, Classifier, list_exceptions
 from vjob.jobs.monitor.model.snapshot import AttemptView, Line, Node, Progress, Rank
+from vjob.jobs.monitor.readers.gpu_logs import describe_late
 from vjob.jobs.monitor.readers.node_files import (
     NodeFiles,
     choose_tail,
@@ -277,13 +278,18 @@ class AttemptReader:
         pids = {p.pid for p in life.processes.values() if p.pid} if life is not None else set()
         group = self.plan.node(index).group.name if ranks and self.plan else ""
         gpus = files.list_gpus(pids) if files is not None else ()
+        sampled_at = samples.at if samples is not None else None
+        sampled_at = None if sampled_at is None else sampled_at + (offset or 0.0)
+        late, beat_at = "", self._beats.times.get(str(index))
+        if gpus and self.plan is not None:
+            late = describe_late(sampled_at, beat_at, self.plan.timing.sample_s)
         return Node(
             name=name,
             index=index if index >= 0 else None,
             group=group,
             ranks=tuple(ranks),
             phase=self._infer_phase(report, life, ranks, went_at),
-            beat_at=self._beats.times.get(str(index)),
+            beat_at=beat_at,
             beat_every_s=life.every_s if life is not None else None,
             log_at=files.newest if files is not None else None,
             out=files.last_lines("out", count) if files is not None else (),
@@ -291,8 +297,8 @@ class AttemptReader:
             gpu=files.last_lines("gpu", max(count, len(gpus))) if files is not None else (),
             sizes=files.sizes() if files is not None else {},
             gpus=gpus,
-            gpus_at=None if samples is None or samples.at is None else samples.at + (offset or 0.0),
-            gpus_not_known=samples.not_known if samples is not None else "",
+            gpus_at=sampled_at,
+            gpus_not_known=late or (samples.not_known if samples is not None else ""),
             gpus_lost=samples.lost if samples is not None else (),
             faults=samples.faults if samples is not None else (),
             cpu_percent=samples.cpu_percent if samples is not None else None,

@@ -11,6 +11,7 @@ from typing import Any
 from varuna_core.facts.finding import Finding
 from varuna_core.facts.hardware import parse_fault
 from varuna_core.records.files import as_number, parse_json
+from varuna_core.records.formatting import format_duration
 from varuna_core.records.logs.gpu_text import (
     CPU,
     find_lines,
@@ -27,6 +28,16 @@ FIRST_BYTES = 8 * 1024
 MORE_BYTES = 64 * 1024
 """Where a first look found no whole sample."""
 NUM_SHOWN = 50
+LATE_SAMPLES, LATE_S = 12, 60.0
+"""A sampler that lacks so many samples and seconds more hangs in its driver."""
+
+
+def describe_late(at: float | None, beat_at: float | None, every_s: float) -> str:
+    """Why the last sample tells nothing of now: its agent lives, and wrote none since; else
+    empty."""
+    if at is None or beat_at is None or beat_at - at <= LATE_SAMPLES * every_s + LATE_S:
+        return ""
+    return f"no sample for {format_duration(beat_at - at)}, while its agent lives"
 
 
 class GpuSamples:

@@ -270,8 +270,7 @@ def list_faults(
     found = []
     most_links = {uuid: sum(state.links) for uuid, state in now.items()}
     for one in {sample.index: sample for sample in samples}.values():
-        uuid = next((key for key in now if now[key].address == one.address), one.uuid)
-        state, before = now.get(uuid), first.get(uuid)
+        state, before = now.get(one.uuid), first.get(one.uuid)
         if state is None or before is None:
             continue
 
@@ -286,7 +285,7 @@ def list_faults(
             add(Fault.REMAP, "pending")
         if state.action:
             add(Fault.RESET, state.action)
-        others = {count for key, count in most_links.items() if key != uuid}
+        others = {count for key, count in most_links.items() if key != one.uuid}
         num_up, usual = sum(state.links), sum(before.links)
         if len(most_links) > 3 and len(others) == 1:
             usual = max(usual, *others)

@@ -18,7 +18,7 @@ from varuna_core.records.logs.trace import TraceWriter
 from varuna_core.records.plan import read_plan
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.monitor.readers.file_systems import Skew, probe
-from vjob.jobs.monitor.readers.gpu_logs import GpuSamples
+from vjob.jobs.monitor.readers.gpu_logs import GpuSamples, describe_late
 from vjob.jobs.monitor.readers.rank_files import Beats, JsonFolder, TraceFile
 from vjob.jobs.monitor.readers.settings import _list_wanted, read_asked
 
@@ -268,3 +268,18 @@ def test_a_partition_that_counts_both_ends_is_the_one_that_runs_print(
     plan = replace(make_plan(make_conf(SINGLE)), partition=asked)
     training = {} if layers is None else {"layers": layers}
     assert _list_wanted(plan, training)["PARTITION"] == printed
+
+
+@pytest.mark.parametrize(
+    ("at", "beat_at", "expected"),
+    [
+        (1000.0, 1150.0, ""),
+        (1000.0, 1300.0, "no sample for 5 min, while its agent lives"),
+        (None, 1300.0, ""),
+        (1000.0, None, ""),
+    ],
+)
+def test_a_sampler_that_hangs_in_its_driver_is_named(
+    at: float | None, beat_at: float | None, expected: str
+) -> None:
+    assert describe_late(at, beat_at, 10.0) == expected
