@@ -26,6 +26,7 @@ from varuna_core.hang.judge import Finding
 from varuna_core.hang.signs import read_hang, read_signs
 from varuna_core.records.files import read_json, write_json
 from varuna_core.records.logs.step_counts import StepFile, Tally
+from varuna_core.records.requests import write_stop
 from varuna_core.records.runfolder import RunFolder
 
 GROUP = SimpleNamespace(count=1, ranks=1, inner_ranks=None)
@@ -132,6 +133,18 @@ def test_a_library_that_asks_again_and_again_is_no_movement(tmp_path, monkeypatc
     assert seen[-1].still_s == 5 * TICK_S
     watched.frames = [{**own, "line": 8}]
     assert watched.look().still_s == 0
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_a_suspicion_stays_if_somebody_ends_the_attempt(is_stopped, tmp_path, monkeypatch):
+    watched = Watched(tmp_path, monkeypatch)
+    hang = Hang(HangWitness.SILENT, 10.0, 40.0, rank=0, acts_at=100.0)
+    watched.guard._act(Finding(hang, is_due=False, due_at=100.0))
+    assert read_json(watched.attempt.hanging)["rank"] == 0
+    if is_stopped:
+        write_stop(watched.attempt, "signal", 143, "SIGTERM from outside")
+    watched.guard.end()
+    assert watched.attempt.hanging.exists() == is_stopped
 
 
 def test_a_process_below_a_rank_is_stopped_for_longer_with_each_look(tmp_path, monkeypatch):

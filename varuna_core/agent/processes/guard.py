@@ -67,7 +67,7 @@ from varuna_core.records.exits import HUNG
 from varuna_core.records.files import read_json
 from varuna_core.records.logs.step_counts import HEAD_BYTES, parse_counts
 from varuna_core.records.plan import UNDER_SLURM, NodePlan, Plan
-from varuna_core.records.requests import HANG, read_signal, write_stop
+from varuna_core.records.requests import HANG, read_signal, read_stop, write_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
 TICK_S = 5.0
@@ -565,11 +565,13 @@ class Guard(threading.Thread):
     # Acts.
 
     def _suspect(self, hang: Optional[Hang]) -> None:
-        """Tell what will be done, and when, once for each that is suspected."""
+        """Tell what will be done, and when, once for each that is suspected; one that lasted until
+        the attempt was ended stays, to say what somebody ended."""
         mark = None if hang is None else (hang.witness, hang.rank, hang.node, hang.action)
         if mark != self._suspected:
             self._suspected = mark
-            tell_suspicion(self._attempt, hang)
+            if read_stop(self._attempt) is None:
+                tell_suspicion(self._attempt, hang)
 
     def _act(self, finding: Finding) -> None:
         if self._is_done or (self._found is not None and not finding.is_due):
