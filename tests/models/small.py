@@ -67,6 +67,14 @@ class Gpt(nn.Module):
         return self.compute_loss(self.cuts[-1](x), labels)
 
 
+class SparseGpt(Gpt):
+    """Has a sparse buffer that is not saved, as OpenAI's Whisper does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("heads", torch.randn(3, 4).relu().to_sparse(), persistent=False)
+
+
 class PaddedGpt(Gpt):
     """Its loss is a mean over the tokens that have a label, given as (sum, count)."""
 

@@ -207,6 +207,7 @@ def share_values(
 
 
 def _broadcast(tensor: Tensor, source: int, group: Any) -> None:
-    made = tensor.detach().to("cpu").contiguous()
+    is_sparse = tensor.layout != torch.strided  # a buffer, which gloo does not send
+    made = (tensor.to_dense() if is_sparse else tensor.detach()).to("cpu").contiguous()
     dist.broadcast(made, source, group=group)
-    tensor.detach().copy_(made)
+    tensor.copy_(made.to_sparse(layout=tensor.layout) if is_sparse else made)

@@ -156,6 +156,9 @@ class Saving:
         self._await_last(writer)
         writer.keep = keep
         writer.set_background(tempdir)
+        is_first = self.consensus.rank == 0 and not writer.num_saves
+        if is_first and progress.iteration and not self.updates.optimizers:
+            log.warning("no optimizer's state is saved: give the optimizer to set_optimizer()")
         self.news.report_begun(number, store)
         self._number = number
         part = self.take_part(progress, number, shard)

@@ -25,7 +25,7 @@ CASES: dict[int, list[Case]] = {
         Case(name="norm", stage_map="0;1;", model="ConvNet"),
         Case(name="half norm", stage_map="0;1;", model="ConvNet", precision="bf16"),
         Case(name="two stages", stage_map="0;1;", schedule="interleaved", stages_per_rank=2),
-        Case(name="zero 2", stage_map="0,1;", zero=2),
+        Case(name="zero 2", stage_map="0,1;", model="SparseGpt", zero=2),
         Case(name="zero 3", stage_map="0,1;", model="Gpt", zero=3, precision="bf16"),
         Case(name="offload", stage_map="0,1;", zero=1, offload="optimizer", precision="bf16"),
         Case(name="tensor", stage_map="0;", model="built-in", tensor=2),

@@ -50,6 +50,23 @@ def test_any_precision_takes_up_the_masters_of_any(
     assert abs(take_steps(one, 1)[0] - take_steps(other, 1)[0]) < 0.05
 
 
+def test_a_training_saved_without_its_optimizer_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    varuna = build()
+    optimizer = torch.optim.SGD(varuna.parameters(), 0.1, momentum=0.9)
+    varuna.checkpoint(tmp_path, 0)
+    assert "set_optimizer" not in caplog.text  # it has only weights yet
+    varuna.step(make_inputs())
+    optimizer.step()
+    for number in (1, 2):
+        varuna.checkpoint(tmp_path / "later", number)
+    assert caplog.text.count("no optimizer's state is saved: give the optimizer to") == 1
+    varuna.set_optimizer(optimizer)
+    varuna.checkpoint(tmp_path / "last")
+    assert caplog.text.count("no optimizer's state is saved") == 1
+
+
 def test_a_save_beside_training_is_waited_for(tmp_path: Path) -> None:
     varuna = build()
     pending = varuna.checkpoint(tmp_path / "store", 7, tmp_path / "local")
