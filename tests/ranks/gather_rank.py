@@ -128,7 +128,7 @@ def fail(varuna: Varuna, folder: Path, rank: int) -> list[str]:
 
             if not held:  # another replica gives all
                 burn()
-            return [*held[:-1], type(held[-1])(**{**vars(held[-1]), "load": burn})]
+            return [*held[:-1], held[-1]._replace(load=burn)]
 
         varuna.saving._take_model = fail_in_the_middle  # type: ignore[method-assign]
         attempt(None)
@@ -145,10 +145,7 @@ def lose_the_last(case: Case, rank: int) -> None:
 
         def die_in_the_middle() -> Any:
             held = take()
-            return [
-                *held[:-1],
-                type(held[-1])(**{**vars(held[-1]), "load": lambda: os._exit(3)}),
-            ]
+            return [*held[:-1], held[-1]._replace(load=lambda: os._exit(3))]
 
         varuna.saving._take_model = die_in_the_middle  # type: ignore[method-assign]
     varuna.gather_state_dict()
