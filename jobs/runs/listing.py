@@ -6,8 +6,10 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from varuna_core.facts.hang import parse_hang
 from varuna_core.facts.sentences import describe_hang
 from varuna_core.hang.signs import read_hang
+from varuna_core.records.files import read_json
 from varuna_core.records.formatting import align_columns, wrap_columns
 from varuna_core.records.logs.tail import clean, clean_name, fold
 from varuna_core.records.record import ENDED
@@ -52,8 +54,11 @@ def choose_message(view: RunView) -> str:
     hang = read_hang(attempts[-1]) if attempts else None
     step = find_own_checkpoint(view.run) if is_ended else None
     parts = [said] if said else []
+    maybe = parse_hang(read_json(attempts[-1].hanging)) if attempts and is_ended else None
     if hang is not None and hang.until is None:
         parts.append(f"{'hung' if is_ended else 'hangs'}: {describe_hang(hang)}")
+    elif hang is None and maybe is not None:
+        parts.append(f"may have hung: {describe_hang(maybe)}")
     if step is not None:
         parts.append(f"submit again to go on from step {step}")
     return "; ".join(parts)

@@ -275,7 +275,7 @@ def lost_node(snapshot: Snapshot) -> Verdict | None:
             "lost node",
             {"node": name, "word": word, "silence_s": unknown if silence is None else silence},
             evidence=(Evidence(snapshot.scheduler.name, Sure.REPORTED, text=word),),
-            details=_list_details(snapshot),
+            details=_list_details(snapshot, goes_on=True),
             remedies=(RESUBMIT_WITHOUT, *cancel(snapshot)),
             node=name,
         )
@@ -589,13 +589,14 @@ def _is_working(snapshot: Snapshot) -> bool:
     return any((rank.cpu_percent or 0) > 20 for rank in snapshot.ranks)
 
 
-def _list_details(snapshot: Snapshot) -> tuple[Finding, ...]:
+def _list_details(snapshot: Snapshot, *, goes_on: bool = False) -> tuple[Finding, ...]:
     details = []
     life = find_life(snapshot)
     if life is not None:
         details.append(Finding("last life", values={"age_s": snapshot.now - life}))
     if snapshot.checkpoint_step is not None:
-        details.append(Finding("checkpoint", values={"step": snapshot.checkpoint_step}))
+        values = {"step": snapshot.checkpoint_step, "goes_on": goes_on}
+        details.append(Finding("checkpoint", values=values))
     return tuple(details)
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from tests.command import Vjob
 from varuna_core.facts.hang import Hang, HangWitness
-from varuna_core.hang.signs import end_hang, write_hang
+from varuna_core.hang.signs import end_hang, tell_suspicion, write_hang
 from varuna_core.records.files import append_line
 from varuna_core.records.record import REFUSED, RunRecord, write_record
 from varuna_core.records.runfolder import RunFolder
@@ -62,7 +62,10 @@ def test_a_run_that_stands_says_so_until_it_goes_on(tmp_path: Path) -> None:
     over: Any = SimpleNamespace(**{**vars(view), "record": ended, "state": "CANCELLED"})
     assert choose_message(over) == f"{ended.message}; hung: rank 1 on n1 is stopped (SIGSTOP)"
     end_hang(attempt, replace(hang, until=40.0))
-    assert choose_message(view) == ""
+    assert choose_message(view) == "" and choose_message(over) == ended.message
+    attempt.hang.unlink()
+    tell_suspicion(attempt, hang)
+    assert choose_message(over).endswith("; may have hung: rank 1 on n1 is stopped (SIGSTOP)")
 
 
 def test_the_command_looks_whether_it_writes_to_a_terminal(tmp_path: Path) -> None:

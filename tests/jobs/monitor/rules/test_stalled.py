@@ -253,9 +253,10 @@ def test_all_gpus_idle_points_to_the_host() -> None:
 def test_a_lost_node_is_named_by_the_schedulers_word() -> None:
     snapshot = change_node(silent(healthy(), 300), "n001", beat_at=NOW)
     scheduler = replace(snapshot.scheduler, lost_nodes={"n001": "DOWN*"})
-    verdict = judge(replace(snapshot, scheduler=scheduler))
+    verdict = judge(replace(snapshot, scheduler=scheduler, checkpoint_step=40))
     assert (verdict.health, verdict.node) == (Health.DEAD, "n001")
     assert "DOWN*" in verdict.reason
+    assert "step 40, from which it goes on" in verdict.facts[-1]
     fresh = healthy(scheduler=replace(healthy().scheduler, lost_nodes={"n001": "DOWN*"}))
     assert judge(fresh).health is Health.HEALTHY
 
