@@ -104,6 +104,11 @@ def test_replicas_deal_out_every_element_once_in_shares_of_equal_bytes(
     assert max(sizes) - min(sizes) <= 16
 
 
+def test_a_sparse_buffer_is_refused_with_a_remedy() -> None:
+    with pytest.raises(TypeError, match=r"buffer 'heads' is not a plain.*persistent=False"):
+        make_entry("buffer", "heads", torch.eye(3).to_sparse())
+
+
 @pytest.mark.parametrize("word", sorted(DTYPES))
 def test_the_library_reads_our_files_and_we_read_its(word: str, tmp_path: Path) -> None:
     dtype = DTYPES[word]

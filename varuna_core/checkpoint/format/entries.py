@@ -108,7 +108,8 @@ def make_entry(
             f"{kind} {name!r}: a piece of {list(tensor.shape)} is not {box} of {list(full)}"
         )
     if tensor.layout != torch.strided or tensor.is_quantized:
-        raise TypeError(f"{kind} {name!r} is not a plain dense tensor: {tensor.layout}")
+        hint = "; register_buffer(..., persistent=False) leaves it out" if kind == BUFFER else ""
+        raise TypeError(f"{kind} {name!r} is not a plain dense tensor: {tensor.layout}{hint}")
     dtype = name_dtype(tensor.dtype, name)
     return Entry(kind, name, full, box, dtype, tensor.detach)
 
