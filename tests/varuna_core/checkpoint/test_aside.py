@@ -84,7 +84,7 @@ def test_an_empty_folder_is_a_beginning_and_a_spoilt_one_is_none(store: Path) ->
 def test_a_later_format_is_not_passed_over(store: Path) -> None:
     """A training that went on with a newer version would lose its last days in silence."""
     path = store / "varuna_ckpt_3" / "manifest.json"
-    path.write_text(path.read_text().replace('"varuna_checkpoint": 1', '"varuna_checkpoint": 9'))
+    path.write_text(path.read_text().replace('"varuna_checkpoint": 2', '"varuna_checkpoint": 9'))
     with pytest.raises(ForeignCheckpoint):
         take(store)
     assert list_damaged(store) == []
