@@ -646,12 +646,12 @@ def _describe_trend(values: Sequence[float]) -> str:
     """`went from 9.5 to 8.25`, but only of a change that is beyond the noise."""
     found = measure_trend(values)
     if found.is_clear:
-        of = f" (means of the first and last {found.width} lines)" if found.width > 1 else ""
+        of = f" (medians of the first and last {found.width} lines)" if found.width > 1 else ""
         return f"went from {found.first:.4g} to {found.last:.4g}{of}"
     said = f"was {found.first:.4g} at first and {found.last:.4g} at last"
     if found.is_clear is None:
         return said
-    return f"shows no clear change: it {said} (means of {found.width} lines), which may be noise"
+    return f"shows no clear change: it {said} (medians of {found.width} lines), which may be noise"
 
 
 def _on_evaluations(curves: Curves) -> Iterator[Finding]:
@@ -731,6 +731,39 @@ def _on_goodput(job: Job, analysis: Analysis) -> Iterator[Finding]:
         sentence=sentence + ".",
         evidence=f"{restarts + 1} attempt{'s' if restarts else ''}, first start to last end",
         key=name_saves_key(job) if repeated > MUCH_BUBBLE * goodput.wall_s else "",
+    )
+
+
+def _on_resume(job: Job, analysis: Analysis) -> Iterator[Finding]:
+    """Yield a finding on attempts that went on from a step, and on steps that were done twice."""
+    known = [one for one in analysis.goodput.attempts if one.origin and one.last_step is not None]
+    said: list[str] = []
+    rows: list[dict[str, Any]] = []
+    reached, again = -1, 0
+    for one in known:
+        origin, last = one.origin, one.last_step
+        assert origin is not None and last is not None
+        if origin.is_resumed or one is not known[0]:
+            who = f"attempt {one.label}" if len(analysis.goodput.attempts) > 1 else "the run"
+            about = "about " if origin.doubt else ""
+            said.append(f"{who} went on with {about}step {origin.step:,} ({origin.source})")
+        twice = max(reached + 1 - origin.step, 0)
+        again, reached = again + twice, max(reached, last)
+        rows.append({"attempt": one.label, "from": origin.step, "to": last, "again": twice})
+    if not said:
+        return
+    done = reached + 1 - min(row["from"] for row in rows)
+    sentence = "; ".join(said)
+    sentence += f"; {done:,} different step{'s were' if done != 1 else ' was'} done here"
+    if again:
+        sentence += f", and {again:,} of them again, which is lost work"
+    yield Finding(
+        rule="resumed",
+        values={"attempts": rows, "done": done, "again": again},
+        weight=0.0,
+        sentence=sentence[0].upper() + sentence[1:] + ".",
+        evidence=f"{len(known)} of {len(analysis.goodput.attempts)} attempts",
+        key="",
     )
 
 
@@ -852,6 +885,7 @@ MAKERS = (
     _on_training,
     _on_memory,
     _on_goodput,
+    _on_resume,
     _on_prediction,
     list_gaps,
 )

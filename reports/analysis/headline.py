@@ -23,7 +23,7 @@ from varuna_core.facts.known import (
 from varuna_core.facts.sentences import describe_hang
 from varuna_core.planner.profile.gpus import GpuProduct, list_gpus
 from varuna_core.planner.profile.transformer import LAUNCH_S, Transformer, list_parts
-from varuna_core.records.formatting import format_duration, format_seconds, format_share
+from varuna_core.records.formatting import format_duration, format_pace, format_share
 from varuna_core.records.training import Training
 from vjob.reports.analysis.accounting import Accounting
 from vjob.reports.analysis.readings import COUNTER, LOG, bound_share
@@ -69,6 +69,7 @@ class Headline:
     """The number of devices of each kind."""
     duration_s: Known[float]
     queued_s: Known[float]
+    num_attempts: int
     last_step: Known[int]
     is_counted: bool
     """True if `last_step` counts optimizer steps because no line prints the program's number."""
@@ -148,6 +149,7 @@ def summarise(
         devices=_count_devices(job, accounting),
         duration_s=duration,
         queued_s=queued,
+        num_attempts=len(goodput.attempts),
         last_step=step,
         is_counted=is_counted,
         num_steps=total,
@@ -274,7 +276,7 @@ def list_facts(found: Headline) -> Iterator[Fact]:
     """List the known figures, and the reason for a goodput or pace that is not known."""
     each = found.slower
     if (step_s := value_of(found.step_s)) is not None and not each:
-        each = f"{format_seconds(step_s)} each (the median of all)"
+        each = f"{format_pace(step_s)} each (the median of all)"
     yield Fact("state", found.state)
     if found.hung:
         yield Fact("hung", f"{found.hung_cost} lost: {found.hung}")
@@ -294,8 +296,10 @@ def list_facts(found: Headline) -> Iterator[Fact]:
         if isinstance(found.step_s, NotKnown):
             yield Fact("pace", f"not known: {found.step_s.reason}", is_known=False)
     elif isinstance(found.step_s, Value) and found.step_s.evidence[0].source == COUNTER:
-        num_steps = found.step_s.evidence[0].seen  # no line has their numbers
-        yield Fact("steps", f"{num_steps:,} counted, {each}")
+        num_steps = f"{found.step_s.evidence[0].seen:,} counted"  # no line has their numbers
+        if found.num_attempts > 1:
+            num_steps += f" in {found.num_attempts} attempts, some perhaps twice"
+        yield Fact("steps", f"{num_steps}, {each}")
     if left_s := value_of(found.left_s):
         yield Fact("left", format_duration(left_s))
     if tokens := value_of(found.tokens_per_s):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from varuna_core.facts.known import NotKnown, Value, value_of
-from varuna_core.records.formatting import format_duration, format_seconds, format_share
+from varuna_core.records.formatting import format_duration, format_pace, format_share
 from vjob.reports.analysis.findings import Finding
 from vjob.reports.analysis.headline import format_bounded, goes_on, has_ended_badly, has_ended_well
 from vjob.reports.analysis.measures import Analysis
@@ -34,7 +34,7 @@ def write_opening(job: Job, analysis: Analysis, findings: Sequence[Finding]) -> 
     if head.slower:
         went += f", {head.slower}"
     elif (step_s := value_of(head.step_s)) is not None:
-        went += f", {format_seconds(step_s)} a step (the median of all)"
+        went += f", {format_pace(step_s)} a step (the median of all)"
     if not isinstance(head.goodput, NotKnown):
         went += f"; {format_bounded(head.goodput)} of the time was steps"
         if isinstance(head.start, Value) and head.start.value >= MUCH_START:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from varuna_core.records.formatting import format_seconds, format_share
+from varuna_core.records.formatting import format_pace, format_seconds, format_share
 from varuna_core.records.logs.judge import Steps
 from varuna_core.records.logs.step_counts import StepCounts
 
@@ -84,7 +84,7 @@ class Slowdown:
     @property
     def paces(self) -> str:
         """`103 ms each before step 61, 404 ms from there on`."""
-        before, slow = format_seconds(self.before_s), format_seconds(self.slow_s)
+        before, slow = format_pace(self.before_s), format_pace(self.slow_s)
         if self.is_gradual:
             return f"{before} each at first, {slow} at last"
         if self.lasts and len(self.stretches) == 1:

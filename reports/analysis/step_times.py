@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import inf
 from typing import Any
 
@@ -16,6 +17,7 @@ from varuna_core.records.logs.step_counts import StepCounts
 from varuna_core.records.logs.times import BAR_SLACK_S
 from vjob.reports.analysis.readings import (
     COUNTER,
+    LEAST_READINGS,
     LOG,
     TRACE,
     Readings,
@@ -208,6 +210,22 @@ def measure_bubbles(steps: pd.DataFrame) -> pd.DataFrame:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Origin:
+    """The first step that an attempt did, as the program numbers it."""
+
+    step: int
+    source: str
+    """Where it is known from."""
+    doubt: int = 0
+    """The number of steps by which it may be too low."""
+
+    @property
+    def is_resumed(self) -> bool:
+        """True if steps were done before it; a program may count from 0 or from 1."""
+        return self.step > 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttemptSpan:
     """One start of the ranks on the wall clock, in seconds since 1970; None if not known."""
 
@@ -217,6 +235,9 @@ class AttemptSpan:
     ran: float | None
     """Time at which the attempt's first rank began."""
     first_step: int | None
+    """The first step that was read."""
+    origin: Origin | None
+    """The first step that it did; None if not known."""
     steps: Steps
     """The last step and the number of steps, from the same function that `vjob status` uses."""
     readings: Readings | None
@@ -379,6 +400,7 @@ def measure_goodput(
                 ended=max(ends, default=None),
                 ran=ran,
                 first_step=int(own_steps.min()) if len(own_steps) else None,
+                origin=_find_origin(own_steps, judged[label], is_traced=is_traced),
                 steps=judged[label],
                 readings=found,
                 outcome=outcomes.get(label, ""),
@@ -406,6 +428,21 @@ def measure_goodput(
         source=source,
         slowdown=slowdown,
     )
+
+
+def _find_origin(numbers: pd.Series[float], steps: Steps, *, is_traced: bool) -> Origin | None:
+    """Return the first step that an attempt did, by the numbers of its steps."""
+    seen = sorted({int(step) for step in numbers})
+    if is_traced and seen:
+        return Origin(step=seen[0], source="the first step of its trace")
+    if steps.fit is not None and steps.fit.offset is not None:
+        how = "the numbers in its lines beside the count of its optimizer steps"
+        return Origin(step=min([steps.fit.offset + 1, *seen[:1]]), source=how)
+    if len(seen) < LEAST_READINGS or steps.is_counted:
+        return None
+    every = min(b - a for a, b in pairwise(seen))
+    first = max(seen[0] - every + 1, 0)
+    return Origin(step=first, source="its first line", doubt=seen[0] - first)
 
 
 def _list_written(iterations: pd.DataFrame, label: str) -> pd.Series[float]:

@@ -16,7 +16,7 @@ class Trend:
     first: float
     last: float
     width: int
-    """The number of values of which each end is the mean."""
+    """The number of values of which each end is the median."""
     is_clear: bool | None
     """True if the ends differ by more than the noise; None if values are too few to tell."""
 
@@ -27,15 +27,15 @@ BEYOND = 3.0
 
 
 def measure_trend(values: Sequence[float]) -> Trend:
-    """Compare the ends of a curve, each the mean of a tenth of it. The noise of such means is taken
-    from second differences, of values and of means, in which a steady change does not count."""
+    """Compare the ends of a curve, each the median of a tenth of it. Their noise is taken from
+    second differences of values and of medians, in which a steady change does not count."""
     numbers = np.array(values, dtype=float)
     if len(numbers) < LEAST_VALUES:
         return Trend(first=float(numbers[0]), last=float(numbers[-1]), width=1, is_clear=None)
     width = max(len(numbers) // 10, min(len(numbers) // 5, 5))
-    first, last = float(numbers[:width].mean()), float(numbers[-width:].mean())
-    means = [part.mean() for part in np.array_split(numbers, len(numbers) // width)]
-    noise = max(_measure_noise(numbers) / np.sqrt(width), _measure_noise(means))
+    first, last = float(np.median(numbers[:width])), float(np.median(numbers[-width:]))
+    medians = [float(np.median(part)) for part in np.array_split(numbers, len(numbers) // width)]
+    noise = max(1.25 * _measure_noise(numbers) / np.sqrt(width), _measure_noise(medians))
     is_clear = abs(last - first) > BEYOND * np.sqrt(2) * noise
     return Trend(first=first, last=last, width=width, is_clear=bool(is_clear))
 

@@ -76,7 +76,7 @@ class Compared:
         memory, share = analysis.memory["used_mb"], analysis.goodput.share
         measured = [bubble.measured for bubble in bubbles]
         return {
-            "step_s": _find(later.median()),
+            "step_s": _find(value_of(analysis.headline.step_s)),
             "slowest_step_s": _find(later.max()),
             "last_step": _find(value_of(analysis.headline.last_step)),
             "num_steps": float(analysis.times["count"].sum()),

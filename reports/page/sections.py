@@ -224,7 +224,10 @@ def _list_attempts(analysis: Analysis) -> ReportTable:
             at = datetime.fromtimestamp(attempt.started, timezone.utc)
             begun = f"{at:%Y-%m-%d %H:%M:%S}"
             took = f"{attempt.ended - attempt.started:.1f}" if attempt.ended is not None else "-"
-        steps = f"{attempt.first_step} to {attempt.last_step}"
+        first = attempt.first_step
+        if attempt.origin is not None and not attempt.origin.doubt:
+            first = attempt.origin.step
+        steps = f"{first} to {attempt.last_step}"
         if attempt.steps.is_counted:
             counted: int | None = value_of(attempt.steps.step)
             steps = f"{counted} counted"

@@ -409,7 +409,7 @@ def claim_findings(seen: Seen) -> Claim:
     return Claim("findings", not false, ", ".join(false) or "none", "none")
 
 
-HARMLESS = {"goodput", "loss", "evaluation", "no trace", "outliers", "slower", "start"}
+HARMLESS = {"goodput", "loss", "evaluation", "no trace", "outliers", "resumed", "slower", "start"}
 """Findings that say what was, without blame, and have claims of their own; ranks that are stopped
 for a look make an outlier, and on a busy machine the start takes most of a short run."""
 

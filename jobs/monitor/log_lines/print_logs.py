@@ -73,6 +73,8 @@ class FirstError:
     """Lines of the same rank around it, itself included."""
     others: tuple[Line, ...]
     """Other errors, each once, in time."""
+    went_on: str = ""
+    """What the rank did after it, where it was caught: `rank 0 went on after it and exited 0`."""
 
 
 def find_first_error(
@@ -92,8 +94,13 @@ def find_first_error(
     lines += list_exceptions(left.values(), lines)
     root = first_root(lines)
     remedy = describe_remedy(root)
+    went_on = ""
     if root is None:  # lines that a program printed of errors that it caught: shown, not explained
         root = first_root([replace(line, stream="", doubt="") for line in lines])
+        own = left.get(root.rank) if root is not None and root.rank is not None else None
+        if own is not None and (own.stopped or own.code == 0):
+            how = "was stopped with others" if own.stopped else "exited 0"
+            went_on = f"rank {own.rank} went on after it and {how}"
     if root is None:
         return None
     place = [log for log in again if (log.path.name, log.label) == (root.file, root.node)]
@@ -106,6 +113,7 @@ def find_first_error(
             _read_context(place[0].read(final=True), root) if place else _read_stack(attempt, root)
         ),
         others=tuple(line for line in others if line.text != root.text)[:MOST_OTHERS],
+        went_on=went_on,
     )
 
 
@@ -201,6 +209,8 @@ def render(found: FirstError) -> Iterator[str]:
     yield f"{place}{more}"
     for text in found.context:
         yield f"{'>' if text == line.text else ' '} {text}"
+    if found.went_on:
+        yield f"caught: {found.went_on}"
     if found.remedy and "--errors" not in found.remedy:  # that is what this is
         yield f"what to do: {found.remedy}"
     if found.others:
@@ -222,6 +232,7 @@ def describe_error(found: FirstError | None) -> dict[str, Any]:
         **place(found.line),
         "num_same": found.line.num_same,
         "remedy": found.remedy,
+        "went_on": found.went_on,
         "context": list(found.context),
         "others": [place(line) for line in found.others],
     }

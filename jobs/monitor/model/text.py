@@ -7,7 +7,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from varuna_core.facts.catalogue.known_line import Proof
+from varuna_core.facts.catalogue.rank_output import ENDS
 from varuna_core.facts.cause import EndCause
+from varuna_core.facts.deciding import FALLOUT
 from varuna_core.facts.known import NotKnown, Value, as_json
 from varuna_core.facts.sentences import PHRASES
 from varuna_core.records.exits import count_ends
@@ -216,13 +219,28 @@ def format_progress(snapshot: Snapshot) -> str:
 def _render_errors(errors: Sequence[Line]) -> list[str]:
     if not errors:
         return []
+    roots = [line for line in errors if not is_fallout_line(line)]
     lines = ["errors, oldest first"]
-    for line in errors[:NUM_ERRORS]:
+    for line in roots[:NUM_ERRORS]:
         more = f"  (x{line.num_same})" if line.num_same > 1 else ""
         lines.append(f"  {_place(line)}{line.text}{more}")
-    if len(errors) > NUM_ERRORS:
-        lines.append(f"  and {len(errors) - NUM_ERRORS} more; `vjob logs --errors` shows them")
+    if len(roots) > NUM_ERRORS:
+        lines.append(f"  and {len(roots) - NUM_ERRORS} more; `vjob logs --errors` shows them")
+    if rest := [line for line in errors if is_fallout_line(line)]:
+        many = sum(line.num_same for line in rest)
+        what = f"{many} lines" if many > 1 else "1 line"
+        lines.append(f"  {what} of ranks that lost another one, and of launchers, such as")
+        lines.append(f"    {_place(rest[0])}{rest[0].text}")
     return lines
+
+
+FALLOUT_KINDS = {row.name for row in ENDS if row.proof is Proof.FALLOUT}
+
+
+def is_fallout_line(line: Line) -> bool:
+    """Return True for a line that only follows from the end of another rank."""
+    is_launcher = line.kind in FALLOUT_KINDS or "ChildFailedError" in line.text
+    return is_launcher or FALLOUT.search(line.text) is not None
 
 
 def _place(line: Line) -> str:

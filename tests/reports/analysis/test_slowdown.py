@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.jobs.monitor.readers.test_times_of_writing import NodeLogs
 from tests.reports.analysis.test_readings import BEGAN, Lines, write_counts, write_run
 from vjob.reports.analysis.findings import Finding, find_all
 from vjob.reports.analysis.headline import list_facts
@@ -121,3 +122,34 @@ def test_a_curve_goes_somewhere_only_beyond_its_noise(num: int) -> None:
     found = measure_trend(list(np.linspace(3, 1, num) + noise))
     assert found.is_clear and found.first == pytest.approx(3, abs=0.5)
     assert measure_trend([3.0, 1.0]).is_clear is None
+
+
+def write_restarted(folder: Path) -> None:
+    """Attempt 0 comes to step 30, and attempt 1 goes on with step 21, to step 40."""
+    write_run(folder, [(12.0 + step, f"step {step}/40 loss 1.0") for step in range(1, 31)],
+              code=1, ended=BEGAN + 45)  # fmt: skip
+    later = folder / "attempt-1"
+    (later / "exit").mkdir(parents=True)
+    rank = json.loads((folder / "attempt-0/exit/0.json").read_text())
+    rank |= {"started": BEGAN + 50, "ended": BEGAN + 90, "code": 0}
+    (later / "exit/0.json").write_text(json.dumps(rank))
+    logs = NodeLogs(later)
+    for step in range(21, 41):
+        logs.write(BEGAN + 40 + step, f"0: step {step}/40 loss 1.0")
+
+
+def test_a_resumed_run_says_from_which_step_and_what_it_did_again(tmp_path: Path) -> None:
+    write_restarted(tmp_path)
+    analysis, found = read(tmp_path, [])
+    assert found["resumed"].sentence == (
+        "Attempt 1 went on with step 21 (its first line); 40 different steps were done here, and "
+        "10 of them again, which is lost work."
+    )
+    assert found["resumed"].values["again"] == 10
+    facts = {fact.name: fact.value for fact in list_facts(analysis.headline)}
+    assert facts["steps"] == "40 of 40, 1 s each (the median of all)"
+
+
+def test_a_run_that_begins_with_step_1_did_not_resume(tmp_path: Path) -> None:
+    lines = [(12.0 + step, f"step {step}/40 loss 1.0") for step in range(10, 41, 10)]
+    assert "resumed" not in read(tmp_path, lines)[1]

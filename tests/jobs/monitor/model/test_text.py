@@ -91,6 +91,23 @@ iteration times
     )
 
 
+def test_what_follows_from_the_end_of_a_rank_is_folded_below_its_error() -> None:
+    """Those whose peer had gone wrote before it, and were shown first."""
+    closed = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [n1]:4"
+    fallout = replace(LINE, text=closed, rank=2, num_same=7)
+    summary = replace(LINE, text="exitcode  : -15 (pid: 7)", kind="launcher summary", num_same=1)
+    text = render(make(errors=(fallout, summary, LINE)), None, all_nodes=False)
+    assert (
+        f"""
+errors, oldest first
+  n1 rank 5 | ValueError: x  (x64)
+  8 lines of ranks that lost another one, and of launchers, such as
+    n1 rank 2 | {closed}
+"""
+        in text
+    )
+
+
 def test_a_verdict_stands_above_with_its_evidence_and_what_to_do() -> None:
     verdict = Verdict(
         health=Health.FAILING,

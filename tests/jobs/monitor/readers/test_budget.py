@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from varuna_core.records.exits import RankExit
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.monitor.log_lines import print_logs
-from vjob.jobs.monitor.log_lines.print_logs import LineFilter, find_first_error, find_logs
+from vjob.jobs.monitor.log_lines.print_logs import (
+    LineFilter,
+    find_first_error,
+    find_logs,
+    render,
+)
 from vjob.jobs.monitor.log_lines.stream import Log, keep_plain
 from vjob.jobs.monitor.readers import attempt as readers
 from vjob.jobs.monitor.readers.attempt import AttemptReader
@@ -56,3 +63,14 @@ def test_the_search_of_an_error_ends_where_its_processor_time_is_spent(
     found = find_first_error(*([Log(path, "n0")] for _ in range(2)))
     assert found is not None and "first" in found.line.text
     assert "only 4,095 lines of n0.out are read" in capsys.readouterr().err
+
+
+def test_an_exception_after_which_its_rank_went_on_is_called_caught(tmp_path: Path) -> None:
+    path = tmp_path / "n0.err"
+    path.write_text('0: Traceback (most recent call last):\n0:   File "x.py"\n0: ValueError: x\n')
+    own = RankExit(0, "n0", 0, None, False, 1.0, 2.0, "")
+    for one, said in ((own, True), (replace(own, code=1), False)):
+        found = find_first_error(*([Log(path, "n0")] for _ in range(2)), exits=[one])
+        assert found is not None
+        caught = "caught: rank 0 went on after it and exited 0"
+        assert (caught in list(render(found))) is said
