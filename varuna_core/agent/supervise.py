@@ -60,6 +60,7 @@ from varuna_core.records.exits import (
     read_uncaught,
 )
 from varuna_core.records.files import write_json
+from varuna_core.records.logs.traceback import SUMMARIES
 from varuna_core.records.requests import read_stop, write_stop
 
 TICK_S = 1.0
@@ -398,7 +399,10 @@ class Supervisor:
         uncaught = None
         if returncode == BY_EXCEPTION:
             uncaught = read_uncaught(self._attempt.ended(rank))
-            printed = printed if uncaught is None else uncaught
+        own = printed if uncaught is None else uncaught
+        exception = raised.text if raised is not None else own
+        if printed and SUMMARIES.match(exception):  # a launcher's; its process printed its own
+            exception = printed
         value = rank_exit(
             rank,
             self._site.host,
@@ -407,7 +411,7 @@ class Supervisor:
             started=started,
             ended=ended,
             error=error,
-            exception=raised.text if raised is not None else printed,
+            exception=exception,
             is_uncaught=None if uncaught is None else bool(uncaught or raised),
         )
         try:

@@ -512,3 +512,23 @@ def test_an_exception_in_an_error_file_is_known_though_nothing_was_printed(
     assert said[1] == "  Traceback" and said[3].startswith("> shard.LostError: ")
     assert "\x1b" not in "".join(said)
     assert "no line of" in vjob("logs", "last", "--errors", "--rank", "0").stdout
+
+
+LAUNCHER = """
+import os, sys, time
+if os.environ["RANK"] != "2":
+    time.sleep(60)
+print('Traceback (most recent call last):\\n  File "t.py", line 3\\nValueError: no data',
+      file=sys.stderr, flush=True)
+class ChildFailedError(Exception):
+    pass
+raise ChildFailedError("=====")
+"""
+
+
+def test_of_a_launcher_the_exception_of_its_process_counts(vjob: Vjob) -> None:
+    """A run under torchrun ended with a ChildFailedError, whose message is a ruler."""
+    script = vjob.folder / "launcher.py"
+    script.write_text(LAUNCHER)
+    run = vjob.submit(fate("-1", "hang").replace(str(PROGRAMS / "fail_as_told.py"), str(script)))
+    assert vjob.wait_over(run)["message"] == "rank 2 on local1 exited 1: ValueError: no data"
