@@ -400,7 +400,9 @@ def measure_goodput(
                 ended=max(ends, default=None),
                 ran=ran,
                 first_step=int(own_steps.min()) if len(own_steps) else None,
-                origin=_find_origin(own_steps, judged[label], is_traced=is_traced),
+                origin=_find_origin(
+                    own_steps, judged[label], (counts or {}).get(label, {}), is_traced=is_traced
+                ),
                 steps=judged[label],
                 readings=found,
                 outcome=outcomes.get(label, ""),
@@ -430,10 +432,18 @@ def measure_goodput(
     )
 
 
-def _find_origin(numbers: pd.Series[float], steps: Steps, *, is_traced: bool) -> Origin | None:
+def _find_origin(
+    numbers: pd.Series[float],
+    steps: Steps,
+    counts: Mapping[int, StepCounts],
+    *,
+    is_traced: bool,
+) -> Origin | None:
     """Return the first step that an attempt did, by the numbers of its steps."""
     seen = sorted({int(step) for step in numbers})
     if is_traced and seen:
+        if any(one.count > seen[-1] - seen[0] + 1 for one in counts.values()):
+            return None  # its trace began later than its steps
         return Origin(step=seen[0], source="the first step of its trace")
     if steps.fit is not None and steps.fit.offset is not None:
         how = "the numbers in its lines beside the count of its optimizer steps"

@@ -132,7 +132,9 @@ def test_how_a_run_ended_badly_comes_first_and_since_when_it_stood_still(tmp_pat
     assert "rank 1 exited 1: ValueError: no such word" in first
     assert not [text for text in others if text.startswith("No step since")]
     write_ended(tmp_path, "COMPLETED", "all 2 ranks exited 0", ended_s=600.0)
-    assert not [text for text in find_sentences(tmp_path) if text.startswith(("The run", "No st"))]
+    assert not [
+        text for text in find_sentences(tmp_path) if text.startswith(("The run e", "No st"))
+    ]
 
 
 def test_a_run_that_failed_before_its_ranks_began_says_so_first(tmp_path: Path) -> None:
