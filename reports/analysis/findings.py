@@ -24,7 +24,7 @@ from varuna_core.facts.sentences import describe_fault, describe_hang
 from varuna_core.plugins import list_plugins, load_plugin
 from varuna_core.plugins.installed import warn_once
 from varuna_core.records.exits import count_ends
-from varuna_core.records.formatting import format_duration
+from varuna_core.records.formatting import format_duration, format_pace
 from varuna_core.records.formatting import format_seconds as in_units
 from varuna_core.records.formatting import format_share as percent
 from varuna_core.records.record import read_pause_s
@@ -555,10 +555,10 @@ def _on_slowdown(job: Job, analysis: Analysis) -> Iterator[Finding]:
     first, many = found.stretches[0], len(found.stretches)
     begun = "" if first.begin_at is None else f" ({_format_time(first.begin_at)} UTC)"
     about = "about " if first.doubt else ""
-    took = f"{in_units(found.before_s)} each before, {in_units(found.slow_s)} then"
+    took = f"{format_pace(found.before_s)} each before, {format_pace(found.slow_s)} then"
     if found.is_gradual:
         said = "Steps grew slower and slower"
-        took = f"{in_units(found.before_s)} each at first, {in_units(found.slow_s)} at last"
+        took = f"{format_pace(found.before_s)} each at first, {format_pace(found.slow_s)} at last"
     elif found.lasts and many == 1:
         said = (
             f"Steps became {found.ratio:.1f} times slower from {about}step {first.first:,}{begun} "
@@ -590,7 +590,7 @@ def _on_slowdown(job: Job, analysis: Analysis) -> Iterator[Finding]:
         },
         weight=found.share,
         sentence=f"{said}: {took}{why}.",
-        evidence=f"times of the steps; {looked}, compared before and then",
+        evidence=f"times of the steps; looked at: {looked}",
         key="",
         cause="slowdown",
         lost_s=found.lost_s * max(analysis.accounting.rows["rank"].nunique(), 1),
@@ -802,14 +802,14 @@ def _on_prediction(job: Job, analysis: Analysis) -> Iterator[Finding]:
     if len(promised.band_s) == 2:
         low_s, high_s = promised.band_s
         where = "within" if low_s <= median <= high_s else "outside"
-        band = f", {where} its band of {in_units(low_s)} to {in_units(high_s)}"
+        band = f", {where} its band of {format_pace(low_s)} to {format_pace(high_s)}"
     lacks = "".join(f"; {describe_lack(one)}" for one in promised.not_covered)
     yield Finding(
         rule="prediction",
         values={"step_s": median, "promised_s": promised.step_s},
         weight=abs(ratio - 1) if abs(ratio - 1) > MUCH_BUBBLE else 0.0,
-        sentence=f"A step takes {in_units(median)}; the plan promised {in_units(promised.step_s)} "
-        f"({ratio:.2f} times{band}{lacks}).",
+        sentence=f"A step takes {format_pace(median)}; the plan promised "
+        f"{format_pace(promised.step_s)} ({ratio:.2f} times{band}{lacks}).",
         evidence=f"median of {len(later)} steps against plan.json",
         key="",
     )

@@ -66,7 +66,7 @@ def test_steps_that_became_slower_are_found_with_their_step(
 def test_steps_that_grow_slower_and_slower_have_no_step_from_which_on() -> None:
     found = find_slowdown(build_paces(np.linspace(1, 4, 100)))
     assert found is not None and found.is_gradual
-    assert found.paces == "1.061 s each at first, 3.939 s at last"
+    assert found.paces == "1.06 s each at first, 3.94 s at last"
 
 
 def read(folder: Path, lines: Lines) -> tuple[Analysis, dict[str, Finding]]:
