@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tests import ROOT
 from tests.reports.traces import MS, ORIGIN, write_rank, write_simulated
 from varuna_core.facts.known import NotKnown, Value
+from varuna_core.records.formatting import format_pace
 from varuna_core.records.logs.training_log import Iteration, format_iteration
 from varuna_core.schedule.costs import Costs, build_even_costs
 from varuna_core.schedule.registry import build_schedule
@@ -198,13 +199,13 @@ def test_a_promise_of_the_plan_is_held_against_the_steps(tmp_path: Path) -> None
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     findings = report(tmp_path)
     # Two stages and four micro-batches of 3 ms: 15 ms.
-    assert "15 ms; the plan promised 10 ms (1.50 times)" in find(findings, "promised").sentence
+    assert "0.015 s; the plan promised 0.01 s (1.50 times)" in find(findings, "promised").sentence
     assert find(findings, "wrote no trace").sentence == "Rank 2 wrote no trace."
     for band, words in (([0.012, 0.016], "within"), ([0.009, 0.011], "outside")):
         plan["prediction"] = {"step_s": 0.010, "band_s": band}
         (tmp_path / "plan.json").write_text(json.dumps(plan))
         said = find(report(tmp_path), "promised").sentence
-        assert f"(1.50 times, {words} its band of {band[0] * 1e3:g} ms" in said
+        assert f"(1.50 times, {words} its band of {format_pace(band[0])} to" in said
 
 
 def list_keys(kind: type, prefix: str = "") -> set[str]:
