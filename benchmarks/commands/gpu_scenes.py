@@ -84,30 +84,35 @@ class EverySixth(Networks):
         return super().read(self._count)
 
 
-def render(rows: list[tuple[Scene, dict[str, list[str]]]], cost: tuple[list[float], float]) -> str:
+def render_rows(name: str, tool: str, wrong: dict[str, list[str]]) -> list[str]:
+    """The row of a scene, and a line for each part that is wrong."""
+    words = ["wrong" if wrong[part] else "right" for part in ("status", "json", "report")]
+    return [
+        f"| {name} | {tool} | " + " | ".join(words) + " |",
+        *(f"| | {part}: {'; '.join(said)} | | | |" for part, said in wrong.items() if said),
+    ]
+
+
+def read_rows(page: str) -> dict[str, list[str]]:
+    """The rows of a page by scene."""
+    found: dict[str, list[str]] = {}
+    last = ""
+    for line in page.splitlines():
+        if line.startswith("| ") and not line.startswith("| scene |"):
+            last = line.split(" | ")[0].removeprefix("| ") if not line.startswith("| | ") else last
+            found.setdefault(last, []).append(line)
+    return found
+
+
+def render(rows: dict[str, list[str]], cost: tuple[list[float], float]) -> str:
     ratios, base_ms = cost
-    num_right = sum(not any(wrong.values()) for _, wrong in rows)
+    num_right = sum("wrong" not in lines[0] for lines in rows.values())
     lines = [
         f"{num_right} of {len(rows)} scenes are right in all parts.",
         "",
         "| scene | tool | status | JSON | report |",
         "|---|---|---|---|---|",
-        *(
-            f"| {scene.name} | {scene.tool} | "
-            + " | ".join(
-                "wrong" if wrong[part] else "right" for part in ("status", "json", "report")
-            )
-            + " |"
-            for scene, wrong in rows
-        ),
-    ]
-    lines += [
-        f"- {scene.name}, {part}: {'; '.join(said)}"
-        for scene, wrong in rows
-        for part, said in wrong.items()
-        if said
-    ]
-    lines += [
+        *(line for scene in SCENES for line in rows.get(scene.name, [])),
         "",
         "Right is: the health; the sentence with GPU or port, node and rank; no other remark; the "
         "faults with their values in JSON, n0 without any; the readings of the GPUs that can still "
@@ -124,14 +129,19 @@ def render(rows: list[tuple[Scene, dict[str, list[str]]]], cost: tuple[list[floa
 def main() -> None:
     """Play the scenes, print the table, and with --write keep it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="scenes whose name has this text")
+    parser.add_argument(
+        "--only", default="", help="scenes whose name has this text; the others' rows are kept"
+    )
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
     options = parser.parse_args()
-    rows = []
+    kept = read_rows(RESULT.read_text()) if options.only and RESULT.exists() else {}
+    names = {scene.name for scene in SCENES}
+    rows = {name: lines for name, lines in kept.items() if name in names}
     for scene in SCENES:
         if options.only in scene.name:
-            rows.append((scene, play_scene(scene)))
-            bad = {part: said for part, said in rows[-1][1].items() if said}
+            wrong = play_scene(scene)
+            rows[scene.name] = render_rows(scene.name, scene.tool, wrong)
+            bad = {part: said for part, said in wrong.items() if said}
             print(scene.name, bad or "right", file=sys.stderr, flush=True)
     text = render(rows, measure_cost())
     print(text)

@@ -332,7 +332,6 @@ def _on_hardware(job: Job, analysis: Analysis) -> Iterator[Finding]:
             f"{datetime.fromtimestamp(since, timezone.utc):%H:%M:%S} UTC{effect}.",
             evidence=_quote(fault.evidence[0]),
             key=_spell_exclude(job, one.node) if is_grave(fault) else "",
-            cause="hardware" if longer > 1 + MUCH else "",
             lost_s=1.03 * max(0.0, 1 - 1 / longer) * analysis.accounting.stepping_s
             if longer > 1
             else 0.0,  # why its node is slow
@@ -904,7 +903,6 @@ CAUSES = (
     "checkpoint",
     "GPU idle",
     "throttle",
-    "hardware",
     "communication",
     "restarts",
     "start",

@@ -87,9 +87,7 @@ class ScenePlay(Stage):
         self.open()
         self.write_record(records.SUBMITTED)
         self.start_all()
-        hangs = "smi/hang" in self.scene.now  # then each sample takes as long as it may
-        least = 1 if hangs else 2
-        wait_until(lambda: all(self.count_samples(f"n{at}") >= least for at in range(2)), "samples")
+        wait_until(lambda: all(self.count_samples(f"n{at}") > 1 for at in range(2)), "samples")
         wait_until(lambda: len([*self.folder.glob("pid.*")]) == 4, "ranks")
         if self.scene.stops:
             (self.folder / "still").touch()
@@ -98,7 +96,8 @@ class ScenePlay(Stage):
                 for at, line in enumerate(self.scene.kernel):
                     log.write(f"4,{at},{int(time.monotonic() * 1e6)},-;{line}\n")
         write_files(self.folder / "n1", self.scene.after)
-        wanted = self.count_samples("n1") + (0 if hangs else AFTER)
+        hangs = "smi/hang" in self.scene.after  # then each sample takes as long as it may
+        wanted = self.count_samples("n1") + (2 if hangs else AFTER)
         wait_until(lambda: self.count_samples("n1") >= wanted, "samples after the change")
         vjob = Vjob(self.folder, {"PATH": f"{self.folder / 'slurm'}:{os.environ['PATH']}"})
         where = str(self.run.path)

@@ -257,7 +257,7 @@ SCENES = (
     ),
     Scene(
         name="driver and library differ", tool="nvidia-smi 535.129", before=make_smi(apps=APPS),
-        now={"smi/all": "Failed to initialize NVML: Driver/library version mismatch\n"
+        after={"smi/all": "Failed to initialize NVML: Driver/library version mismatch\n"
              "NVML library version: 535.129", "smi/code": "18"},
         remarks=(r"GPUs not read: n1: nvidia-smi: Failed to initialize NVML: Driver/library",),
         shown={}, report=(r"GPUs of n1 were not read in \d+ samples.*mismatch",),
@@ -272,7 +272,7 @@ SCENES = (
     ),
     Scene(
         name="the tool hangs", tool="nvidia-smi 550.54", before=make_smi(apps=APPS),
-        now={"smi/hang": ""},
+        after={"smi/hang": ""},
         remarks=(r"GPUs not read: n1: nvidia-smi: no answer in 10 s",), shown={},
         report=(r"GPUs of n1 were not read in \d+ samples?.*no answer in 10 s",),
     ),
@@ -442,7 +442,7 @@ SCENES = (
     ),
     Scene(
         name="Level Zero does not start", tool="xpu-smi 1.2.36", before=make_xpu(),
-        now={"xpu/all": "Error: Level Zero Initialization Error"}, shown={},
+        after={"xpu/all": "Error: Level Zero Initialization Error"}, shown={},
         remarks=(r"GPUs not read: n1: xpu-smi dump: Error: Level Zero Initialization Error",),
         report=(r"GPUs of n1 were not read in \d+ samples.*Level Zero",),
     ),

@@ -30,7 +30,7 @@ from vjob.jobs.monitor.rules.judge import judge as judge_run
 
 PIDS = {2: 222222, 3: 333333}
 """Of the ranks on n1."""
-QUICK = [scene for scene in SCENES if "smi/hang" not in scene.now]
+QUICK = [scene for scene in SCENES if "smi/hang" not in scene.after]
 NAMES = {scene.name: scene for scene in SCENES}
 WHOLE = ("lost: nothing is printed of the others", "Xid 79, and no step since",
          "MIG: ours are two of seven")  # fmt: skip
