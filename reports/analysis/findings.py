@@ -343,16 +343,19 @@ def _on_hardware(job: Job, analysis: Analysis) -> Iterator[Finding]:
             evidence="as above", key="",
         )  # fmt: skip
     for one in job.hardware:
-        for reason, count in one.unread.items():
-            yield Finding(
-                rule="GPUs not read",
-                values={"node": one.node, "reason": reason, "samples": count},
-                weight=0.4,
-                sentence=f"The GPUs of {one.node} were not read in {count} samples, so nothing is "
-                f"known of them there: {reason}.",
-                evidence="the samples of that node",
-                key="",
-            )
+        if not one.unread:
+            continue
+        count, reason = sum(one.unread.values()), max(one.unread, key=lambda why: one.unread[why])
+        yield Finding(
+            rule="GPUs not read",
+            values={"node": one.node, "reason": reason, "samples": count},
+            weight=0.4,
+            sentence=f"The GPUs of {one.node} were not read in {count} "
+            f"{'sample' if count == 1 else 'samples'}, so nothing is known of them there: "
+            f"{reason}.",
+            evidence="the samples of that node",
+            key="",
+        )
 
 
 def _quote(evidence: Evidence) -> str:
