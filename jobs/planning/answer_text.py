@@ -17,6 +17,7 @@ from varuna_core.planner.result.plan import (
     list_used_nodes,
     render_table,
 )
+from varuna_core.records.formatting import format_duration
 from vjob.jobs.planning.answer import Answer, count_stages, describe, list_parts
 from vjob.jobs.planning.plan_file import spell_layout
 from vjob.jobs.planning.question import Question
@@ -117,10 +118,10 @@ def _format_expected(plan: ShapePlan, question: Question) -> Iterator[str]:
 
 
 def _format_run(plan: ShapePlan, question: Question) -> str:
-    took, expected = _format_time(plan.step_s * question.steps), plan.expected_s
+    took, expected = format_duration(plan.step_s * question.steps), plan.expected_s
     if not isinstance(expected, Within):
         return took
-    low, high = (_format_time(bound * question.steps) for bound in (expected.low, expected.high))
+    low, high = (format_duration(bound * question.steps) for bound in (expected.low, expected.high))
     return f"{took} ({low} to {high})"
 
 
@@ -138,12 +139,6 @@ def _format_stages(stages: tuple[int, ...]) -> str:
     if stages[-1] - stages[0] + 1 == len(stages):
         return f"stages {stages[0]} to {stages[-1]}"
     return f"stages {', '.join(map(str, stages))}"
-
-
-def _format_time(seconds: float) -> str:
-    if seconds >= 3600:
-        return f"{seconds / 3600:.3g} h"
-    return f"{seconds / 60:.3g} min" if seconds >= 120 else f"{seconds:.3g} s"
 
 
 def _format_price(plan: ShapePlan, question: Question) -> str:
@@ -202,7 +197,7 @@ def _format_front(answer: Answer) -> Iterator[str]:
                 f"{one.step_s:.4g}",
                 f"{one.price:.4g}",
                 f"{one.price * steps:.4g}",
-                _format_time(one.step_s * steps),
+                format_duration(one.step_s * steps),
                 describe(one.candidate),
             )
         )
