@@ -57,7 +57,9 @@ def _pick(run: Path, random: Random) -> Path:
 
 
 def sparse(run: Path, random: Random, large: Path) -> str:
-    path = _pick(run, random)
+    """A file of very many bytes; more often than not one that grows as a run goes on."""
+    grows = [path for path in list_files(run) if path.suffix in (".out", ".times", ".jsonl")]
+    path = random.choice(grows) if grows and random.random() < 0.7 else _pick(run, random)
     size = random.choice((3 << 28, 10 << 30, TB))
     with contextlib.suppress(OSError):
         os.truncate(path, size)
