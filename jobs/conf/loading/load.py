@@ -343,7 +343,7 @@ def _read_file(path: Path) -> bytes:
         mode = os.fstat(fd).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
             raise _UnusableError("is a device, not a file")
-        os.set_blocking(fd, True)
+        os.set_blocking(fd, stat.S_ISFIFO(mode))  # /proc/kmsg is a regular file that never ends
         content = b""
         while more := handle.read(1 << 20):
             content += more

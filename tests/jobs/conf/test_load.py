@@ -356,6 +356,16 @@ def test_what_is_no_file_is_not_read_as_a_conf(tmp_path: Path) -> None:
             read_text(path, str(path))
 
 
+def test_a_file_that_never_ends_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/proc/kmsg is a regular file, and a read of it waits for the kernel's next message."""
+    waits: list[bool] = []
+    monkeypatch.setattr(os, "set_blocking", lambda fd, is_blocking: waits.append(is_blocking))
+    (tmp_path / "c.yaml").write_text("name: t")
+    assert read_text(tmp_path / "c.yaml", "c.yaml") == "name: t" and waits == [False]
+
+
 @pytest.mark.parametrize(
     ("name", "remedy"), [("train.py", "vjob run train.py"), ("job.sh", "--from job.sh > conf")]
 )
