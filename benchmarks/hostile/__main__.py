@@ -455,6 +455,14 @@ def render(kept: dict[str, Any]) -> str:
         ]
         head = ("defect", "found by draw", "as", "changes")
         lines += _render_table(head, [tuple(row.values()) for row in rows.values()])
+    if rows := kept.get("programs"):
+        lines += ["## Programs of a review", ""]
+        lines += [
+            "Each shows a defect of an earlier version; they are run by hand, and judged by "
+            "processor time.",
+            "",
+        ]
+        lines += _render_table(("program", "holds", "what it shows now"), rows)
     return "\n".join(lines + dry_runs.render(kept.get("dry_runs", [])))
 
 
