@@ -144,10 +144,9 @@ def fetch_page(words: Sequence[str], here: Path) -> str:
     env = {**os.environ, "HOME": str(here)}
     with subprocess.Popen(words, cwd=here, env=env, stdout=subprocess.PIPE, text=True) as child:
         try:
-            said = child.stdout.readline() if child.stdout else ""
-            while said and not (address := re.search(r"http://\S+", said)):
-                said = child.stdout.readline() if child.stdout else ""
-            if not said:
+            found = (re.search(r"http://\S+", line) for line in child.stdout or ())
+            address = next(filter(None, found), None)
+            if address is None:
                 return ""
             with urllib.request.urlopen(address[0], timeout=60) as answer:
                 return str(answer.read().decode(errors="replace"))
