@@ -265,7 +265,7 @@ def _write_tensors(
 
 
 def _take(entry: Entry) -> Tensor:
-    tensor = entry.load().cpu().contiguous()
+    tensor = entry.load().detach().cpu().contiguous()
     if tensor.shape != entry.box.extent or tensor.element_size() != ITEM_BYTES[entry.dtype]:
         raise CheckpointError(
             f"{entry.kind} {entry.name!r} has changed its shape since it was given"
