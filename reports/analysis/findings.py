@@ -775,7 +775,7 @@ def _explain_no_steps(job: Job, analysis: Analysis, wall_s: float) -> Finding:
     ran = f"The run took {in_units(wall_s)}" + (f" in {many} attempts" if many > 1 else "")
     ends = job.exits[["code", "stopped"]].itertuples(index=False)
     if words := count_ends((int(code), bool(stopped)) for code, stopped in ends):
-        ran += f"; of {len(job.exits)} rank{'s' if len(job.exits) > 1 else ''} {words}"
+        ran += f"; {len(job.exits)} rank{'s' if len(job.exits) > 1 else ''}: {words}"
     table = analysis.curves.table
     if len(table):
         what = f"the last step that lines tell of is {int(table['step'].max())}, and no line or "
