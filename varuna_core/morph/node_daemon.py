@@ -270,6 +270,8 @@ class NodeDaemon:
                 return
         if orders is not None and orders.ending and is_ours:
             self._next_beat = 0.0
+            if self._child is not None:  # one that somebody stopped could not end its ranks
+                self._child.send_signal(signal.SIGCONT)
         task = follow(orders, self._me, knows_session=self._knows_session)
         if task.leave:
             self._leave(task.leave)
@@ -366,6 +368,7 @@ class NodeDaemon:
     def _end_ranks(self) -> None:
         if self._child is not None and self._kill_at == float("inf"):
             self._child.send_signal(signal.SIGTERM)
+            self._child.send_signal(signal.SIGCONT)
             timing = self._plan.timing
             self._kill_at = time.monotonic() + timing.grace_s + timing.lost_s
 

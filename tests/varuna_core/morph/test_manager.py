@@ -121,6 +121,12 @@ def elastic(tmp_path: Path) -> Iterator[Elastic]:
     found.end()
 
 
+def find_agent(node: subprocess.Popen[str]) -> int:
+    children = Path(f"/proc/{node.pid}/task/{node.pid}/children").read_text().split()
+    assert len(children) == 1
+    return int(children[0])
+
+
 def test_a_node_that_fell_silent_is_fenced_and_goes_home_when_it_wakes(elastic: Elastic) -> None:
     manager, nodes = elastic.start("manage"), [elastic.stay(index) for index in range(3)]
     wait_until(lambda: elastic.has_started(0), "the first attempt")
@@ -142,14 +148,25 @@ def test_an_agent_that_dies_without_a_word_ends_its_attempt_at_once(elastic: Ela
     failed. The others may wait for them for good."""
     manager, nodes = elastic.start("manage"), [elastic.stay(index) for index in range(3)]
     wait_until(lambda: elastic.has_started(0), "the first attempt")
-    children = Path(f"/proc/{nodes[2].pid}/task/{nodes[2].pid}/children").read_text().split()
-    assert len(children) == 1
-    os.kill(int(children[0]), signal.SIGKILL)
+    os.kill(find_agent(nodes[2]), signal.SIGKILL)
     code, _, said = elastic.finish(manager)
     assert (code, elastic.answer()) == (0, "0"), said
     assert "attempt 0 ends: the agent of n2 ended with 137" in said
     plan = read_attempt_plan(elastic.run, 1)
     assert plan is not None and plan.num_nodes == 3, "the node itself is well"
+
+
+def test_a_stopped_agent_ends_its_ranks_with_the_others(elastic: Elastic) -> None:
+    """Its node is waited for, two minutes by default, for its ranks may hold GPUs and ports."""
+    manager, nodes = elastic.start("manage"), [elastic.stay(index) for index in range(3)]
+    wait_until(lambda: elastic.has_started(0), "the first attempt")
+    os.kill(find_agent(nodes[2]), signal.SIGSTOP)
+    os.kill(find_agent(nodes[1]), signal.SIGKILL)
+    code, _, said = elastic.finish(manager)
+    assert (code, elastic.answer()) == (0, "0"), said
+    assert "did not end its ranks" not in said
+    plan = read_attempt_plan(elastic.run, 1)
+    assert plan is not None and plan.num_nodes == 3
 
 
 def test_every_attempt_names_the_job_and_not_the_session(elastic: Elastic) -> None:
