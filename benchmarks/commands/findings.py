@@ -65,6 +65,8 @@ class Run:
     used_mb: float = 60_000.0
     swap_mb: dict[int, float] = field(default_factory=dict)
     """What a node has in swap in the end; all have a little all the time."""
+    slows_down: float = 1.0
+    """Factor of the work of all ranks in the second half of the steps."""
     micro_batch: int = 4
     queue_s: float = 4.0
     walltime_min: int = 30
@@ -168,6 +170,7 @@ def _write_traces(
             work = []
             for stage in range(run.stages):
                 slow = run.slow.get(node[stage, replica], 1.0)
+                slow *= run.slows_down if step > run.steps // 2 else 1.0
                 work.append(layers[stage] * run.layer_s * slow * chance.gauss(1, NOISE))
             own_work = tuple(work)
             costs = Costs(forward=own_work, input_grad=own_work, weight_grad=own_work)
@@ -268,6 +271,8 @@ def stage(cause: str, base: Run, strength: float) -> Run:
     match cause:
         case "slow node":
             return replace(base, slow={last: 1.25 + strength})
+        case "slowdown":
+            return replace(base, slows_down=1.5 + strength)
         case "imbalance":
             per, heavy = base.layers // base.stages, 1 + round(strength * 2)
             parts = [per] * base.stages

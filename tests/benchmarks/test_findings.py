@@ -20,7 +20,7 @@ def test_the_report_names_what_is_wrong_first(tmp_path: Path, cause: str) -> Non
     row = judge(cause, stage(cause, SMALL, 0.5), 7, tmp_path)
     assert row.first is not None
     assert row.first.cause == cause
-    assert row.first.key
+    assert row.first.key or cause == "slowdown", "of a slowdown nothing tells why"
     assert row.first.cost, "it says what it costs"
     assert row.unknown < 0.02
     assert row.overlap < 0.001
