@@ -46,6 +46,8 @@ def write_opening(job: Job, analysis: Analysis, findings: Sequence[Finding]) -> 
         return f"{went}; change first: {change.key}, for {_lower(change.sentence)}"
     if has_ended_badly(job):
         return f"{went}; what ended it comes first below."
+    if head.slower:
+        return f"{went}; a finding says what is known of the slower steps, no key is known to help."
     return f"{went}; no finding asks for a change."
 
 

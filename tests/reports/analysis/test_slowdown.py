@@ -17,6 +17,7 @@ from tests.reports.analysis.test_readings import BEGAN, Lines, write_counts, wri
 from vjob.reports.analysis.findings import Finding, find_all
 from vjob.reports.analysis.headline import list_facts
 from vjob.reports.analysis.measures import Analysis, analyse
+from vjob.reports.analysis.opening import write_opening
 from vjob.reports.analysis.slowdown import COLUMNS, find_slowdown
 from vjob.reports.analysis.trend import measure_trend
 from vjob.reports.load.tables import load_job
@@ -93,6 +94,8 @@ def test_a_run_that_slowed_down_halfway_says_so_with_what_came_with_it(tmp_path:
     facts = {fact.name: fact.value for fact in list_facts(analysis.headline)}
     assert facts["steps"] == "36 of 36, 1 s each before step 21, 4 s from there on"
     assert analysis.goodput.useful_s == pytest.approx(84.0) and not analysis.outliers
+    opening = write_opening(load_job(tmp_path), analysis, list(found.values()))
+    assert opening.endswith("of the slower steps, no key is known to help.")
     samples = [
         {"time": BEGAN + at, "gpus": [], "cpu_percent": 95.0 if at > 32 else 30.0}
         for at in range(10, 100, 5)
