@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from varuna_core.records.logs.training_log import (
 from vjob.reports.analysis.findings import find_all
 from vjob.reports.analysis.measures import analyse
 from vjob.reports.export.text import render_text
-from vjob.reports.load import sources
+from vjob.reports.load import blocks, sources
 from vjob.reports.load.blocks import Thinned
 from vjob.reports.load.gpu_log import NodeFaults, read_gpus
 from vjob.reports.load.sources import MOST_ATTEMPTS, SourceError, locate_sources
@@ -223,3 +224,30 @@ def test_nodes_whose_logs_are_not_read_are_not_missing(
         (tmp_path / f"n{number}.out").write_text(text)
     job = load_job(tmp_path)
     assert job.missing is None and job.skipped["*"] == "1 files more than are read"
+
+
+@pytest.mark.parametrize("ends_so", [False, True])
+def test_a_hole_of_many_gigabytes_is_not_read(
+    ends_so: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log that somebody cut while its program wrote on begins with one."""
+    path, hole = tmp_path / "n0.out", 40 << 30
+    with path.open("wb") as out:
+        out.write(b"first\n")
+        out.seek(hole)
+        out.truncate() if ends_so else out.write(b"\nlast\n")
+    num_read = 0
+
+    class Counted(io.BufferedReader):
+        def read(self, size: int | None = -1, /) -> bytes:
+            nonlocal num_read
+            num_read += 1
+            return super().read(size)
+
+    monkeypatch.setattr(blocks, "open_file", lambda path: Counted(io.FileIO(path)))
+    reader = blocks.BlockReader(path)
+    text = b"".join(block for _, block in reader)
+    assert text == (b"first\n" if ends_so else b"first\nlast\n")
+    assert reader.skipped == 1 and num_read < 20
+    starts = [start for start, _ in reader]
+    assert starts[1:] == ([] if ends_so else [hole + 1])
