@@ -23,7 +23,7 @@ REPLAY, RECOVERY = 0, 1
 ACTIONS = {1: "Reset", 2: "Reboot", 3: "Drain P2P", 4: "Drain and Reset"}
 """What a driver wants done with a GPU; 0 is nothing."""
 RECOVERY_FIELD = 230
-_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)[^)]*\): (\d{1,4})\b")
+_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]{1,24})(?: [^)]{0,64})?\): (\d{1,4})\b")
 _FELL = re.compile(r"NVRM: GPU ([0-9a-fA-F:.]+): GPU has fallen off the bus")
 _GPU = re.compile(r"^GPU (\d+): .*\(UUID: (\S+)\)", re.MULTILINE)
 _SLICE = re.compile(r"^\s+MIG (\S+)\s+Device\s+(\d+): \(UUID: (\S+)\)")
