@@ -111,11 +111,6 @@ class Case:
     """Its ranks fail, and are started again without the guard's doing."""
 
     @property
-    def strikes_at(self) -> int:
-        """Steps after which it is staged; those of the built-in program are short."""
-        return AT // 3 if self.kind == "built-in" else AT
-
-    @property
     def shape(self) -> tuple[int, int, str]:
         return self.nodes, self.ranks, self.kind
 
@@ -313,11 +308,12 @@ def read_times(attempt: AttemptFolder, world: int) -> tuple[float, float, int] |
     for path in attempt.path.glob("trace/*.jsonl"):
         origin = None
         for line in path.read_text().splitlines():
-            if match := re.search(r'"origin": ?([\d.]+)', line):
-                origin = float(match[1])
-            match = re.match(r'\{"step": ?\d+, "begin": ?(\d+), "took": ?(\d+)', line)
-            if match and origin is not None:
-                times.append(origin + (int(match[1]) + int(match[2])) / 1e9)
+            with contextlib.suppress(ValueError):  # the last one may be cut
+                value = json.loads(line)
+                if isinstance(value, dict) and "origin" in value:
+                    origin = value["origin"]
+                elif isinstance(value, dict) and "step" in value and origin is not None:
+                    times.append((origin + value["begin"] + value["took"]) / 1e9)
     return (min(times), max(times), len(times) // max(world, 1)) if times else None
 
 
@@ -393,7 +389,7 @@ class Stage:
         node, struck = "", False
         while time.monotonic() < until and not self.is_over(run):
             hosts = read_hosts(run, 0)
-            if not struck and hosts and self.count_steps(run) >= case.strikes_at:
+            if not struck and hosts and self.count_steps(run) >= AT:
                 struck = True
                 node = hosts[case.node or 0]
                 for act in filter(None, (case.act, case.and_then)):
