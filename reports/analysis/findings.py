@@ -329,12 +329,13 @@ def _on_hardware(job: Job, analysis: Analysis) -> Iterator[Finding]:
             values={"node": one.node, "fault": fault.rule, **fault.values},
             weight=MUST if is_grave(fault) else 0.5,
             sentence=f"{describe_fault(fault, one.node)}, first seen at "
-            f"{datetime.fromtimestamp(since, timezone.utc):%H:%M:%S} UTC{effect}.",
+            f"{_format_time(since)} UTC{effect}.",
             evidence=_quote(fault.evidence[0]),
             key=_spell_exclude(job, one.node) if is_grave(fault) else "",
+            # A little more than the finding on the slow node, which it explains and precedes.
             lost_s=1.03 * max(0.0, 1 - 1 / longer) * analysis.accounting.stepping_s
             if longer > 1
-            else 0.0,  # why its node is slow
+            else 0.0,
         )
     more = len(found) - MOST_NAMED
     if more > 0:

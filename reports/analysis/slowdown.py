@@ -215,7 +215,10 @@ def _count_warm_up(took: Floats) -> int:
 
 
 def _mark_slow(took: Floats) -> Marks:
-    """Return True for each row of a slow stretch; no row is one if the levels are not apart."""
+    """Return True for each time that belongs to a stretch of slow steps.
+
+    All are False unless the times lie on two levels that are far apart beside their noise.
+    """
     none = np.zeros(len(took), dtype=bool)
     if len(took) < 2 * LEAST_ROWS:
         return none
@@ -257,7 +260,8 @@ def _split(values: Floats) -> Marks:
 
 
 def _join_short(marks: Marks) -> Marks:
-    """Give stretches of fewer than LEAST_ROWS the mark of those around them, the shortest first."""
+    """Flip the marks of each stretch of fewer than LEAST_ROWS rows, the shortest first, so that it
+    joins the stretches before and after it."""
     marks = marks.copy()
     while True:
         edges = [0, *(np.flatnonzero(np.diff(marks)) + 1).tolist(), len(marks)]

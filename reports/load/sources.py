@@ -117,7 +117,7 @@ def locate_sources(path: Path) -> Sources:
 
 
 def _list_tries(attempt: AttemptFolder) -> list[tuple[str, Path]]:
-    """Return label and folder of an attempt's earlier tries, oldest first, and of the last."""
+    """Return the label and the folder of each try of an attempt, the oldest first."""
     matches = (re.fullmatch(r"earlier-(\d{1,9})", name) for name in list_names(attempt.path))
     numbers = sorted(int(match[1]) for match in matches if match is not None)
     label, folder = str(attempt.number), attempt.path

@@ -15,7 +15,7 @@ from varuna_core.facts.remedy import Action, Remedy, Target
 
 
 class Fault(str, Enum):
-    """Kinds of faults; the rules of their findings."""
+    """Kind of a hardware fault; its value is the `rule` of the `Finding` about it."""
 
     LOST = "gpu-lost"
     """The driver has the GPU and cannot reach it."""
@@ -24,7 +24,7 @@ class Fault(str, Enum):
     KERNEL = "gpu-kernel"
     """A message of another vendor's driver."""
     ECC = "gpu-ecc"
-    """Uncorrected errors of its memory since the run began."""
+    """Uncorrected errors of its memory since the attempt began."""
     REMAP = "gpu-remap"
     """A row of its memory waits to be replaced, or could not be."""
     RESET = "gpu-reset"
@@ -34,7 +34,7 @@ class Fault(str, Enum):
     NVLINK_ERRORS = "gpu-nvlink-errors"
     PORT_DOWN = "port-down"
     PORT_SLOW = "port-slow"
-    """A port whose rate is below that of its equals, or below what it was."""
+    """A port whose rate is below what it was, or below that of InfiniBand ports of its make."""
     PORT_ERRORS = "port-errors"
     """Errors or retransmits that grow."""
     HOST_MEMORY = "host-memory"

@@ -411,7 +411,8 @@ MOST_LINES = 100_000
 
 
 def read_lines(path: Path) -> Iterator[Any]:
-    """The last MOST_LINES whole JSON lines; a torn or foreign line is passed over."""
+    """Return the values of the last MOST_LINES lines of a file of JSON lines. A line that is cut,
+    or that is not JSON, is left out."""
     try:
         data = read_bytes(path)
     except OSError:

@@ -189,14 +189,14 @@ def faults_of_hardware(snapshot: Snapshot) -> Iterator[Finding]:
 def gpu_troubles(snapshot: Snapshot) -> Iterator[Finding]:
     found: dict[tuple[str, str], list[str]] = {}
     for node in snapshot.nodes:
-        told = {one.values["part"] for one in node.faults if one.rule == Fault.ECC.value}
+        with_fault = {one.values["part"] for one in node.faults if one.rule == Fault.ECC.value}
         for gpu in node.gpus:
             if gpu.index == "cpu":
                 continue
             ranks = f" (rank {', '.join(map(str, gpu.ranks))})" if gpu.ranks else ""
             where = f"{node.name}:{gpu.index}{ranks}"
             used, total = gpu.memory_used_mb, gpu.memory_total_mb
-            if gpu.ecc_errors and gpu.index not in told:
+            if gpu.ecc_errors and gpu.index not in with_fault:
                 found.setdefault(("ecc", ""), []).append(where)
             if gpu.temperature is not None and gpu.temperature >= HOT:
                 found.setdefault(("hot", ""), []).append(where)

@@ -396,7 +396,7 @@ def _make_ask(nvml: Any, device: Any) -> health.Ask:
 
 
 def _ask_smi(*words: str) -> str:
-    """Return what nvidia-smi prints; empty where it fails."""
+    """Run `nvidia-smi` with these arguments and return its output; empty if it fails."""
     program = shutil.which(NVIDIA_SMI)
     result = None if program is None else run([program, *words], timeout_s=SAMPLE_S)
     return result.out if result is not None and result.code == 0 else ""

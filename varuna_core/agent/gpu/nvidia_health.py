@@ -68,7 +68,7 @@ States = Mapping[str, GpuState]
 
 
 def parse_xml(text: str) -> Dict[str, GpuState]:
-    """Return the states that `nvidia-smi -q -x` tells; none of what is no such text."""
+    """Return the states of GPUs in the output of `nvidia-smi -q -x`; empty for any other text."""
     try:
         root = ElementTree.fromstring(text)
     except (ElementTree.ParseError, ValueError):
@@ -121,7 +121,10 @@ def _parse_word(word: str) -> Optional[bool]:
 
 
 def name_slices(states: Mapping[str, GpuState], listed: str) -> Dict[str, GpuState]:
-    """Return the states with the slices' uuids and profiles, which `nvidia-smi -L` lists."""
+    """Return the states of GPUs with the uuid and profile of each MIG slice filled in.
+
+    `listed` is the output of `nvidia-smi -L`.
+    """
     named: Dict[Tuple[str, int], Tuple[str, str]] = {}
     gpu = ""
     for line in listed.splitlines():
@@ -143,7 +146,10 @@ def name_slices(states: Mapping[str, GpuState], listed: str) -> Dict[str, GpuSta
 
 
 def add_links(states: Mapping[str, GpuState], status: str, errors: str) -> Dict[str, GpuState]:
-    """Return the states with what `nvidia-smi nvlink -s` and `-e` print of links."""
+    """Return the states of GPUs with their NVLinks filled in.
+
+    `status` and `errors` are the outputs of `nvidia-smi nvlink -s` and `nvidia-smi nvlink -e`.
+    """
     links = {
         uuid: tuple(word != "<inactive>" for _, word in _LINK.findall(part))
         for uuid, part in _split_gpus(status).items()
@@ -266,7 +272,10 @@ def cut_into_slices(samples: Sequence[GpuSample], states: States) -> Tuple[GpuSa
 def list_faults(
     samples: Sequence[GpuSample], first: States, now: States, source: str
 ) -> List[Finding]:
-    """Return the faults in the states; `first` are those of the first look at them."""
+    """Return the faults that the states of GPUs show.
+
+    `first` are their states when the attempt began: a counter is a fault if it grew since.
+    """
     found = []
     most_links = {uuid: sum(state.links) for uuid, state in now.items()}
     for one in {sample.index: sample for sample in samples}.values():

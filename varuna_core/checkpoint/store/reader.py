@@ -73,7 +73,7 @@ TASKS_TOGETHER = 64
 
 
 def _list_runs(blocks: Sequence[_Block]) -> Iterator[list[_Block]]:
-    """The blocks that lie in a row in a file, as many as one call reads."""
+    """Yield groups of blocks that follow each other in a file, each small enough for one read."""
     run: list[_Block] = []
     size = 0
     for block in sorted(blocks, key=itemgetter(0, 1)):
@@ -268,7 +268,10 @@ class CheckpointReader:
         return found
 
     def _find_block(self, wanted: WantedTensor) -> _Block | None:
-        """The block that is all of a tensor which can be read in place."""
+        """Return the stored block that can be read straight into the memory of a wanted tensor.
+
+        None if the tensor is stored in several blocks, or must be cast, cut or moved to a device.
+        """
         (file, piece), *others = self._find(wanted.name, wanted.kind)
         out = wanted.out
         if (

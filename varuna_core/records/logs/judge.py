@@ -184,8 +184,11 @@ def judge_steps(
 
 
 def _starts_again(lines: Lines, counts: StepCounts) -> bool:
-    """Return True if so many steps were done that the lines reached their total before, as a bar of
-    each epoch does, or without a total twice their number; fewer may be of a warm-up."""
+    """Return True if the numbers in the lines begin again, as those of a bar for each epoch do.
+
+    They have if the counter is ahead of them by their total or, without one, by as many steps as
+    they show. A counter that is ahead by less may have counted a warm-up.
+    """
     if lines.total is not None and lines.step > lines.total:
         return False
     most = lines.step if lines.total is None else lines.total
