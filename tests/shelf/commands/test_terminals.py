@@ -154,7 +154,8 @@ def count_over(office: CommandOffice) -> int:
 
 def read_words(said: Said) -> list[str]:
     """Without numbers and their units, which are others at the next look."""
-    words = [re.sub(r"[\d.,:+-]+", "", word) for word in (*said.words, *said.errors.split())]
+    text = " ".join((*said.words, *said.errors.split())).replace("less than 1 s", "1 s")
+    words = [re.sub(r"[\d.,:+-]+", "", word) for word in text.split()]
     return [word for word in words if word and word not in UNITS]
 
 
