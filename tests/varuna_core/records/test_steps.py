@@ -91,6 +91,31 @@ def test_another_rank_is_followed_where_the_first_falls_silent() -> None:
     assert list_steps(lines)[-1] == 19
 
 
+@pytest.mark.parametrize("head", ["step {}", "step {}/8", "epoch 1 step {}/8", "at {}, step {}"])
+def test_ranks_that_print_one_after_the_other_do_the_same_steps(head: str) -> None:
+    """Each rank may write all that it has kept when its buffer is full, or when it ends."""
+    lines = [
+        f"{rank}: {head.format(step, step)} loss {3 / step}"
+        for steps in (range(1, 5), range(5, 9))
+        for rank in (2, 0, 1)
+        for step in steps
+    ]
+    found = read((None, line) for line in lines)
+    assert not any(reading.is_anew for reading in found)
+    assert found[-1].line.step == 8
+
+
+@pytest.mark.parametrize("heading", ["", "Epoch {}", "Epoch {}/2"])
+@pytest.mark.parametrize("line", ["step {}/8 loss 2.5", "{}/8 [====] - 1s 10ms/step - loss: 2.5"])
+def test_ranks_that_print_two_epochs_one_after_the_other_do_two(heading: str, line: str) -> None:
+    lines = []
+    for rank in (0, 1, 2):
+        for epoch in (1, 2):
+            lines += [f"{rank}: {heading.format(epoch)}"] * bool(heading)
+            lines += [f"{rank}: {line.format(at)}" for at in range(1, 9)]
+    assert max(list_steps(lines)) == list_steps(lines)[-1] == 16
+
+
 def test_an_older_step_is_another_start() -> None:
     found = read((float(at), f"step {step} loss 2.5") for at, step in enumerate((5, 6, 7, 6, 7)))
     assert [reading.is_anew for reading in found] == [False, False, False, True, False]

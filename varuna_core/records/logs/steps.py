@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Deque, Dict, Iterable, Mapping, Optional, Pattern, Sequence, Tuple
 
 from varuna_core.records.logs.learner import FILE, HINTS, LONGEST, Counted, Doubt, Learner
@@ -47,7 +47,8 @@ LEAST_S = 0.05
 SPAN_SLACKS = 8
 """A span is long enough to be timed if it exceeds the error of its ends times this."""
 TURNS = 3
-"""Another rank is followed after this number of its steps without one of the present rank."""
+"""Another rank is followed after this number of its steps, without one of the present rank, that
+are beyond the last step of the present rank."""
 LEAST_PAIRS = 2
 """Lines after which the second number of `N/M` is no total: it grew, and the first one did not."""
 ROUND = 99
@@ -77,6 +78,22 @@ class StepReading:
     """EPOCHS to LINE."""
     earlier: Tuple["StepReading", ...] = ()
     """Earlier lines of a counter that this line proves."""
+
+
+@dataclass
+class _RankPlace:
+    """How far the lines of one rank have come."""
+
+    epoch: int
+    step: int
+    num_falls: int = 0
+    """How often they fell back, as they do in the next epoch or another start."""
+    num_turns: int = 0
+    """Lines beyond the rank that is followed, since its last line."""
+
+    @property
+    def order(self) -> Tuple[int, int, int]:
+        return self.num_falls, self.epoch, self.step
 
 
 _TRAINING = re.compile(
@@ -137,7 +154,7 @@ class StepReader:
         self._last: Optional[int] = None
         self._pattern = pattern
         self._rank: Optional[int] = None
-        self._turns: Dict[Optional[int], int] = {}
+        self._places: Dict[Optional[int], _RankPlace] = {}
         self._raw: Optional[Tuple[int, Optional[int]]] = None
         """The last step and number of steps as the line had them."""
         self._base = 0
@@ -357,9 +374,9 @@ class StepReader:
         is_surer = strength > self.strength >= 0
         if strength > self.strength:
             self._restart()
-            self.strength, self._rank, self._turns, self.num_steps = strength, rank, {}, None
-            self._last = None
-        elif not self._is_followed(rank, found.step):
+            self.strength, self._rank, self.num_steps, self._last = strength, rank, None, None
+            self._places = {rank: _RankPlace(found.epoch or 0, found.step)}
+        elif not self._is_followed(rank, found):
             return None
         if self._is_lost and self._is_of_epoch(found) and found.num_steps:
             self._restart()  # the number of steps of an epoch is known by now
@@ -372,9 +389,9 @@ class StepReader:
     def save(self) -> Dict[str, Any]:
         """Return the state as JSON values, for `go_on`."""
         found = {name: getattr(self, name) for name in _STATE}
-        turns = [[rank, count] for rank, count in self._turns.items()]
+        places = [[rank, *astuple(place)] for rank, place in self._places.items()]
         return {
-            **found, "_turns": turns, "_recent": list(self._recent),
+            **found, "_places": places, "_recent": list(self._recent),
             "learner": self._learner.save(), "columns": self._tables.names,
         }  # fmt: skip
 
@@ -383,7 +400,7 @@ class StepReader:
         for name in _STATE:
             value = saved[name]
             setattr(self, name, tuple(value) if isinstance(value, list) else value)
-        self._turns = {rank: count for rank, count in saved["_turns"]}
+        self._places = {rank: _RankPlace(*place) for rank, *place in saved["_places"]}
         self._recent = deque(saved["_recent"], maxlen=RECENT)
         self._learner.go_on(saved["learner"])
         self._tables.names = list(saved["columns"])
@@ -410,25 +427,39 @@ class StepReader:
         line = replace(found, step=epoch, num_steps=found.num_epochs, time_ms=None, unit="epoch")
         return StepReading(line, at, is_first, None, EPOCHS)
 
-    def _is_followed(self, rank: Optional[int], step: int) -> bool:
+    def _is_followed(self, rank: Optional[int], found: Iteration) -> bool:
+        """True for a line of the rank that is followed, or of one that has come farther. Ranks
+        often print the same steps one after the other, as each writes what it has kept at its
+        end; such lines are neither another epoch nor another start."""
+        epoch, step = found.epoch or 0, found.step
+        place = self._places.get(rank)
+        if place is None:
+            place = _RankPlace(epoch, step)
+            if len(self._places) < MOST_RANKS:
+                self._places[rank] = place
+        place.num_falls += (epoch, step) < (place.epoch, place.step)
+        place.epoch, place.step = epoch, step
         if rank == self._rank:
-            self._turns.clear()
+            for other in self._places.values():
+                other.num_turns = 0
             return True
-        if self._raw is not None and step == self._raw[0]:
+        ours = self._places.get(self._rank)
+        is_beyond = ours is None or place.order > ours.order
+        if not is_beyond and self._raw is not None and step == self._raw[0]:
             return True  # another rank tells more of the same step
-        if len(self._turns) < MOST_RANKS or rank in self._turns:
-            self._turns[rank] = self._turns.get(rank, 0) + 1
-        if self._turns.get(rank, 0) < TURNS:
+        place.num_turns += is_beyond
+        if place.num_turns < TURNS:
             return False
-        self._rank = rank
-        self._turns.clear()
+        self._rank, place.num_turns = rank, 0
         return True
 
     def _note_epoch(self, text: str, rank: Optional[int]) -> None:
         """Note `Epoch 2/3` above a bar, or `Epoch 2` among lines that prove themselves: where their
         steps fall after it, they are counted in each epoch."""
+        if self.strength >= 0 and rank != self._rank:
+            return
         found = parse_epoch(text)
-        if found is not None and (self.strength < LINE or rank == self._rank):
+        if found is not None:
             is_later = self._heading is None or found[0] > self._heading
             self._is_new_epoch = self._is_new_epoch or (self.strength == LINE and is_later)
             self._heading = found[0]
