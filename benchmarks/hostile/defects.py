@@ -55,8 +55,8 @@ def keep_strangers() -> None:
     Server._drop_stranger = lambda self, least_s: False
 
 
-def hold_lines() -> None:
-    times.MOST_LINE = 1 << 62
+def hold_files() -> None:
+    times.PIECE_BYTES = 1 << 62
 
 
 def read_from_the_start() -> None:
@@ -99,7 +99,7 @@ DEFECTS = {
         what="3: connections without the token are kept", patch=keep_strangers, commands="web"
     ),
     "times": Defect(
-        what="4: a line of .times is held whole", patch=hold_lines, commands=READERS,
+        what="4: a file of marks is held whole", patch=hold_files, commands=READERS,
         change="sparse",
     ),
     "logs": Defect(

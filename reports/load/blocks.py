@@ -3,13 +3,11 @@ grow."""
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from varuna_core.records.files import open_file
+from varuna_core.records.files import open_file, skip_hole
 
 BLOCK_BYTES = 1 << 20
 LONGEST_LINE = 1 << 22
@@ -45,7 +43,7 @@ class BlockReader:
                     start = handle.tell() - len(piece)
                     is_passing = not end
                     if is_passing:
-                        _skip_hole(handle)
+                        skip_hole(handle)
                         continue
                 data = rest + piece
                 cut = data.rfind(b"\n") + 1
@@ -58,19 +56,6 @@ class BlockReader:
                     rest, is_passing = b"", True
             if rest:
                 yield start, rest
-
-
-def _skip_hole(handle: BinaryIO) -> None:
-    """Go on where the next bytes are stored: a log that was cut while its program wrote on begins
-    with a hole as large as it was."""
-    fd, at = handle.fileno(), handle.tell()
-    raw = os.lseek(fd, 0, os.SEEK_CUR)
-    try:
-        found = os.lseek(fd, at, os.SEEK_DATA)
-    except OSError as error:  # nothing more is stored, or the file system does not tell
-        found = os.lseek(fd, 0, os.SEEK_END) if error.errno == errno.ENXIO else at
-    os.lseek(fd, raw, os.SEEK_SET)  # where the handle takes it to be
-    handle.seek(found)
 
 
 def read_spans(path: Path, spans: Iterable[tuple[int, int]]) -> Iterator[bytes]:

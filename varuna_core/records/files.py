@@ -266,6 +266,19 @@ def open_file(path: Path, *, follows: bool = True) -> BinaryIO:
     return os.fdopen(open_to_read(path, follows=follows), "rb")
 
 
+def skip_hole(handle: BinaryIO) -> None:
+    """Go on where the next bytes are stored: a log that was cut while its program wrote on begins
+    with a hole as large as it was."""
+    fd, at = handle.fileno(), handle.tell()
+    raw = os.lseek(fd, 0, os.SEEK_CUR)
+    try:
+        found = os.lseek(fd, at, os.SEEK_DATA)
+    except OSError as error:  # nothing more is stored, or the file system does not tell
+        found = os.lseek(fd, 0, os.SEEK_END) if error.errno == errno.ENXIO else at
+    os.lseek(fd, raw, os.SEEK_SET)  # where the handle takes it to be
+    handle.seek(found)
+
+
 def read_bytes(path: Path, most: int = MOST_BYTES, *, follows: bool = True) -> bytes:
     """The content of a regular file of at most so many bytes; OSError for others."""
     fd, size = _open_regular(path, follows)

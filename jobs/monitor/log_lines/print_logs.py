@@ -60,7 +60,9 @@ MOST_OF_A_KIND = 100
 MOST_OTHERS = 10
 MOST_CPU_S = 6.0
 """Processor time for the search of an error; a line takes some microseconds."""
-LINES_AT_ONCE = 4096
+CHARS_AT_ONCE = 200_000
+CHARS_OF_LINE = 50
+"""What a line costs besides its characters, as so many of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,10 +132,14 @@ def _scan(log: Log, until: float) -> list[Line]:
     counts: dict[str, int] = {}
     stream, raised = _name_stream(log.path), RaisedLines()
     found: list[Line] = []
+    num_chars = 0
     for order, line in enumerate(log.read(final=True)):
-        if order % LINES_AT_ONCE == LINES_AT_ONCE - 1 and time.process_time() > until:
-            _tell(f"only {order:,} lines of {log.path.name} are read; -n 99 shows its end")
-            break
+        num_chars += CHARS_OF_LINE + len(line.text)
+        if num_chars > CHARS_AT_ONCE:
+            num_chars = 0
+            if time.process_time() > until:
+                _tell(f"only {order:,} lines of {log.path.name} are read; -n 99 shows its end")
+                break
         is_raised = raised.feed(line.rank, line.text, order)
         kind = classify_line(line.text) or (PYTHON_EXCEPTION if is_raised else None)
         if kind is None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from varuna_core.records.formatting import join_numbers
 from varuna_core.records.logs.tail import READ_BYTES, SKIP_BYTES, Follower
-from varuna_core.records.logs.times import LineTimes, read_times
+from varuna_core.records.logs.times import MarkReader
 
 HOLD_S = 2.0
 """So long after its first a line's equals still join it."""
@@ -98,6 +98,7 @@ class Log:
             read_bytes=read_bytes,
         )
         self.is_err = path.suffix == ".err" if is_err is None else is_err
+        self._marks = MarkReader(path.with_suffix(".times"), is_err=self.is_err)
         self._clock_offset_s = clock_offset_s
 
     def read(self, *, final: bool = False) -> Iterator[LogLine]:
@@ -111,13 +112,9 @@ class Log:
         return lines
 
     def _read(self, *, final: bool) -> Iterator[LogLine]:
-        times: LineTimes | None = None
+        self._marks.look()
         for place, line in self._follower.read_placed(final=final):
-            at = None
-            if self.rank is None:
-                if times is None:  # the marks of these lines were written before them
-                    times = read_times(self.path.with_suffix(".times"))[self.is_err]
-                at = times.find(place)
+            at = self._marks.find_exact(place)[0] if self.rank is None else None
             rank, text = (self.rank, line) if self.rank is not None else split_tag(line)
             yield LogLine(
                 at=None if at is None else at + self._clock_offset_s,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -45,6 +46,17 @@ def test_a_line_without_an_end_is_not_held_for_ever(tmp_path: Path) -> None:
     follower = Follower(path, read_bytes=LONGEST // 2)
     pieces = list(follower.read(final=True))
     assert sum(map(len, pieces)) == size and max(map(len, pieces)) <= 2 * LONGEST
+
+
+def test_a_hole_of_a_terabyte_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"one\ntwo")
+    os.truncate(path, 1 << 40)
+    with path.open("ab") as handle:
+        handle.write(b"\nthree\n")
+    lines = list(Follower(path).read_placed())
+    assert lines[0] == (0, "one") and lines[1][1].startswith("two\\x00")
+    assert lines[-1] == ((1 << 40) + 1, "three") and len(lines) < 12
 
 
 def test_a_file_that_shrank_is_read_anew(tmp_path: Path) -> None:

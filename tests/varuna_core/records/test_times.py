@@ -54,6 +54,23 @@ def test_a_file_without_an_end_of_line_is_not_held(tmp_path: Path) -> None:
     assert reader.find_exact(5) == (1.0, 0.0)
 
 
+def test_a_file_of_other_lines_is_not_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "a.times"
+    path.write_bytes(b"1.0 5 0\n" + b"{}\n" * 1_000_000 + b"2.0 9 0\n")
+    reader = MarkReader(path, is_err=False)
+    assert reader.find_exact(50)[0] == 1.0 and reader.save()[1] < 100_000
+
+
+def test_pieces_of_earlier_marks_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "a.times"
+    path.write_bytes(b"".join(format_mark(at / 4, at, 0) for at in range(50_000)))
+    reader = MarkReader(path, is_err=False)
+    places = [0, 7, 40_000, 40_001, 49_999, 60_000]
+    assert [reader.find_exact(place)[0] for place in places] == [
+        min(place, 49_999) / 4 for place in places
+    ]
+
+
 def test_marks_move_with_the_log_out_of_which_a_part_was_cut() -> None:
     """Of those that now stand at one place of both logs only the last is kept."""
     cut = Cut(place=100, begin=500, end=160, num_bytes=340)

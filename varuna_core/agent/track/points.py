@@ -22,7 +22,7 @@ from varuna_core.records.files import as_number, parse_object, read_json
 from varuna_core.records.logs.progress import NO_STEP, read_pattern, split_tag
 from varuna_core.records.logs.steps import StepReader, StepReading
 from varuna_core.records.logs.tail import Follower
-from varuna_core.records.logs.times import MarkFollower
+from varuna_core.records.logs.times import MarkReader
 from varuna_core.records.logs.training_log import (
     Iteration,
     parse_mark,
@@ -94,7 +94,7 @@ class LogPoints:
     ) -> None:
         self.steps = StepReader(pattern)
         self._follower = Follower(path, read_bytes=LOG_BYTES)
-        self._times = MarkFollower(times, is_err=is_err, state=saved and saved["times"])
+        self._times = MarkReader(times, is_err=is_err, state=saved and saved["times"])
         if saved is not None:
             self._follower.go_on(saved["log"])
             self.steps.go_on(saved["steps"])

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from varuna_core.records.files import open_file
+from varuna_core.records.files import open_file, skip_hole
 
 TAIL_BYTES = 64 * 1024
 READ_BYTES = 4 * 1024 * 1024
@@ -29,10 +29,16 @@ MOVED_BYTES = 256 * 1024 * 1024
 """As far back as a place is looked for in a log that was cut."""
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
+_SPELLED = {
+    code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+    for code in range(0x2070)
+    if CONTROL.match(chr(code))
+}
+
 
 def clean(text: str) -> str:
     """Escapes, control characters and marks that turn text around as `\\x1b`; tabs stay."""
-    return CONTROL.sub(lambda match: _spell(ord(match.group())), text)
+    return text if CONTROL.search(text) is None else text.translate(_SPELLED)
 
 
 def fold(text: str) -> str:
@@ -44,10 +50,6 @@ def fold(text: str) -> str:
 def clean_name(text: str) -> str:
     """`clean` for what must stay in its line, such as the name of a file."""
     return clean(text).replace("\n", "\\n")
-
-
-def _spell(code: int) -> str:
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
 
 def last_lines(path: Path, count: int) -> list[str]:
@@ -127,6 +129,7 @@ class Follower:
                 if not self._is_in_place(handle):
                     self._reopen(handle)
                 handle.seek(self._offset)
+                found = self._pass_hole(handle)
                 data = handle.read(self._read_bytes)
         except OSError:
             return None
@@ -136,7 +139,6 @@ class Follower:
         self._offset += len(data)
         self._last = (self._last + data)[-ANCHOR_BYTES:]
         *lines, self._rest = (self._rest + data).split(b"\n")
-        found = []
         for line in lines:
             found.append((place, _decode(line)))
             place += len(line) + 1
@@ -144,6 +146,17 @@ class Follower:
             found.append((place, _decode(self._rest)))
             self._rest = b""
         return found
+
+    def _pass_hole(self, handle: BinaryIO) -> list[tuple[int, str]]:
+        """Go on behind a hole of the file; return the line that ends with it, if there is one."""
+        if not self._last or self._last.strip(b"\0"):
+            return []
+        skip_hole(handle)
+        if handle.tell() == self._offset:
+            return []
+        place, line = self._offset - len(self._rest), self._rest.rstrip(b"\0")
+        self._offset, self._rest = handle.tell(), b""
+        return [(place, _decode(line))] if line else []
 
     def _is_in_place(self, handle: BinaryIO) -> bool:
         """False where what was read last does not stand before our place any more."""

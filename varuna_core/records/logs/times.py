@@ -21,15 +21,13 @@ from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Deque, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Deque, Dict, Iterable, List, Optional, Tuple
 
 from varuna_core.records.files import open_file
 
 MARK_S = 0.25
 BAR_SLACK_S = 0.5
 """The state of a progress bar is written once the bar has not changed for a while."""
-MOST_BYTES = 64 * 1024 * 1024
-"""Of a file of marks; what comes later counts as of its last mark."""
 
 
 @dataclass(frozen=True)
@@ -122,63 +120,14 @@ def move_marks(data: bytes, column: int, cut: Cut) -> bytes:
     return b"".join(line + b"\n" for line in found)
 
 
-def read_times(path: Path) -> Tuple[LineTimes, LineTimes]:
-    """Without marks where the file is missing."""
-    try:
-        with open_file(path) as handle:
-            return parse_marks(handle.read(MOST_BYTES))
-    except OSError:
-        return parse_marks(b"")
+PIECE_BYTES = 64 * 1024
+MOST_BAD = 10_000
+"""Lines that are no marks; a file with more is none of ours, and is not read to its end."""
 
 
 class MarkReader:
-    """Marks of one log for offsets that rise: a file of weeks is never held whole."""
-
-    def __init__(self, path: Path, *, is_err: bool) -> None:
-        self._marks = _iterate_marks(path, 2 if is_err else 1)
-        self._now: Optional[Tuple[int, float]] = None
-        self._next = next(self._marks, None)
-
-    def find_exact(self, offset: int) -> Tuple[Optional[float], float]:
-        """Return the time of the line at `offset`, and how much earlier it may have been written;
-        an offset before that of the last call gets the same answer."""
-        while self._next is not None and self._next[0] <= offset:
-            self._now, self._next = self._next, next(self._marks, None)
-        if self._now is None:
-            return None, 0.0
-        return self._now[1], 0.0 if self._now[0] == offset else MARK_S
-
-
-MOST_LINE = 4096
-"""Bytes; a line of ours has forty."""
-
-
-def _iterate_marks(path: Path, column: int) -> Iterator[Tuple[int, float]]:
-    """Places and times, both rising."""
-    latest, last = float("-inf"), 0
-    try:
-        with open_file(path) as handle:
-            while line := handle.readline(MOST_LINE):
-                if len(line) == MOST_LINE:  # no file of ours: not held, not read to its end
-                    return
-                words = line.split()
-                try:
-                    time, place = float(words[0]), int(words[column])
-                except (ValueError, IndexError):
-                    continue
-                if abs(time) < float("inf") and place >= last and line.endswith(b"\n"):
-                    latest, last = max(latest, time), place
-                    yield place, latest
-    except OSError:
-        return
-
-
-PIECE_BYTES = 64 * 1024
-
-
-class MarkFollower:
-    """Reader of the marks of a file that grows: each byte is read once, and only a piece of the
-    file is in memory."""
+    """Marks of a log for offsets that rise. The file may grow; each byte is read once, and only a
+    piece of the file is in memory."""
 
     def __init__(self, path: Path, *, is_err: bool, state: Any = None) -> None:
         """`state` is what `save` of another one returned: this one goes on from there."""
@@ -186,14 +135,14 @@ class MarkFollower:
         self._inode, self._place, self._at, self._latest = 0, 0, 0, float("-inf")
         self._ahead: Deque[Tuple[int, float, int]] = deque()
         """Marks that were read and not passed, each with the place of the line after it."""
-        self._is_at_end = False
+        self._is_at_end, self._num_bad = False, 0
         if state is not None:
             self._inode, self._place, self._at, latest = state
             self._latest = float("-inf") if latest is None else latest
         self._next_place = self._place
 
     def save(self) -> List[Any]:
-        """Return the position in the file of marks, for the `state` of another MarkFollower."""
+        """Return the position in the file of marks, for the `state` of another MarkReader."""
         is_none = self._latest == float("-inf")
         return [self._inode, self._place, self._at, None if is_none else self._latest]
 
@@ -204,9 +153,9 @@ class MarkFollower:
         self._next_place = self._place
 
     def find_exact(self, offset: int) -> Tuple[Optional[float], float]:
-        """Return the time of the line at `offset`, and how much earlier it may have been
-        written."""
-        while self._ahead or self._read():
+        """Return the time of the line at `offset`, and how much earlier it may have been written;
+        an offset before that of the last call gets the same answer."""
+        while self._ahead or self._read(offset):
             place, time, line_end = self._ahead[0]
             if place > offset:
                 break
@@ -216,33 +165,49 @@ class MarkFollower:
             return None, 0.0
         return self._latest, 0.0 if self._at == offset else MARK_S
 
-    def _read(self) -> bool:
-        """More marks; False at the end of the file."""
+    def _read(self, offset: int) -> bool:
+        """Read on to marks beyond `offset`; False at the end of the file."""
         while not self._is_at_end and not self._ahead:
-            try:
-                with open_file(self._path) as handle:
-                    found = os.fstat(handle.fileno())
-                    if found.st_ino != self._inode or found.st_size < self._next_place:
-                        # Made again where a log was cut: its marks have moved.
-                        self._inode, self._at, self._latest = found.st_ino, 0, float("-inf")
-                        self._place = self._next_place = 0
-                    handle.seek(self._next_place)
-                    data = handle.read(PIECE_BYTES)
-            except OSError:
-                data = b""
+            data = self._read_piece()
             end = data.rfind(b"\n") + 1
-            self._is_at_end = end == 0
+            self._is_at_end = end == 0 or self._num_bad > MOST_BAD
+            last = self._parse(data[data.rfind(b"\n", 0, max(0, end - 1)) + 1 : end])
+            if last is not None and self._at <= last[0] <= offset:  # no mark of it is asked for
+                self._at, self._latest = last[0], max(self._latest, last[1])
+                self._next_place = self._place = self._next_place + end
+                continue
             for line in data[:end].splitlines(keepends=True):
                 self._next_place += len(line)
-                words = line.split()
-                try:
-                    time, place = float(words[0]), int(words[self._column])
-                except (ValueError, IndexError):
+                mark = self._parse(line)
+                if mark is None:
+                    self._num_bad += 1
                     continue
-                last, latest = self._ahead[-1][:2] if self._ahead else (self._at, self._latest)
-                if abs(time) < float("inf") and place >= last:
-                    self._ahead.append((place, max(latest, time), self._next_place))
+                at, latest = self._ahead[-1][:2] if self._ahead else (self._at, self._latest)
+                if mark[0] >= at:
+                    self._ahead.append((mark[0], max(latest, mark[1]), self._next_place))
         return bool(self._ahead)
+
+    def _read_piece(self) -> bytes:
+        try:
+            with open_file(self._path) as handle:
+                found = os.fstat(handle.fileno())
+                if found.st_ino != self._inode or found.st_size < self._next_place:
+                    # Made again where a log was cut: its marks have moved.
+                    self._inode, self._at, self._latest = found.st_ino, 0, float("-inf")
+                    self._place = self._next_place = 0
+                handle.seek(self._next_place)
+                return handle.read(PIECE_BYTES)
+        except OSError:
+            return b""
+
+    def _parse(self, line: bytes) -> Optional[Tuple[int, float]]:
+        """The place and the time of a mark; None for another line."""
+        words = line.split()
+        try:
+            place, time = int(words[self._column]), float(words[0])
+        except (ValueError, IndexError):
+            return None
+        return (place, time) if abs(time) < float("inf") else None
 
 
 KEPT_BYTES = 256 * 1024
@@ -265,11 +230,14 @@ class TimesTail:
         try:
             with open_file(self._path) as handle:
                 size = handle.seek(0, 2)
-                if self._place is None or size < self._place:
+                if self._place is None or not 0 <= size - self._place <= KEPT_BYTES:
                     self._place, self._rest, self._held = max(0, size - KEPT_BYTES), b"", []
                     self._parsed = None
+                    if self._place:  # within a line
+                        handle.seek(self._place)
+                        self._place += len(handle.readline(KEPT_BYTES))
                 handle.seek(self._place)
-                data = handle.read(MOST_BYTES) if size > self._place else b""
+                data = handle.read(KEPT_BYTES)
         except OSError:
             data = b""
         if data or self._parsed is None:
