@@ -22,6 +22,8 @@ from vjob.reports.load.trace_file import Ends, File, RankTrace, StepRows, cut_at
 from vjob.reports.load.trace_lines import NUMBERS, Column, Events, parse_pieces
 
 MOST_EVENTS = 2_000_000
+MOST_SKIPPED = 100_000
+"""Lines of a file that are none of a trace; the rest of the file is not read."""
 STEP_COLUMNS = [
     "attempt", "rank", "stage", "replica", "step",
     "begin_s", "took_s", "first_s", "last_s", "wait_s", "work_s",
@@ -95,6 +97,9 @@ def read_traces(paths: Iterable[tuple[str, Path]]) -> Traces:
     def list_pieces() -> Iterator[tuple[tuple[File, int, int], bytes]]:
         for file in files:
             for place, data in cut_at_headers(file.blocks):
+                if sum(trace.skipped for trace in file.traces) > MOST_SKIPPED:
+                    file.blocks.trouble = f"more than {MOST_SKIPPED:,} lines that are of no trace"
+                    break
                 yield (file, place, len(data)), data
 
     for (file, place, length), lines in parse_pieces(list_pieces()):

@@ -56,6 +56,14 @@ def test_whole_lines_are_read_quickly_and_as_they_are(
     assert found.objects == objects and found.skipped == 0
 
 
+def test_a_file_of_other_lines_is_not_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "node-0.jsonl"
+    path.write_bytes(b"{}\n" * 12_000_000)
+    traces = read_traces([("attempt-0", path)])
+    assert "lines that are of no trace" in traces.ranks[-1].trouble
+    assert sum(trace.skipped for trace in traces.ranks) < 10_000_000
+
+
 @given(st.lists(ROWS, min_size=1, max_size=8), st.data())
 @settings(deadline=None)
 def test_a_torn_file_loses_its_last_line_only(

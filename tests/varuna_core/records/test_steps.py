@@ -215,6 +215,7 @@ def test_a_pattern_of_the_users_own_is_read() -> None:
         (r"(\d+)", "a group of the step"),
         (r"(?P<step>\d+) (?P<lose>\S+)", "'lose'; groups: step, total"),
         (r"(?P<step>\d+) (a|aa)+$", "may take for ever on some line"),
+        (r"(?P<step>\d+)" + "a" * 100_000, "characters, more than any line"),
         (r"(?P<step>\d+)(a+)+$", "may take for ever on some line"),
     ],
 )

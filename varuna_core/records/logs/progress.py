@@ -228,6 +228,8 @@ GROUPS = {
 
 def compile_pattern(text: str) -> Pattern[str]:
     """A user's own pattern of progress lines; PatternError where it has no use."""
+    if len(text) > LONGEST:
+        raise PatternError(f"{text[:20]!r}... has {len(text):,} characters, more than any line")
     try:
         pattern = re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:

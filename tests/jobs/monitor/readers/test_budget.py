@@ -58,11 +58,11 @@ def test_the_search_of_an_error_ends_where_its_processor_time_is_spent(
 ) -> None:
     monkeypatch.setattr(print_logs, "MOST_CPU_S", -1.0)
     path = tmp_path / "n0.out"
-    path.write_text("0: RuntimeError: first\n" + "0 0 0\n" * 3 * print_logs.LINES_AT_ONCE)
+    path.write_text("0: RuntimeError: first\n" + "0 0 0\n" * 20_000)
     print_logs._tell.cache_clear()
     found = find_first_error(*([Log(path, "n0")] for _ in range(2)))
     assert found is not None and "first" in found.line.text
-    assert "only 4,095 lines of n0.out are read" in capsys.readouterr().err
+    assert "lines of n0.out are read; -n 99 shows its end" in capsys.readouterr().err
 
 
 def test_an_exception_after_which_its_rank_went_on_is_called_caught(tmp_path: Path) -> None:
