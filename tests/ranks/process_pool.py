@@ -9,6 +9,7 @@ commands of vjob, of which most of the time is their imports.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -153,7 +154,18 @@ def become(order: Order, written: list[int]) -> None:
     random.seed()
 
 
+def leave(finished: list[str]) -> None:
+    """End a program that returned without taking its modules apart: 0.25 s with torch. Registered
+    first, this is called last."""
+    if finished:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
 def main() -> None:
+    finished: list[str] = []
+    atexit.register(leave, finished)
     preload = {"ranks": preload_ranks, "commands": preload_commands}
     preload[sys.argv[2]]()
     threads = len(os.listdir("/proc/self/task"))
@@ -161,9 +173,11 @@ def main() -> None:
         raise RuntimeError(f"{threads} threads run after the imports: no process may fork then")
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
     order = wait_for_order(socket.socket(fileno=int(sys.argv[1])))
     if order is not None:
         runpy.run_module(order.module, run_name="__main__", alter_sys=True)
+        finished.append(order.module)
 
 
 if __name__ == "__main__":
