@@ -33,9 +33,8 @@ __all__ = ["clean_lab", "image", "lab", "shared_files"]
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("default" if os.environ.get("VJOB_EXPLORE") else "same")
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    # Workers ignore it, and so would every process that a test starts and interrupts.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# Workers and background jobs ignore it, and so would each process that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # As the ranks of most tests have: a sum over several threads is rounded otherwise, and threads that
 # wait for each other's turn on a busy processor spin.
@@ -57,6 +56,8 @@ NICENESS = 10
 """Of the tests that run beside the lab's: a ninth of a share of the processors."""
 CONTAINERS = "tests/containers"
 """Tests that share the container runtimes, and an image that takes a while to make."""
+LONG = ("tests/varuna_core/test_varuna", "tests/varuna_core/trace/test_engines")
+"""Files of minutes in which no test is marked slow."""
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +76,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def weigh(item: pytest.Item) -> tuple[bool, bool, bool]:
         file = item.nodeid
-        return not file.startswith(LAB), not file.startswith(CONTAINERS), item.path not in slow
+        is_slow = item.path in slow or file.startswith(LONG)
+        return not file.startswith(LAB), not file.startswith(CONTAINERS), not is_slow
 
     items.sort(key=weigh)
     at_lab = [item for item in items if "lab" in getattr(item, "fixturenames", ())]
