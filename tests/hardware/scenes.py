@@ -92,6 +92,7 @@ def on_kernel(code: int, text: str, words: str, tool: str = "NVRM 550.54", **mor
     )
 
 
+BLIND = "how the GPUs of n1 are is not known"
 LOST = (
     f"Unable to determine the device handle for GPU 0000:{make_bus(1).upper()}:00.0: GPU is lost.  "
     "Reboot the system to recover this GPU"
@@ -259,6 +260,7 @@ SCENES = (
         name="driver and library differ", tool="nvidia-smi 535.129", before=make_smi(apps=APPS),
         after={"smi/all": "Failed to initialize NVML: Driver/library version mismatch\n"
              "NVML library version: 535.129", "smi/code": "18"},
+        health="RUNNING", verdict=BLIND,
         remarks=(r"GPUs not read: n1: nvidia-smi: Failed to initialize NVML: Driver/library",),
         shown={}, report=(r"GPUs of n1 were not read in \d+ samples.*mismatch",),
     ),
@@ -267,12 +269,14 @@ SCENES = (
         after={"smi/all": "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA "
                "driver. Make sure that the latest NVIDIA driver is installed and running.",
                "smi/code": "9"},
+        health="RUNNING", verdict=BLIND,
         remarks=(r"GPUs not read: n1: nvidia-smi: NVIDIA-SMI has failed",), shown={},
         report=(r"GPUs of n1 were not read in \d+ samples.*has failed",),
     ),
     Scene(
         name="the tool hangs", tool="nvidia-smi 550.54", before=make_smi(apps=APPS),
         after={"smi/hang": ""},
+        health="RUNNING", verdict=BLIND,
         remarks=(r"GPUs not read: n1: nvidia-smi: no answer in 10 s",), shown={},
         report=(r"GPUs of n1 were not read in \d+ samples?.*no answer in 10 s",),
     ),
@@ -443,6 +447,7 @@ SCENES = (
     Scene(
         name="Level Zero does not start", tool="xpu-smi 1.2.36", before=make_xpu(),
         after={"xpu/all": "Error: Level Zero Initialization Error"}, shown={},
+        health="RUNNING", verdict=BLIND,
         remarks=(r"GPUs not read: n1: xpu-smi dump: Error: Level Zero Initialization Error",),
         report=(r"GPUs of n1 were not read in \d+ samples.*Level Zero",),
     ),

@@ -513,7 +513,7 @@ class Health(Enum):
     PENDING = "PENDING"
     STARTING = "STARTING"
     RUNNING = "RUNNING"
-    """Its ranks run; no step of theirs is known, or they may hang."""
+    """Its ranks run; no step of theirs is known, they may hang, or their GPUs cannot be read."""
     HEALTHY = "HEALTHY"
     SLOW = "SLOW"
     STALLED = "STALLED"

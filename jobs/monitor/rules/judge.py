@@ -88,9 +88,16 @@ def judge(
         others = [first, *others]
         first = next(item for item in spoken if item.health is not Health.SLOW)
     also = [replace(item.main, remedies=()) for item in others if _adds(item, first)]
+    remarks = list_remarks(snapshot)
+    unread = [
+        name for one in remarks if one.rule == "gpus not read" for name in one.values["nodes"]
+    ]
+    if unread and first.health is Health.HEALTHY and snapshot.num_gpus != 0:
+        main = replace(first.main, values={**first.main.values, "gpus_not_read": unread})
+        first = replace(first, health=Health.RUNNING, main=main)
     whole = replace(
         first,
-        others=(*also, *(one for one in list_remarks(snapshot) if not _repeats(one, first, also))),
+        others=(*also, *(one for one in remarks if not _repeats(one, first, also))),
         context=context_of_job(snapshot),
         job=name_job(snapshot),
     )

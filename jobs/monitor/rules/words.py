@@ -48,7 +48,9 @@ def render_sentence(finding: Finding) -> str:
         key: value.value if isinstance(value, Value) else value
         for key, value in finding.values.items()
     }
-    return SENTENCES[finding.rule](known)
+    said = SENTENCES[finding.rule](known)
+    blind = known.get("gpus_not_read")
+    return f"{said}; how the GPUs of {format_names(blind)} are is not known" if blind else said
 
 
 def render_advice(finding: Finding, context: Context, job: str) -> str:
