@@ -27,9 +27,13 @@ RAW = (
     b"!!python/object:os.system x\n",
 )  # fmt: skip
 PATTERNS = (
-    r"(?P<step>\d+) (a|aa)+$", r"(a+)+$", r"(?P<step>\d{1,4294967294})", "(" * 200, r"(.*)*x",
-    r"(?P<step>\d+)\b(?=(x+x+)+y)", "a" * 10**5, r"\1(?P<step>x)", r"(?:(?:a?){50}){50}",
+    (r"(?P<step>\d+) (a|aa)+$", "0: 5 " + "a" * 60 + "!"),
+    (r"(?P<step>\d+)(x+x+)+y", "0: 5" + "x" * 60),
+    (r"(?P<step>\d+)(?:(?:a?){50}){50}b", "0: 5" + "a" * 300), (r"(?P<step>\d{1,4294967294})", ""),
+    ("(" * 200, ""), (r"(?P<step>.*)*x", "0: " + "5" * 60), (r"\1(?P<step>x)", ""),
+    (r"(?P<step>\d+)\b(?=(x+x+)+y)", ""), ("a" * 10**5, ""),
 )  # fmt: skip
+"""Patterns, each with a line that is made for it or empty."""
 LINES = (
     "0: 5 " + "a" * 60 + "!", "a" * 300_000, "0: step " + "9" * 5000 + " loss " + "9" * 5000,
     "\x1b[2J\x1b]0;x\x07",
@@ -235,22 +239,16 @@ def raw(run: Path, random: Random, large: Path) -> str:
 
 
 def pattern(run: Path, random: Random, large: Path) -> str:
-    told = random.choice(PATTERNS)
-    told_of = (OSError, ValueError, AttributeError, LookupError, TypeError, RecursionError)
-    with contextlib.suppress(*told_of):
-        path = run / random.choice(("plan.json", "known_lines.json"))
-        found = json.loads(path.read_text())
-        if path.name == "plan.json":
-            found["progress"] = told
-            found["remedies"] = [[told, "x"]] * random.choice((1, 1, 1000))
-        else:
-            for row in found if isinstance(found, list) else found.get("rows", []):
-                if isinstance(row, dict):
-                    row["pattern"] = told
-                elif isinstance(row, list) and row:
-                    row[random.randrange(len(row))] = told
-        path.write_text(json.dumps(found))
-    log(run, random, large)
+    told, line = random.choice(PATTERNS)
+    with contextlib.suppress(OSError, ValueError, AttributeError, LookupError, TypeError):
+        path = run / "plan.json"
+        plan = json.loads(path.read_text())
+        plan["progress"] = told
+        plan["remedies"] = [[told, "x"]] * random.choice((1, 1, 1000))
+        path.write_text(json.dumps(plan))
+    for place in (path for path in list_files(run) if line and path.suffix == ".out"):
+        with place.open("a") as file:
+            file.write(line + "\n")
     return f"a pattern {told[:30]}"
 
 
