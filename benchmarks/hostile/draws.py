@@ -240,12 +240,16 @@ def raw(run: Path, random: Random, large: Path) -> str:
 
 def pattern(run: Path, random: Random, large: Path) -> str:
     told, line = random.choice(PATTERNS)
-    with contextlib.suppress(OSError, ValueError, AttributeError, LookupError, TypeError):
-        path = run / "plan.json"
-        plan = json.loads(path.read_text())
-        plan["progress"] = told
-        plan["remedies"] = [[told, "x"]] * random.choice((1, 1, 1000))
-        path.write_text(json.dumps(plan))
+    path = run / random.choice(("plan.json", "plan.json", "known_lines.json"))
+    errors = (OSError, ValueError, AttributeError, LookupError, TypeError, RecursionError)
+    with contextlib.suppress(*errors):
+        value = json.loads(path.read_text())
+        if path.name == "plan.json":
+            value["progress"] = told
+            value["remedies"] = [[told, "x"]] * random.choice((1, 1, 1000))
+        else:
+            value["rows"] = [{**row, "pattern": told} for row in value["rows"]]
+        path.write_text(json.dumps(value))
     for place in (path for path in list_files(run) if line and path.suffix == ".out"):
         with place.open("a") as file:
             file.write(line + "\n")
@@ -263,27 +267,19 @@ def log(run: Path, random: Random, large: Path) -> str:
 
 
 NUMBERS = (
-    0,
-    -1,
-    1,
-    64,
-    2000,
-    4096,
-    5000,
-    100_000,
-    10**9,
-    10**30,
-    "9" * 5000,
-    "1e999",
-    "0x" + "f" * 99,
-)
+    0, -1, 1, 64, 2000, 4096, 5000, 100_000, 10**9, 10**30, "9" * 5000, "1e999", "0x" + "f" * 99,
+)  # fmt: skip
+LARGE_NUMBERS = (2000, 4096, 5000, 100_000)
+"""Each is valid by itself; their product is more than anybody has."""
 
 
 def numbers(run: Path, random: Random, large: Path) -> str:
     """Numbers of a conf, and lists of it, that nobody has."""
-    count, ranks, minutes = random.choice(NUMBERS), random.choice(NUMBERS), random.choice(NUMBERS)
+    count, ranks, minutes = (random.choice(NUMBERS) for _ in range(3))
+    if random.random() < 0.5:
+        count, ranks = random.choices(LARGE_NUMBERS, k=2)
     group = f"{{group: a, count: {count}, ranks: {ranks}}}"
-    times_more = random.choice((0, 0, 1, 1999, 9000))
+    times_more = random.choice((0, 0, 0, 1, 1, 1999, 9000))
     groups = [group, *(f"{{group: b{n}, count: {count}}}" for n in range(times_more))]
     where = random.choice(("slurm", "slurm", "local"))
     (run / "conf.yaml").write_text(
