@@ -270,6 +270,8 @@ class Goodput:
     """Seconds between the end of an attempt and the start of the next one."""
     source: str
     slowdown: Slowdown | None
+    unwritten: int = 0
+    """Bytes that are missing from its logs, as they could not be written."""
 
     @property
     def useful_s(self) -> float:
@@ -305,6 +307,9 @@ class Goodput:
     def share(self) -> Bounded[float]:
         """The fraction of the time spent on useful steps."""
         may_s = sum(item.may_s for item in self.attempts)
+        if self.unwritten and self.source == LOG:
+            reason = f"{self.unwritten:,} bytes of its logs could not be written"
+            return NotKnown(reason, self.proof)
         if not self.useful_s and self.reason:
             return NotKnown(self.reason, self.proof)
         slack_s = sum(item.readings.slack_s for item in self.attempts if item.readings)
@@ -429,7 +434,16 @@ def measure_goodput(
         between_s=between,
         source=source,
         slowdown=slowdown,
+        unwritten=_count_unwritten(exits),
     )
+
+
+def _count_unwritten(exits: pd.DataFrame) -> int:
+    """Add up what the logs of all nodes lack."""
+    if "unwritten" not in exits.columns:
+        return 0
+    numbers = pd.to_numeric(exits["unwritten"], errors="coerce").fillna(0)
+    return int(numbers.groupby([exits["attempt"], exits["node"]]).max().sum())
 
 
 def _find_origin(

@@ -413,6 +413,7 @@ class Supervisor:
             error=error,
             exception=exception,
             is_uncaught=None if uncaught is None else bool(uncaught or raised),
+            unwritten=self._pump.count_unwritten(),
         )
         try:
             self._exits.write(value)

@@ -86,7 +86,7 @@ PHRASES: Mapping[EndCause, str] = {
     EndCause.NODE_LEFT: "a node has left",
     EndCause.NO_ROOM: "there was no room on a disk",
     EndCause.STOPPED: "stopped from outside before the ranks ended",
-    EndCause.SUPERVISOR_DIED: "the supervisor of the job was killed",
+    EndCause.SUPERVISOR_DIED: "the supervisor of the job is gone, and wrote no end",
     EndCause.SUPERVISOR_NOT_STARTED: "the supervisor of the job did not start",
     EndCause.MACHINE_UNREACHABLE: "a machine could not be reached",
     EndCause.MACHINE_REBOOTED: "a machine was restarted",

@@ -69,6 +69,8 @@ class RankExit:
     is_uncaught: bool | None = None
     """Its Python tells that nobody caught `exception`; False: that no exception ended it. None
     where it tells nothing: then the exception is likely the cause, and no more."""
+    unwritten: int = 0
+    """Bytes of its node's logs that could not be written until then."""
 
     @property
     def last_words(self) -> str:
@@ -116,11 +118,12 @@ def rank_exit(
     error: str,
     exception: str = "",
     is_uncaught: bool | None = None,
+    unwritten: int = 0,
 ) -> RankExit:
     """From `Popen.returncode`, which is negative for a signal."""
     name = (name_signal(-returncode) or f"signal {-returncode}") if returncode < 0 else None
     code = 128 - returncode if returncode < 0 else returncode
-    words = (error, exception, is_uncaught)
+    words = (error, exception, is_uncaught, unwritten)
     return RankExit(rank, node, code, name, stopped, started, ended, *words)
 
 
@@ -215,7 +218,7 @@ class NodeExits:
 
 def _to_plain(value: RankExit) -> dict[str, Any]:
     """Without what nothing tells: older readers refuse fields that they do not know."""
-    later = {"exception": "", "is_uncaught": None}
+    later = {"exception": "", "is_uncaught": None, "unwritten": 0}
     return {name: one for name, one in asdict(value).items() if later.get(name, value) != one}
 
 

@@ -540,7 +540,7 @@ def done(snapshot: Snapshot) -> Verdict | None:
             "how": how or NotKnown("no record and no outcome tells how"),
             "is_short": is_short(snapshot),
         },
-        details=(Finding("stopped early"),) if is_short(snapshot) else (),
+        details=_list_doubts(snapshot),
         remedies=(*again, *show(snapshot, Target.REPORT)),
         end=snapshot.end or snapshot.attempt_end or _find_good_end(snapshot),
     )
@@ -623,10 +623,32 @@ def abandoned(snapshot: Snapshot) -> Verdict | None:
     )
 
 
-def is_short(snapshot: Snapshot) -> bool:
-    """True if the job is known to lack steps."""
+def _lacks_steps(snapshot: Snapshot) -> bool:
     progress = snapshot.progress
     return progress is not None and progress.knows_end and not progress.is_last
+
+
+def is_short(snapshot: Snapshot) -> bool:
+    """True if the job is known to lack steps."""
+    return _lacks_steps(snapshot) and not _count_unwritten(snapshot)
+
+
+def _count_unwritten(snapshot: Snapshot) -> int:
+    """Bytes that are missing from the logs of all nodes, as a disk was full."""
+    nodes: dict[str, int] = {}
+    for exit in (rank.exit for rank in snapshot.ranks if rank.exit is not None):
+        nodes[exit.node] = max(exit.unwritten, nodes.get(exit.node, 0))
+    return sum(nodes.values())
+
+
+def _list_doubts(snapshot: Snapshot) -> tuple[Finding, ...]:
+    """Reasons why a job that ended well may not have done all of its steps."""
+    if is_short(snapshot):
+        return (Finding("stopped early"),)
+    unwritten = _count_unwritten(snapshot)
+    if not unwritten or not _lacks_steps(snapshot):
+        return ()
+    return (Finding("logs lack lines", values={"num_bytes": unwritten}),)
 
 
 def _ended_well(snapshot: Snapshot) -> bool:

@@ -788,6 +788,9 @@ SENTENCES: Mapping[str, Callable[[Values], str]] = {
     # Details.
     "submitted": lambda v: f"submitted {format_duration(v['age_s'])} ago",
     "stopped early": lambda v: "it stopped before its last step",
+    "logs lack lines": lambda v: (
+        f"{v['num_bytes']:,} bytes of its logs could not be written, so later steps are not known"
+    ),
     "checkpoint": _last_checkpoint,
     "no checkpoint": _no_checkpoint,
     "hung": _hung,

@@ -24,7 +24,14 @@ from types import FrameType
 from varuna_core.agent.setup.site import STOPPED, host_name
 from varuna_core.launch.process import local_environment
 from varuna_core.launch.ssh import keep_ssh_agent
-from varuna_core.records.files import NO_ROOM, read_json, write_atomic, write_json
+from varuna_core.records.files import (
+    NO_ROOM,
+    read_json,
+    reserve,
+    write_atomic,
+    write_json,
+    write_reserved,
+)
 from varuna_core.records.machine import identify_machine, start_time
 from varuna_core.records.morphing import add_joins, read_joins
 from varuna_core.records.plan import Plan, read_plan
@@ -51,6 +58,9 @@ ROOM_S = 20.0
 one counts as one that will never start."""
 MORE_ROOM_S = 600.0
 """And before each later one."""
+
+RESERVE_BYTES = 4096
+"""For the last state on a disk that became full."""
 
 STEP = "vjob.jobs.schedulers.local.srun"
 WATCHED_LIST = "varuna_core.launch.watch"
@@ -256,16 +266,26 @@ class LocalJob:
             "nodes": self.spell_nodes(),
             **self.list_more(),
         }
+        path = state_file(self.run, self.group)
+        reserved = path.with_suffix(".reserve")
         deadline = time.monotonic() + (MORE_ROOM_S if self._has_begun else ROOM_S)
         while True:
             try:
-                write_json(state_file(self.run, self.group), state)
+                write_json(path, state)
                 break
             except OSError as error:
                 if error.errno not in NO_ROOM or time.monotonic() > deadline:
                     raise
+            with contextlib.suppress(OSError):
+                write_reserved(reserved, path, state)
+                break
             time.sleep(WAIT_S)
         self._has_begun = True
+        with contextlib.suppress(OSError):
+            if word in ("PENDING", "RUNNING"):
+                reserve(reserved, RESERVE_BYTES)
+            else:
+                reserved.unlink(missing_ok=True)
 
     def spell_nodes(self) -> str:
         """Names of the job's nodes, or of the list that has them."""

@@ -235,12 +235,11 @@ class Pump(threading.Thread):
         for stream in self._streams[rank]:
             # A process that the rank left in another session may hold the pipe for ever.
             stream.ended.wait(max(deadline - time.monotonic(), 0))
-        text = self._words[rank].error
-        lossy = [sink for sink in self._merged.values() if sink.dropped]
-        if lossy:
-            dropped, trouble = sum(sink.dropped for sink in lossy), lossy[0].trouble
-            text += f" (vjob could not write {dropped} bytes of its logs: {trouble})"
-        return text.strip()
+        return self._words[rank].error.strip()
+
+    def count_unwritten(self) -> int:
+        """Bytes that were printed and could not be written to the node's logs."""
+        return sum(sink.dropped for sink in self._merged.values())
 
     def last_output_at(self, rank: int) -> float:
         """The time, by the monotonic clock, of a rank's last line; of any rank where a launcher

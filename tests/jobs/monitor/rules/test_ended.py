@@ -24,6 +24,7 @@ from tests.jobs.monitor.builders import (
 )
 from varuna_core.facts.cause import Actor, End, EndCause
 from varuna_core.facts.hang import Hang, HangWitness
+from varuna_core.records.exits import RankExit
 from vjob.jobs.monitor.model.snapshot import Health, JobRow, Scheduler, Snapshot
 from vjob.jobs.monitor.rules.judge import judge
 
@@ -48,6 +49,16 @@ def test_a_last_step_is_no_end_while_nodes_live_and_the_scheduler_is_away() -> N
     assert judge(last).health is Health.HEALTHY
     gone = replace(last, now=last.now + 3600)
     assert judge(gone).health is Health.DONE, "nobody beats any more"
+
+
+def test_steps_that_could_not_be_printed_on_a_full_disk_may_have_been_done() -> None:
+    ended = over(healthy(), "COMPLETED", outcome=make_outcome(0, "all ranks exited 0"))
+    short = with_points(ended, make_points([STEP_S] * 22), num_steps=60)
+    own = RankExit(0, "n000", 0, None, False, 1.0, 2.0, "", unwritten=3_000_000)
+    lossy = replace(short, ranks=(replace(short.ranks[0], exit=own), *short.ranks[1:]))
+    assert judge(lossy).facts == (
+        "3,000,000 bytes of its logs could not be written, so later steps are not known",
+    )
 
 
 def test_a_script_that_counts_from_0_did_not_stop_before_its_last_step() -> None:
@@ -292,5 +303,5 @@ def test_a_supervisor_that_died_is_no_lost_node() -> None:
     ended = over(killed(), "FAILED", outcome=killed().outcome)
     ended = replace(ended, record_state="ended", end=End(EndCause.SUPERVISOR_DIED))
     verdict = judge(ended)
-    assert verdict.reason.startswith("the supervisor of the job was killed")
+    assert verdict.reason.startswith("the supervisor of the job is gone, and wrote no end")
     assert "node" not in verdict.reason

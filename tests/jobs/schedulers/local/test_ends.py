@@ -37,7 +37,7 @@ HERE = {"machine": identify_machine(), "pid": os.getpid(), "pid_start": start_ti
             {**HERE, "state": "RUNNING", "pid_start": "0"},
             JobState.FAILED,
             EndCause.SUPERVISOR_DIED,
-            "the supervisor of this job was killed",
+            "the supervisor of this job is gone, and wrote no end",
         ),
         ({**HERE, "state": "TIMEOUT"}, JobState.TIMEOUT, EndCause.TIME_LIMIT, ""),
         ({**HERE, "state": "CANCELLED"}, JobState.CANCELLED, EndCause.CANCELLED, ""),
@@ -53,7 +53,11 @@ def test_the_state_file_tells_what_became_of_a_job(
 @pytest.mark.parametrize(
     ("cause", "says", "advice"),
     [
-        (EndCause.SUPERVISOR_DIED, "the supervisor of the job was killed", "submit again"),
+        (
+            EndCause.SUPERVISOR_DIED,
+            "the supervisor of the job is gone, and wrote no end",
+            "submit again",
+        ),
         (
             EndCause.SUPERVISOR_NOT_STARTED,
             "the supervisor of the job did not start (why)",

@@ -424,6 +424,22 @@ def test_a_supervisor_waits_for_room_in_its_run_folder(
     assert json.loads((tmp_path / "local.json").read_text())["state"] == "COMPLETED"
 
 
+def test_a_supervisor_keeps_room_for_the_end_of_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the disk stays full, the run was called dead ten minutes after it had ended well."""
+    job = LocalJob(RunFolder(tmp_path), "L1", None, make_plan())
+    job.write_state("RUNNING")
+
+    def write_json(path: Path, value: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(local_supervisor, "write_json", write_json)
+    job.write_state("COMPLETED", "0:0")
+    assert json.loads((tmp_path / "local.json").read_text())["state"] == "COMPLETED"
+    assert [path.name for path in tmp_path.iterdir()] == ["local.json"]
+
+
 def test_a_supervisor_that_finds_no_room_at_its_start_never_starts_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
