@@ -16,12 +16,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 
 from varuna_core.agent.setup.site import STOPPED, host_name
+from varuna_core.agent.setup.world import STAND_INS
 from varuna_core.launch.process import local_environment
 from varuna_core.launch.ssh import keep_ssh_agent
 from varuna_core.records.files import (
@@ -59,6 +61,8 @@ one counts as one that will never start."""
 MORE_ROOM_S = 600.0
 """And before each later one."""
 
+NOT_EXECUTABLE = 126
+"""Exit code of a job whose stand-ins cannot be executed, as of a shell."""
 RESERVE_BYTES = 4096
 """For the last state on a disk that became full."""
 
@@ -87,6 +91,7 @@ class LocalJob:
         """Times of time.monotonic() at which the batch script is warned and ended."""
         self.limits = read_limits(run, group)
         self._has_begun = False
+        self._tools: Path | None = None
         self.kill_wait_s = plan.timing.grace_s + 2 * MARGIN_S
         if plan.machine_list is not None:
             # Agents are let go, then killed, and a machine that is lost has its own time to end.
@@ -139,7 +144,13 @@ class LocalJob:
 
     def _run_once(self) -> int:
         self.write_state("RUNNING")
-        self.child = process.start(self.build_command(), env=self.build_environment())
+        try:
+            env = self.build_environment()
+        except VjobError as error:
+            print(f"vjob: {error}", file=sys.stderr, flush=True)
+            self.reason = str(error)
+            return NOT_EXECUTABLE
+        self.child = process.start(self.build_command(), env=env)
         if self.asked:  # between the last look and the start
             self.send(signal.SIGTERM)
         self.set_limits()
@@ -195,10 +206,10 @@ class LocalJob:
     def build_environment(self) -> dict[str, str]:
         """Environment that Slurm sets in a batch script, as far as our scripts read it."""
         groups = [g for g in self.plan.groups if self.group in (None, g.name)]
+        self._make_tools()
         names = [
             [self._name_node(group.first_node + i) for i in range(group.count)] for group in groups
         ]
-        tools = self._make_tools()
         env = {
             **local_environment(os.environ),
             "SLURM_JOB_ID": self.job,
@@ -209,7 +220,7 @@ class LocalJob:
             "VJOB_LOCAL_KILL_WAIT_S": str(self.plan.timing.grace_s + MARGIN_S),
             "VJOB_LOCAL_REQUEUE": str(self._requeue_marker),
         }
-        env["PATH"] = f"{tools}{os.pathsep}{env['PATH']}"
+        env["PATH"] = f"{self._tools}{os.pathsep}{env['PATH']}"
         if self.plan.num_nodes == 1 and not self.plan.morph and self.plan.machine_list is None:
             env[NODE_NAME] = self._name_node(0)
         if self.restarts:
@@ -237,10 +248,26 @@ class LocalJob:
             print(f"vjob: {error}", file=sys.stderr, flush=True)
             return self.plan.num_nodes
 
-    def _make_tools(self) -> Path:
-        """The folder with the stand-ins."""
-        folder = self.run.path / f"local-bin.{self.job}"
-        folder.mkdir(mode=0o700, exist_ok=True)
+    def _make_tools(self) -> None:
+        """Make the folder with the stand-ins where programs may be executed: else the batch script
+        would find the real srun behind it."""
+        for above in (self.run.path, Path(tempfile.gettempdir())):
+            self.remove_tools()
+            self._tools = Path(tempfile.mkdtemp(prefix=f"{STAND_INS}{self.job}.", dir=above))
+            self._fill_tools(self._tools)
+            if os.access(self._tools / "srun", os.X_OK):
+                return
+        raise VjobError(
+            f"neither {self.run.path} nor {above} lets programs be executed (mounted noexec): set "
+            "log_folder or TMPDIR to a folder that does"
+        )
+
+    def remove_tools(self) -> None:
+        """Remove the stand-ins."""
+        if self._tools is not None:
+            shutil.rmtree(self._tools, ignore_errors=True)
+
+    def _fill_tools(self, folder: Path) -> None:
         for name in ("srun", "scontrol"):
             module = STEP
             if name == "srun" and self.plan.machine_list is not None:
@@ -248,7 +275,6 @@ class LocalJob:
             words = process.build_own_command("-m", module, name)
             text = f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
             write_atomic(folder / name, text, mode=0o700)
-        return folder
 
     def write_state(self, word: str, exit_code: str = "") -> None:
         pid = os.getpid()
@@ -327,10 +353,11 @@ def main(argv: list[str], kind: type[LocalJob] = LocalJob) -> int:
     group = argv[2] if len(argv) > 2 and argv[2] else None
     if group is not None:  # perhaps one that joins
         plan = add_joins(plan, read_joins(run.morph))
+    job = kind(run, argv[1], group, plan)
     try:
-        return kind(run, argv[1], group, plan).main()
+        return job.main()
     finally:
-        shutil.rmtree(run.path / f"local-bin.{argv[1]}", ignore_errors=True)
+        job.remove_tools()
 
 
 if __name__ == "__main__":

@@ -274,7 +274,7 @@ PROGRAM = (
         r"No space left on device|\[Errno 28\]|\bENOSPC\b|(?i:\binodes? .{0,20}(exhausted"
         r"|full|used "
         r"up)|no free inodes)",
-        "a disk has no room or no inodes left (`df`, `df -i`)",
+        "a disk, or /dev/shm, has no room or no inodes left (`df`, `df -i`)",
         MAKE_ROOM,
         MOVE_LOGS,
         MOVE_CHECKPOINTS,

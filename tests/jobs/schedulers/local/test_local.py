@@ -404,6 +404,21 @@ def test_a_full_disk_refuses_the_submit_and_leaves_nothing(vjob: Vjob) -> None:
         subprocess.run(["umount", folder], check=True)
 
 
+def test_a_log_folder_without_executables_has_its_stand_ins_elsewhere(vjob: Vjob) -> None:
+    """The batch script found the real srun of the machine instead."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a tmpfs needs root")
+    folder = vjob.folder / "data"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m,noexec", "none", folder], check=True)
+    try:
+        run = vjob.submit(who() + f"log_folder: {folder}/log\n")
+        vjob.wait_over(run)
+        assert vjob.status("last")["state"] == "COMPLETED"
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
 def test_a_supervisor_waits_for_room_in_its_run_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
