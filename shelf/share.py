@@ -55,7 +55,7 @@ PIECE_BYTES = 1 << 20
 OVERLAP_BYTES = 1 << 13
 """A secret that lies across two pieces of a file is found in the second."""
 MOST_READ = 1 << 24
-"""Of a closed file that is searched for the values of secrets."""
+"""Bytes of the closed files together that are searched for the values of secrets."""
 DRAWN = "a word that looks drawn by chance"
 LOOKS_SECRET = "what looks like a secret"
 DIGESTS = ("commit", "digest", "image", "checksum", "line", "hash")
@@ -233,7 +233,7 @@ class Secrets:
         self._names: dict[str, str] = {}
         """What each value is of; empty where that is not known."""
         self._folders = find_known_folders(run)
-        passed = _read_passed(run)
+        passed, left = _read_passed(run), MOST_READ
         for name, is_folder in _list_entries(run.path):
             if is_folder or may_share(name) or not name.endswith((".json", ".sh")):
                 continue
@@ -241,7 +241,9 @@ class Secrets:
             value = read_json(path) if name.endswith(".json") else None
             if value is None:
                 with contextlib.suppress(OSError), open_file(path, follows=False) as handle:
-                    value = handle.read(MOST_READ).decode(errors="replace")
+                    data = handle.read(left)
+                    left -= len(data)
+                    value = data.replace(b"\0", b"").decode(errors="replace")
             self._collect(value, "", passed)
 
     def _collect(self, value: object, name: str, passed: frozenset[str]) -> None:
