@@ -151,6 +151,8 @@ class Progress:
     disagree."""
     longest_s: float | None = None
     """The longest step of this attempt, by the counter."""
+    early_times: tuple[float, ...] = ()
+    """Seconds a step early in this attempt, by the counter, where `points` do not reach back."""
 
     @property
     def name(self) -> str:

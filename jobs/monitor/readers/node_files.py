@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from re import Pattern
 from typing import Any
@@ -14,6 +15,7 @@ from varuna_core.records.files import open_file
 from varuna_core.records.formatting import format_size
 from varuna_core.records.logs.judge import Lines, Source, judge_steps
 from varuna_core.records.logs.learner import Doubt
+from varuna_core.records.logs.slow_ranks import WARM_UP_STEPS
 from varuna_core.records.logs.step_counts import NUM_RECENT, StepCounts
 from varuna_core.records.logs.steps import LINE, StepReader, count_epochs, find_total
 from varuna_core.records.logs.times import BAR_SLACK_S, TimesTail
@@ -175,6 +177,8 @@ MOST_LEARNED = 8
 """Logs that are read for what their lines have in common, where no line proves itself."""
 COUNTED = "optimizer"
 """The source of a step that was counted."""
+LEAST_EARLY = 20
+"""Intervals early in an attempt to which its last steps are compared."""
 APART_S = 1.0
 """Between the writing of two files that tell of the same moment."""
 
@@ -433,6 +437,7 @@ def join_counts(
         source=COUNTED,
         first_step=first + 1,
         is_counted=steps.is_counted,
+        early_times=tuple(_list_early(own)),
         **known,
     )
 
@@ -443,6 +448,14 @@ def _list_points(own: StepCounts, base: int, offset_s: float) -> Iterator[Point]
     for before, (count, end) in zip((None, *recent), recent, strict=False):
         step_s = None if before is None else (end - before[1]) / max(1, count - before[0])
         yield Point(step=base + count, step_s=step_s, at=end + offset_s)
+
+
+def _list_early(own: StepCounts) -> Iterator[float]:
+    """Yield the seconds a step in the first quarter of the time before the last points, or in
+    `LEAST_EARLY` intervals if that is more, without the steps of the warm-up."""
+    old = [point for point in own.points[:-NUM_RECENT] if point[0] > WARM_UP_STEPS]
+    for (done, since), (count, until) in pairwise(old[: max(LEAST_EARLY, len(old) // 4) + 1]):
+        yield (until - since) / max(1, count - done)
 
 
 def _bracket(own: StepCounts, done: int) -> tuple[tuple[int, float], tuple[int, float]]:

@@ -183,16 +183,18 @@ def _see_pace(snapshot: Snapshot) -> tuple[Evidence, ...]:
 
 def find_slowdown(snapshot: Snapshot) -> Slowdown | None:
     """None where there are too few points, or the job does no steps."""
-    times = list_step_times(snapshot)
-    if len(times) < RECENT + BASELINE or not _steps_on(snapshot):
+    times, progress = list_step_times(snapshot), snapshot.progress
+    if progress is None or len(times) < RECENT or not _steps_on(snapshot):
         return None
     every = _compute_interval(snapshot)
     count, lasts = 0, 0.0
     while count < len(times) and (count < RECENT or lasts < LASTS_S):
         count += 1
         lasts += times[-count] * every
-    before, recent = times[:-count], times[-count:]
-    if len(before) < BASELINE:
+    recent = times[-count:]
+    known = [one for one in (times[:-count], progress.early_times) if len(one) >= BASELINE]
+    before = min(known, key=statistics.median, default=())
+    if not before:
         return None
     return Slowdown(
         before_s=statistics.median(before),
