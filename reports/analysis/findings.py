@@ -778,19 +778,21 @@ def _explain_no_steps(job: Job, analysis: Analysis, wall_s: float) -> Finding:
     if words := count_ends((int(code), bool(stopped)) for code, stopped in ends):
         ran += f"; {len(job.exits)} rank{'s' if len(job.exits) > 1 else ''}: {words}"
     table = analysis.curves.table
+    is_counted = analysis.headline.is_counted
     if len(table):
         what = f"the last step that lines tell of is {int(table['step'].max())}, and no line or "
         what += "time of writing tells how long one took"
     else:
         what = "no line of its logs was understood as a step"
-        if not analysis.headline.is_counted:
+        if not is_counted:
             what += ", so nothing is said about steps"
+    is_helped = job.plan.program in OWN_PROGRAMS and not len(table) and not is_counted
     return Finding(
         rule="steps not known",
         weight=0.0,
         sentence=f"{ran}; {what}.",
         evidence="exit/node-<index>.json, and the logs of the nodes",
-        key="progress" if job.plan.program in OWN_PROGRAMS and not len(table) else "",
+        key="progress" if is_helped else "",
     )
 
 

@@ -87,13 +87,15 @@ class Curves:
 
     def list_evaluated(self) -> list[tuple[str, str, pd.DataFrame]]:
         """Return for each split its name, the name of its loss (or of another metric if it has
-        none), and its rows. The split `train` is an evaluation on the training data."""
+        none), and its rows. The split `train` has losses of epochs and evaluations on the training
+        data: it is left out where steps have losses."""
         found = []
+        has_losses = bool(self.table["loss"].notna().any())
         for split, own in self.evaluations.groupby("split", sort=False):
             names = list(dict.fromkeys(own["metric"]))
             metric = min(names, key=lambda name: (name != "loss", "loss" not in name))
             rows = own[own["metric"] == metric]
-            if split != "train" and len(rows):
+            if len(rows) and not (split == "train" and has_losses):
                 found.append((str(split), metric, rows.reset_index(drop=True)))
         return found
 

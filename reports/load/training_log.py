@@ -451,8 +451,9 @@ class LogReader:
                 self.losses.append({"line": found, "at": reading.at})
             else:  # its step is that of the bar above
                 self._hold(join_lines(self._bar, replace(found, step=self._bar.step)), None)
-        elif found.unit != "step":
-            pass  # an epoch is no step
+        elif found.unit != "step":  # an epoch is no step
+            if "train" not in self._evaluated:
+                self._add_evaluation(found.step, {"train": found.losses}, reading.at, found.unit)
         elif reading.strength < LINE and reading.strength != LEARNED:
             self._bar = found
             self.bars.append({"line": found, "at": reading.at, "timed": reading.num_timed})
