@@ -122,9 +122,10 @@ def summarise(
     if is_counted and all(one.fit is None and one.other is None for one in judged):
         total = find_num_steps(job)  # the conf's: no line is about steps
     step_s, slowdown = measure_pace(times, goodput), goodput.slowdown
-    goes_at = step_s
-    if slowdown is not None and slowdown.lasts and isinstance(step_s, Value):
-        goes_at = Value(slowdown.slow_s, step_s.evidence)
+    goes_at = mean_s = step_s
+    if slowdown is not None and isinstance(step_s, Value):
+        mean_s = Value(slowdown.mean_s, step_s.evidence)
+        goes_at = Value(slowdown.slow_s, step_s.evidence) if slowdown.lasts else step_s
     state = _describe_state(job)
     held = accounting.rows
     clock = Evidence("events and exits", Sure.MEASURED)
@@ -156,15 +157,15 @@ def summarise(
         step_s=step_s,
         slower="" if slowdown is None else slowdown.paces,
         left_s=_estimate_left(job, step, total, goes_at),
-        samples_per_s=_compute_rate(job, "samples_per_s", step_s),
-        tokens_per_s=_compute_rate(job, "tokens_per_s", step_s),
+        samples_per_s=_compute_rate(job, "samples_per_s", mean_s),
+        tokens_per_s=_compute_rate(job, "tokens_per_s", mean_s),
         goodput=goodput.share,
         start=bound_share(seconds, may, accounting.total_s, goodput.proof, reason),
         idle=idle,
         rank_hours=hours,
         cost=_compute_cost(job, hours),
         energy_kwh=measure_energy(job.gpus, _count_gpus(job)),
-        speeds=tuple(_measure_speeds(job, value_of(step_s))),
+        speeds=tuple(_measure_speeds(job, value_of(mean_s))),
         hung=_describe_hangs(job),
         hung_hours=accounting.seconds.get("hung", 0.0) / 3600,
     )
@@ -302,10 +303,11 @@ def list_facts(found: Headline) -> Iterator[Fact]:
         yield Fact("steps", f"{num_steps}, {each}")
     if left_s := value_of(found.left_s):
         yield Fact("left", format_duration(left_s))
+    mean = " (the mean of slow and usual steps)" if found.slower else ""
     if tokens := value_of(found.tokens_per_s):
-        yield Fact("speed", f"{format_count(tokens)} tokens/s")
+        yield Fact("speed", f"{format_count(tokens)} tokens/s{mean}")
     elif samples := value_of(found.samples_per_s):
-        yield Fact("speed", f"{format_count(samples)} samples/s")
+        yield Fact("speed", f"{format_count(samples)} samples/s{mean}")
     for speed in found.speeds:
         text = f"{speed.tflops:.3g} TFLOPS each"
         if speed.tflops < 0.1:

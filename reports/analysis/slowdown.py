@@ -65,6 +65,8 @@ class Slowdown:
     """Seconds of the usual step."""
     slow_s: float
     """Seconds of the slow step."""
+    mean_s: float
+    """Seconds of the mean step, of usual and slow ones."""
     lost_s: float
     """Seconds that slow steps took more than usual ones."""
     share: float
@@ -171,6 +173,7 @@ def find_slowdown(rows: pd.DataFrame) -> Slowdown | None:
     return Slowdown(
         before_s=before_s,
         slow_s=slow_s,
+        mean_s=float(spans_s.sum() / rows["count"].sum()),
         lost_s=lost_s,
         share=share,
         stretches=tuple(_describe(rows, run) for run in runs),

@@ -691,10 +691,14 @@ def _said_done(snapshot: Snapshot) -> bool:
 def _list_lines(
     snapshot: Snapshot, first: Line | None, *, is_known: bool = False
 ) -> tuple[Line, ...]:
-    """The telling line, and the fallout beside it, but for a cause that is known without."""
+    """The telling line, and the fallout of other ranks beside it, but for a cause that is known
+    without. A launcher's lines about its children are in the log of the telling line."""
     lines: Sequence[Line] = () if is_known else snapshot.errors
     others = [line for line in lines if line is not first and is_proof(line, Proof.FALLOUT)]
-    return (*((first,) if first is not None else ()), *others[:2])
+    if first is None:
+        return tuple(others[:2])
+    own = first.node, first.rank
+    return (first, *[line for line in others if (line.node, line.rank) != own][:2])
 
 
 def _list_details(snapshot: Snapshot, cause: Cause) -> tuple[Finding, ...]:

@@ -66,7 +66,7 @@ def test_steps_that_became_slower_are_found_with_their_step(
 
 def test_steps_that_grow_slower_and_slower_have_no_step_from_which_on() -> None:
     found = find_slowdown(build_paces(np.linspace(1, 4, 100)))
-    assert found is not None and found.is_gradual
+    assert found is not None and found.is_gradual and found.mean_s == pytest.approx(2.5)
     assert found.paces == "1.06 s each at first, 3.94 s at last"
 
 
@@ -76,6 +76,16 @@ def read(folder: Path, lines: Lines) -> tuple[Analysis, dict[str, Finding]]:
     job = load_job(folder)
     analysis = analyse(job)
     return analysis, {one.rule: one for one in find_all(job, analysis)}
+
+
+def test_a_rate_is_that_of_the_mean_step_where_steps_became_slower(tmp_path: Path) -> None:
+    head = "iteration {}/ 36 | elapsed time per iteration (ms): {}.0 | global batch size: 8 |"
+    took = [1000 if step <= 20 else 4000 for step in range(1, 37)]
+    ends = 12 + np.cumsum(took) / 1000
+    times = enumerate(zip(ends, took, strict=True), 1)
+    analysis, _ = read(tmp_path, [(float(at), head.format(n, ms)) for n, (at, ms) in times])
+    facts = {fact.name: fact.value for fact in list_facts(analysis.headline)}
+    assert facts["speed"] == "3.37 samples/s (the mean of slow and usual steps)"
 
 
 SLOWED = [(12.0 + step if step <= 20 else 32.0 + 4 * (step - 20), f"step {step}/36 loss 1.0")

@@ -142,6 +142,17 @@ def test_fallout_of_the_culprit_points_to_the_rank_that_began() -> None:
     assert "CUDA out of memory" in verdict.reason
 
 
+def test_a_launcher_that_tells_of_its_children_is_not_quoted_beside_the_root() -> None:
+    closed = make_line("RuntimeError: Connection closed by peer", node="n000", rank=2)
+    launcher = make_line(
+        "W1129 14:28:26.8 1 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process "
+        "2 closing signal SIGTERM", node="n001", rank=6,
+    )  # fmt: skip
+    outcome = make_outcome(1, "rank 6 on n001 exited 1", 6, "n001")
+    verdict = judge(over(healthy(), outcome=outcome, errors=(OOM, launcher, closed)))
+    assert verdict.evidence == (OOM, closed)
+
+
 def test_exits_tell_the_culprit_where_the_batch_script_left_no_outcome() -> None:
     snapshot = change_rank(healthy(), 6, exit=make_exit(6, "n001", 139, "SIGSEGV"))
     verdict = judge(over(snapshot, "COMPLETED"))
