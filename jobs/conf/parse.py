@@ -201,6 +201,11 @@ REMOVED: Mapping[str, tuple[str, str]] = {
         "0",
         "copies in memory are no more; lower train.checkpoint.every, whose saves are as short",
     ),
+    "profile.traces": (
+        "null",
+        "the report reads no files of torch.profiler; open them in HTA or ui.perfetto.dev, and for "
+        "a timeline in the report set profile.timeline: true",
+    ),
 }
 """Removed keys: the value that asked for nothing, as in confs of old runs, and the answer to any
 other value."""

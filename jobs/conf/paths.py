@@ -95,7 +95,6 @@ def resolve_paths(conf: JobConf, base: Path, environ: Mapping[str, str]) -> JobC
             machine_list=resolve(cluster.machine_list),
             ssh_config=resolve(cluster.ssh_config),
         ),
-        profile=replace(conf.profile, traces=resolve(conf.profile.traces)),
         track=replace(
             conf.track,
             openmetrics=resolve(conf.track.openmetrics),

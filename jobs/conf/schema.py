@@ -534,9 +534,6 @@ class Profile:
     count_steps: bool = True
     """Count the optimizer steps of programs that are not ours, by torch's own hooks:
     docs/steps.md."""
-    traces: str | None = None
-    """Folder where the program leaves torch.profiler's files, for `vjob report`; those in the run
-    folder are found without it."""
     nsys: bool = False
     """Run ranks under Nsight Systems; `nsys` must be on their PATH."""
     ncu: bool = False

@@ -157,7 +157,6 @@ def build_plan(conf: JobConf, here: PlanContext) -> Plan:
         hang_after_s=conf.on_hang.after,
         log_limit_mb=conf.cluster.log_limit_mb or None,
         progress=conf.progress,
-        traces=conf.profile.traces,
         machine_list=conf.cluster.machine_list,
         ssh_config=conf.cluster.ssh_config,
         address=conf.cluster.address,

@@ -65,7 +65,7 @@ class Finding:
 
 GROUP = "vjob.findings"
 OWN_PROGRAMS = ("script", "module", "command", "function", "deepspeed")
-OWN_TRACE = "a script writes one by varuna_core.trace, or by torch.profiler (docs/script.md)"
+OWN_TRACE = "a script writes one by varuna_core.trace (docs/script.md)"
 DOUBTFUL_NS = 1_000_000
 """Errors of the clocks below this are too small to mention."""
 
@@ -108,9 +108,8 @@ def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
             key="" if is_own else "train.log_every",
         )
     for step in analysis.steps[:1]:
-        is_sample = job.traces.is_sample and not job.traces.is_log
         has_conflict = find_conflict(job, step.attempt, step.step) is not None
-        if step.trouble and _is_pipeline(job) and not is_sample and not has_conflict:
+        if step.trouble and _is_pipeline(job) and not has_conflict:
             yield Finding(
                 rule="step apart",
                 values={"step": step.step},
@@ -487,7 +486,7 @@ def _is_pipeline(job: Job) -> bool:
 
 
 def _get_time(job: Job, analysis: Analysis, step: StepAnalysis) -> float:
-    times = job.traces.steps if job.traces.is_sample else analysis.times
+    times = job.traces.steps if job.traces.is_log else analysis.times
     own = times[(times["attempt"] == step.attempt) & (times["step"] == step.step)]["took_s"]
     return float(own.max()) if len(own) else 0.0
 
@@ -859,7 +858,7 @@ def _on_silence(job: Job, analysis: Analysis) -> Iterator[Finding]:
     label, ended = attempts[-1].label, attempts[-1].ended
     own, spans = times[times["attempt"] == label], job.logs["spans"]
     traced = (own["begin_s"] + own["took_s"]).dropna() + job.traces.zero_ns / 1e9
-    traced = traced.iloc[:0] if job.traces.is_sample else traced  # a profiler had a few steps
+    traced = traced.iloc[:0] if job.traces.is_log else traced
     written = spans[spans["attempt"] == label]["last_s"].dropna()
     seen = [float(column.max()) for column in (traced, written) if len(column)]
     usual_s = float((own["took_s"] * own["count"]).max()) if len(own) else 0.0

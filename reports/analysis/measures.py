@@ -142,7 +142,7 @@ def analyse(job: Job) -> Analysis:
     failed = _list_failed(job)
     cut = {*failed, *labels[:-1]}
     times = whole = build_step_times(job.traces.steps, job.logs["iterations"], cut)
-    if job.traces.is_sample:  # only the log has all steps
+    if job.traces.is_log:  # only the log has all steps
         whole = build_step_times(job.traces.steps.iloc[:0], job.logs["iterations"])
         times = whole if len(whole) else times
     works = [table for table in (job.traces.steps, job.traces.works) if len(table)]
@@ -161,7 +161,7 @@ def analyse(job: Job) -> Analysis:
         job.history,
         job.outcomes,
         labels,
-        LOG if job.traces.is_sample or job.traces.steps.empty else TRACE,
+        LOG if job.traces.is_log or job.traces.steps.empty else TRACE,
         to_spans(job.logs["spans"]),
         value_of(find_num_steps(job)),
         job.counts,
@@ -219,7 +219,7 @@ def _account(
         span.label: (span.started, _find_latest(span.ended, written.get(span.label)))
         for span in goodput.attempts
     }
-    has_traces = not job.traces.is_sample
+    has_traces = not job.traces.is_log
     traces = [trace for trace in job.traces.ranks if trace.has_header] if has_traces else []
     steps = job.traces.steps if has_traces else job.traces.steps.iloc[:0]
     ranks: dict[str, set[int]] = {label: set() for label in labels}
@@ -428,6 +428,6 @@ def _read_memory(job: Job) -> pd.DataFrame:
 
 def _find_missing(job: Job) -> tuple[int, ...]:
     seen = {trace.rank for trace in job.traces.ranks if trace.has_header}
-    if not seen or job.plan.world is None or job.traces.is_sample:
+    if not seen or job.plan.world is None or job.traces.is_log:
         return ()
     return tuple(rank for rank in range(min(job.plan.world, 1 << 20)) if rank not in seen)

@@ -158,7 +158,6 @@ def read_calls(
         steps=steps,
         works=works,
         zero_ns=round(zero * 1e9),
-        is_sample=True,
         is_log=True,
         left_out=tuple(left_out),
         conflicts=tuple(conflicts),

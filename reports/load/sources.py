@@ -11,11 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from varuna_core.records.files import is_foreign_link, list_names, walk_files
-from varuna_core.records.plan import Plan, read_plan
-from varuna_core.records.record import read_events
+from varuna_core.records.files import is_foreign_link, list_names
+from varuna_core.records.plan import read_plan
 from varuna_core.records.runfolder import MOST_NODES, AttemptFolder, RunFolder
-from vjob.reports.load.kineto import ENDINGS, is_profile
 
 LOGS = (".out", ".log", ".txt")
 _LOG_NAME = re.compile(r"\.(out|log|txt|err|[oe]?\d+)$|^[^.]+$")
@@ -44,8 +42,6 @@ class AttemptSources:
     errors: tuple[tuple[str, Path], ...]
     """(node, file of its standard error)."""
     traces: tuple[Path, ...]
-    profiles: tuple[Path, ...] = ()
-    """torch.profiler's files."""
     gpus: tuple[tuple[str, Path], ...]
     """(node, file of its samples): JSON lines if there are any, else text."""
     exits: tuple[Path, ...]
@@ -104,13 +100,12 @@ def locate_sources(path: Path) -> Sources:
         if num_files > most:
             break
     left_out = len(folders) - len(attempts)
-    attempts = _add_outer_profiles(run, plan, attempts)
     if not attempts and not run.record.exists() and not run.plan.exists():
         bare = _collect_attempt("", path, most)
-        if not bare.logs and not bare.traces and not bare.gpus and not bare.profiles:
+        if not bare.logs and not bare.traces and not bare.gpus:
             raise SourceError(
                 f"{path} holds nothing to report: no attempt-<n> of a run, no <node>{LOGS[0]}, "
-                "no trace/node-<index>.jsonl, no *.pt.trace.json"
+                "no trace/node-<index>.jsonl"
             )
         return Sources(name=path.name, run=None, attempts=(bare,))
     return Sources(name=path.name, run=run, attempts=tuple(attempts), num_left_out=left_out)
@@ -137,14 +132,12 @@ def _collect_attempt(label: str, folder: Path, most: int) -> AttemptSources:
     samples = dict(own.find((".gpu",)))
     samples |= {name.removesuffix(".gpu"): path for name, path in own.find((".gpu.jsonl",))}
     traces, exits = _Names(folder / "trace", most), _Names(folder / "exit", most)
-    profiles = own.find((".pt.trace.json", ".pt.trace.json.gz"))
     found = AttemptSources(
         label=label,
         folder=folder,
         logs=tuple(logs),
         errors=tuple(own.find((".err",))),
         traces=tuple(path for _, path in traces.find((".jsonl",))),
-        profiles=tuple(find_profiles(folder, [path for _, path in profiles])),
         gpus=tuple(samples.items()),
         exits=tuple(path for _, path in exits.find((".json",))),
         counts=tuple(
@@ -153,48 +146,6 @@ def _collect_attempt(label: str, folder: Path, most: int) -> AttemptSources:
     )
     left_out = sum(names.num_left_out for names in (own, ranks, traces, exits))
     return replace(found, num_left_out=left_out)
-
-
-MOST_FILES = 10_000
-"""The most files searched for profiles in each of an attempt's two folders, or elsewhere."""
-LATE_S = 10.0
-"""Seconds by which a file system's clock may be ahead of the one that wrote the end."""
-
-
-def find_profiles(folder: Path, found: list[Path]) -> list[Path]:
-    """Return those of torch.profiler's files in the folder that are some, and all at any depth of
-    its `trace/` and `ranks/`."""
-    for name in ("trace", "ranks"):
-        deep = walk_files(folder / name, MOST_FILES)
-        found += sorted(path for path in deep if path.name.endswith(ENDINGS) and path.is_file())
-    return [path for path in found if is_profile(path)]
-
-
-def _add_outer_profiles(
-    run: RunFolder, plan: Plan | None, attempts: list[AttemptSources]
-) -> list[AttemptSources]:
-    """Add the profiles in the folder that the conf names, each to the attempt that began last
-    before it was written. Files from before or after the run are left out: they may be others'."""
-    if plan is None or plan.traces is None or not attempts:
-        return attempts
-    times = {
-        (event.get("kind"), str(event.get("attempt"))): float(event["time"])
-        for event in read_events(run)
-    }
-    begins = [times.get(("started", attempt.label), float("inf")) for attempt in attempts]
-    until = times.get(("ended", attempts[-1].label), float("inf")) + LATE_S
-    found: list[list[Path]] = [[] for _ in attempts]
-    for path in walk_files(Path(plan.traces), MOST_FILES):
-        if not path.name.endswith(ENDINGS) or not path.is_file():
-            continue
-        written = path.stat().st_mtime
-        begun = [at for at, began in enumerate(begins) if began <= written]
-        if begun and written <= until and is_profile(path):
-            found[begun[-1]].append(path)
-    return [
-        replace(attempt, profiles=(*attempt.profiles, *sorted(paths)))
-        for attempt, paths in zip(attempts, found, strict=True)
-    ]
 
 
 class _Names:

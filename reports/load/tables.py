@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
-import tempfile
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,7 +18,7 @@ from varuna_core.facts.partition import Partition
 from varuna_core.facts.remedy import Context, context_of
 from varuna_core.hang.signs import read_hang
 from varuna_core.records.exits import read_reason
-from varuna_core.records.files import as_whole, read_bytes, read_json, read_text
+from varuna_core.records.files import read_bytes, read_json, read_text
 from varuna_core.records.logs.progress import read_pattern
 from varuna_core.records.logs.step_counts import StepCounts, parse_counts
 from varuna_core.records.plan import Prediction, parse_prediction
@@ -30,7 +27,6 @@ from varuna_core.records.record import read_events as read_history
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from varuna_core.records.training import Training, read_training
 from vjob.reports.load.gpu_log import NodeFaults, read_gpus
-from vjob.reports.load.kineto import fold_files
 from vjob.reports.load.log_settings import (
     MissingNodes,
     OtherJob,
@@ -256,7 +252,7 @@ def load_job(
             )
     paths = [(attempt.label, path) for attempt in sources.attempts for path in attempt.traces]
     say(f"{len(paths)} traces")
-    traces = _read_with_profiles(sources, paths, skipped, say)
+    traces = read_traces(paths)
     for trace in traces.ranks:
         if trace.skipped:
             count = f"{trace.skipped} line{'s' if trace.skipped > 1 else ''} skipped"
@@ -337,31 +333,6 @@ def load_job(
         nothing_to_do=tables.nothing_to_do,
         state=_read_state(sources),
     )
-
-
-def _read_with_profiles(
-    sources: Sources,
-    paths: list[tuple[str, Path]],
-    skipped: dict[str, str],
-    say: Callable[[str], object],
-) -> Traces:
-    """Read the traces and, for ranks without a trace, their torch.profiler files."""
-    if not any(attempt.profiles for attempt in sources.attempts):
-        return read_traces(paths)
-    folder = Path(tempfile.mkdtemp(prefix="vjob-profiles-"))
-    folded = []
-    for number, attempt in enumerate(sources.attempts):
-        say(f"{len(attempt.profiles)} files of torch.profiler")
-        ranks = (as_whole(path.stem) for path in attempt.traces)
-        taken = {rank for rank in ranks if rank is not None}
-        files, bad = fold_files(attempt.profiles, taken, folder / str(number))
-        folded += [(attempt.label, path) for path in files]
-        skipped |= {f"{attempt.label}/{name}".lstrip("/"): why for name, why in bad.items()}
-    traces = read_traces([*paths, *folded])
-    traces.is_sample = bool(folded) and not paths
-    # Events are read from these files later, some only for an export.
-    weakref.finalize(traces, shutil.rmtree, folder, ignore_errors=True)
-    return traces
 
 
 def _read_commit(sources: Sources) -> str:

@@ -66,10 +66,9 @@ class Traces:
     last_s, wait_s and work_s (of the actions), and `<kind>_s` (work) for every kind."""
     zero_ns: int
     """Nanoseconds since 1970 from which the tables' seconds are counted."""
-    is_sample: bool = False
-    """True for files of torch.profiler and for logs, which record only a few of the steps."""
     is_log: bool = False
-    """True for traces made from calls of Megatron's timers (reports/load/logged_calls.py)."""
+    """True for traces made from calls of Megatron's timers (reports/load/logged_calls.py), which
+    record only a few of the steps."""
     works: pd.DataFrame = field(default_factory=pd.DataFrame)
     """attempt, rank, stage, step and work_s of further steps, for which only sums were printed."""
     left_out: tuple[LeftOut, ...] = ()

@@ -280,7 +280,6 @@ SECTIONS = {
         ("figure", "stages", "half", "Work of each stage; the slowest sets the pace"),
         ("figure", "shares", "half", "Where a step goes"),
         ("table", "stages", "whole", ""),
-        ("table", "profiled", "whole", ""),
         ("figure", "timers", "whole", "Megatron's timers, the mean of all logged steps"),
     ),
     "Training": (

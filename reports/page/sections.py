@@ -43,7 +43,6 @@ def build_sections(job: Job, analysis: Analysis) -> list[ReportTable]:
         _list_iterations(job, analysis),
         _list_pipelines(analysis),
         _list_stages(analysis),
-        _list_profiled(job),
         _list_training(analysis),
         _list_memory(analysis),
         _list_nodes(job),
@@ -95,13 +94,13 @@ def _list_iterations(job: Job, analysis: Analysis) -> ReportTable:
     """Build the table of step times, from the traces or else from the log."""
     times = analysis.times
     timed = times[["step", "took_s"]]
-    if job.traces.is_sample and job.logs["iterations"].empty:
+    if job.traces.is_log and job.logs["iterations"].empty:
         timed = timed.iloc[:0]  # a profiler's steps are longer than others
     rows = [
         (f"iteration {int(step)} ", f"{took_s:.4f} s")
         for step, took_s in timed.itertuples(index=False)
     ]
-    if job.traces.is_sample:
+    if job.traces.is_log:
         took_s = job.traces.steps.groupby(["attempt", "step"])["took_s"].max()
         rows += [("profiled steps", str(len(took_s)))]
         rows += [("profiled, median", f"{took_s.median():.4f} s")] if len(took_s) else []
@@ -158,26 +157,6 @@ def _list_stages(analysis: Analysis) -> ReportTable:
     ]
     shares = tuple(work / most for work in step.stage_work_s)
     return ReportTable(title="stages", columns=columns, rows=rows, shares=shares)
-
-
-def _list_profiled(job: Job) -> ReportTable:
-    """Build the table of profiled steps: each rank's shares of compute, communication and
-    others."""
-    kinds = ("compute", "communication", "memcpy", "idle")
-    columns = ("rank", "steps", "step s", "compute", "communication", "copies", "idle")
-    steps = job.traces.steps
-    if "idle_s" not in steps:
-        return ReportTable(title="profiled", columns=columns, rows=[])
-    rows, shares = [], []
-    for rank, own in steps.groupby("rank"):
-        if not own["idle_s"].any():
-            continue  # its trace is its own, not a profile
-        took = float(own["took_s"].sum()) or 1.0
-        parts = [float(own[f"{k}_s"].sum()) / took if f"{k}_s" in own else 0.0 for k in kinds]
-        figures = [f"{100 * part:.1f} %" for part in parts]
-        rows.append((str(rank), str(len(own)), f"{took / len(own):.4f}", *figures))
-        shares.append(min(1.0, parts[0]))
-    return ReportTable(title="profiled", columns=columns, rows=rows, shares=tuple(shares))
 
 
 def _list_training(analysis: Analysis) -> ReportTable:

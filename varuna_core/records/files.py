@@ -210,19 +210,6 @@ def list_files(folder: Path, pattern: str = "*") -> List[Path]:
     return [folder / name for name in sorted(fnmatch.filter(list_names(folder), pattern))]
 
 
-def walk_files(folder: Path, most: int) -> Iterator[Path]:
-    """The files below a folder at any depth, without following links; at most so many names."""
-    left, folders = most, [folder]
-    while folders:
-        for entry in sorted(scan(folders.pop()), key=lambda entry: entry.name):
-            if left <= 0:
-                return
-            left -= 1
-            yield Path(entry.path)
-            if entry.is_dir(follow_symlinks=False):
-                folders.append(Path(entry.path))
-
-
 def is_closed(path: Path) -> bool:
     """True if the file is there, and this user may not read it."""
     return os.path.lexists(path) and not os.access(path, os.R_OK)

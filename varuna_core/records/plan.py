@@ -269,8 +269,6 @@ class Plan:
 
     progress: Optional[str] = None
     """The user's own pattern of lines about steps (records/logs/progress.py)."""
-    traces: Optional[str] = None
-    """Folder outside the run folder with files of torch.profiler."""
     modules: Tuple[Tuple[str, str], ...] = ()
     """Modules that the ranks' Python must find, each with what to do where it does not."""
     machine_list: Optional[str] = None
@@ -430,9 +428,13 @@ def read_attempt_plan(run: RunFolder, number: int) -> Plan | None:
     return None if plan is not None and plan.morph else plan
 
 
+NOT_READ = ("traces",)
+"""Keys of earlier plans that nothing reads any more."""
+
+
 def parse_plan(value: dict[str, Any]) -> Plan:
     """A plan from the dict of its JSON."""
-    rest = {key: item for key, item in value.items() if key != "format"}
+    rest = {key: item for key, item in value.items() if key not in ("format", *NOT_READ)}
     if rest.get("morphing"):
         rest["morphing"] = dict(rest["morphing"])
         for name in ("machine_list", "ssh_config"):  # they stood there once

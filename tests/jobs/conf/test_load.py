@@ -49,6 +49,9 @@ def find_more(text: str, *overrides: str) -> list[str]:
 def test_a_key_of_earlier_versions_is_read_where_it_asks_for_nothing() -> None:
     """The stored conf of an old run has every key, this one too."""
     assert parse_more("train: {checkpoint: {memory_every: 0}}") == parse(MINIMAL)
+    assert parse_more("profile: {traces: null}") == parse(MINIMAL)
+    (problem,) = find_more("profile: {traces: /x}")
+    assert "unknown key; the report reads no files of torch.profiler" in problem
     (problem,) = find_more("train: {checkpoint: {memory_every: 5}}")
     assert "unknown key; copies in memory are no more; lower train.checkpoint.every" in problem
 

@@ -39,7 +39,7 @@ PATHS = st.text(
 ).map(lambda name: str(Path("/p", name)))
 PATH_FIELDS = {
     "path", "config", "prefix", "folder", "log_folder", "image", "machine_list", "ssh_config",
-    "traces", "uri", "openmetrics",
+    "uri", "openmetrics",
 }  # fmt: skip
 PATHS_OF = (("workdir", JobConf), ("vocab", Data), ("profile", Parallel))
 MOUNTS = PATHS.map(lambda path: f"{path}:/x")

@@ -77,7 +77,7 @@ def test_a_hot_gpu_is_not_priced_by_the_slow_ranks_of_other_nodes() -> None:
     ).assign(temperature=60.0)
     job: Any = SimpleNamespace(
         gpus=samples,
-        traces=SimpleNamespace(steps=pd.DataFrame(), is_sample=False),
+        traces=SimpleNamespace(steps=pd.DataFrame(), is_log=False),
         plan=PlanFacts(scheduler="slurm"),
     )
     slow = SimpleNamespace(ratio=4.0, host="cool")
@@ -216,7 +216,7 @@ def test_a_rank_alone_is_held_up_by_nobody() -> None:
     step = SimpleNamespace(attempt="0", step=8, communication=table)
     times = pd.DataFrame({"attempt": ["0"], "step": [8], "took_s": [1.0]})
     plan = SimpleNamespace(program="gpt", pipeline=2)
-    job: Any = SimpleNamespace(traces=SimpleNamespace(is_sample=False), plan=plan)
+    job: Any = SimpleNamespace(traces=SimpleNamespace(is_log=False), plan=plan)
     analysis: Any = SimpleNamespace(find_step=lambda name: step, times=times, stragglers=[])
     (found,) = findings._on_communication(job, analysis)
     assert found.sentence == (
@@ -244,7 +244,7 @@ def make_swapping(swapped_mb: list[float], took_s: list[float]) -> tuple[Any, An
     samples["time"] = [float(at) for at in range(len(swapped_mb))]
     times = pd.DataFrame({"attempt": "0", "took_s": took_s})
     times["begin_s"] = [float(at) for at in range(len(took_s))]
-    traces = SimpleNamespace(steps=pd.DataFrame(), is_sample=False, zero_ns=0)
+    traces = SimpleNamespace(steps=pd.DataFrame(), is_log=False, zero_ns=0)
     accounting = SimpleNamespace(stepping_s=1000.0)
     analysis = SimpleNamespace(stragglers=[], times=times, accounting=accounting, goodput=KNOWN)
     plan = PlanFacts(scheduler="slurm")

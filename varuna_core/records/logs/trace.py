@@ -61,7 +61,7 @@ ACTIONS = ("F", "f", "R", "B", "I", "W", "O", "L")
 COMPUTE = (*ACTIONS, "compute")
 COMMUNICATION = ("send", "all-reduce", "communication")
 OTHERS = ("optimizer", "checkpoint", "data", "evaluate", "memcpy", "idle")
-"""`idle` has no events: it is what a profile knows of a GPU."""
+"""`memcpy` and `idle` are read, and no part of vjob writes them."""
 OTHER = "other"
 """Spans of a script by names of its own (varuna_core/trace); `what` has the name."""
 DETAIL = "detail"
