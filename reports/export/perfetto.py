@@ -1,15 +1,16 @@
 """Write the chosen steps as a gzipped Chrome JSON trace, which ui.perfetto.dev opens.
 
-A stage is a process and a rank is a thread; whatever runs beside the rank's work has a thread of
-its own, since slices of one thread must not overlap. Arrows lead from the action that sent a
-message to the one that took it. Events are written one by one, so only the table is held in memory.
+A stage is a process, and a rank of an attempt a thread; whatever runs beside the rank's work has a
+thread of its own, since slices of one thread must not overlap. Arrows lead from the action that
+sent a message to the one that took it. Events are written one by one, so only the table is held in
+memory.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,14 @@ def write_perfetto(job: Job, analysis: Analysis, path: Path) -> int:
 
 def list_events(job: Job, analysis: Analysis) -> Iterator[dict[str, Any]]:
     """Yield names, slices and arrows, with times in microseconds since the job's first step."""
-    yield from _list_names(job)
-    columns = ["rank", "kind", "step", "stage", "microbatch", "begin_s", "ready_s", "end_s"]
+    threads = _number_threads(job)
+    yield from _list_names(job, threads)
+    columns = ["attempt", "rank", "kind", "step", "stage", "microbatch"]
+    columns += ["begin_s", "ready_s", "end_s"]
     rows = job.events[[*columns, "bytes", "what"]].itertuples(index=False)
-    for rank, kind, step, stage, micro, begin, ready, end, size, what in rows:
+    for attempt, rank, kind, step, stage, micro, begin, ready, end, size, what in rows:
         is_work = kind in COMPUTE
-        place = {"pid": max(int(stage), 0), "tid": _number_thread(int(rank), is_work)}
+        place = {"pid": max(int(stage), 0), "tid": threads[attempt, int(rank)] + (not is_work)}
         arguments: dict[str, Any] = {"step": int(step)}
         if micro >= 0:
             arguments["micro-batch"] = int(micro)
@@ -66,14 +69,22 @@ def list_events(job: Job, analysis: Analysis) -> Iterator[dict[str, Any]]:
     number = 0
     for analysed in {(step.attempt, step.step): step for step in analysis.steps}.values():
         for pipeline in analysed.pipelines:
-            for start, finish in _list_arrows(pipeline):
+            for start, finish in _list_arrows(pipeline, analysed.attempt, threads):
                 number += 1
                 yield {**start, "id": number}
                 yield {**finish, "id": number}
 
 
-def _number_thread(rank: int, is_work: bool) -> int:
-    return 2 * max(rank, 0) + (0 if is_work else 1)
+def _number_threads(job: Job) -> Mapping[tuple[str, int], int]:
+    """Return the thread of each rank's work by attempt; what is beside it has the next one.
+
+    An attempt has threads of its own, for by the nodes' clocks it may begin before the last ended.
+    """
+    pairs = job.events[["attempt", "rank"]].drop_duplicates().itertuples(index=False)
+    order = {attempt.label: at for at, attempt in enumerate(job.sources.attempts)}
+    known = [(str(attempt), int(rank)) for attempt, rank in pairs]
+    known.sort(key=lambda pair: (order.get(pair[0], 0), pair))
+    return {pair: 2 * number for number, pair in enumerate(known)}
 
 
 def _slice(
@@ -83,28 +94,32 @@ def _slice(
     return {"name": name, "ph": "X", **times, **place, "args": arguments}
 
 
-def _list_names(job: Job) -> Iterator[dict[str, Any]]:
-    ranks = job.events[["rank", "stage", "kind"]].drop_duplicates()
+def _list_names(job: Job, threads: Mapping[tuple[str, int], int]) -> Iterator[dict[str, Any]]:
+    ranks = job.events[["attempt", "rank", "stage", "kind"]].drop_duplicates()
+    several = ranks["attempt"].nunique() > 1
     hosts = {trace.rank: trace.host for trace in job.traces.ranks}
     seen: set[tuple[int, int]] = set()
-    for rank, stage, kind in ranks.itertuples(index=False):
-        process, thread = max(int(stage), 0), _number_thread(int(rank), kind in COMPUTE)
+    for attempt, rank, stage, kind in ranks.itertuples(index=False):
+        process = max(int(stage), 0)
+        thread = threads[attempt, int(rank)] + (kind not in COMPUTE)
         if (process, -1) not in seen:
             seen.add((process, -1))
             yield _name("process_name", process, 0, f"stage {process}")
         if (process, thread) not in seen:
             seen.add((process, thread))
             beside = "" if kind in COMPUTE else " beside"
-            yield _name(
-                "thread_name", process, thread, f"rank {rank} {hosts.get(rank, '')}{beside}"
-            )
+            start = f", attempt {attempt}" if several else ""
+            name = f"rank {rank} {hosts.get(rank, '')}{start}{beside}"
+            yield _name("thread_name", process, thread, name)
 
 
 def _name(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
     return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
 
 
-def _list_arrows(pipeline: Pipeline) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def _list_arrows(
+    pipeline: Pipeline, attempt: str, threads: Mapping[tuple[str, int], int]
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     for action, ran in pipeline.ran.items():
         sender = pipeline.order.find_sender(action)
         if sender is None or pipeline.ran[sender].rank == ran.rank:
@@ -112,10 +127,11 @@ def _list_arrows(pipeline: Pipeline) -> Iterator[tuple[dict[str, Any], dict[str,
         sent = pipeline.ran[sender]
         # An arrow hangs on the slice in which its time lies: just inside either end.
         leaves = max(sent.ready, sent.end - 1e-6)
-        finish = _end_arrow("f", ran.ready, ran.rank, action.stage)
-        yield _end_arrow("s", leaves, sent.rank, sender.stage), {**finish, "bp": "e"}
+        finish = _end_arrow("f", ran.ready, threads[attempt, ran.rank], action.stage)
+        start = _end_arrow("s", leaves, threads[attempt, sent.rank], sender.stage)
+        yield start, {**finish, "bp": "e"}
 
 
-def _end_arrow(phase: str, time: float, rank: int, stage: int) -> dict[str, Any]:
-    place = {"ts": round(time * 1e6, 3), "pid": stage, "tid": _number_thread(rank, True)}
+def _end_arrow(phase: str, time: float, thread: int, stage: int) -> dict[str, Any]:
+    place = {"ts": round(time * 1e6, 3), "pid": stage, "tid": thread}
     return {"name": "message", "cat": "message", "ph": phase, **place}
