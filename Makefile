@@ -13,7 +13,7 @@ COPY = rm -rf $(SOURCE) && mkdir -p $(SOURCE) && cp -R setup.cfg pyproject.toml 
   vjob varuna_core jobs shelf templates reports containers examples $(SOURCE)
 endif
 
-.PHONY: demo test test-long test-enroot test-containers newest check release bench gpu packages docs \
+.PHONY: demo test quick test-long test-enroot test-containers newest check release bench gpu packages docs \
   pictures site clean
 
 $(VENV)/.installed: setup.cfg constraints.txt
@@ -85,6 +85,12 @@ test: packages $(VENV)/.installed-recipes check
 	  [ $$code = 1 ] || exit $$code; \
 	  echo 'The failed tests once more, one after the other:'; \
 	  $(BIN)/python -m pytest -m 'not long' --last-failed --last-failed-no-failures none --maxfail 5
+
+# The rooms of pure functions: no run starts.
+quick: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 2 -m 'not slow and not slurm' tests/test_architecture.py tests/jobs/conf \
+	  tests/jobs/monitor/rules tests/jobs/monitor/log_lines tests/varuna_core/facts \
+	  tests/varuna_core/records tests/varuna_core/schedule
 
 # More programs, layouts and faults of what `make test` shows once.
 test-long: packages $(VENV)/.installed-recipes

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from tests import PATIENCE, ROOT
 from tests.ranks.start import build_order, fork
@@ -49,17 +49,10 @@ class Vjob:
         assert code is None or done.returncode == code, done.stdout + done.stderr
         return done
 
-    def start(self, *args: str, new_session: bool = False) -> subprocess.Popen[bytes]:
-        """Start a command in the background."""
+    def start(self, *args: str, **options: Any) -> subprocess.Popen[bytes]:
+        """Start a command in the background, with these options of Popen."""
         command = [sys.executable, "-m", "vjob", *args]
-        return subprocess.Popen(
-            command, cwd=self.folder, env=self.env, start_new_session=new_session
-        )
-
-    def start_into(self, out: IO[str], *args: str) -> subprocess.Popen[bytes]:
-        """Start a command in the background, with its output in a file."""
-        command = [sys.executable, "-m", "vjob", *args]
-        return subprocess.Popen(command, cwd=self.folder, env=self.env, stdout=out)
+        return subprocess.Popen(command, cwd=self.folder, env=self.env, **options)
 
     def write(self, text: str, name: str = "conf.yaml") -> str:
         (self.folder / name).write_text(text)

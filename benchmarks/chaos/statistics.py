@@ -315,7 +315,7 @@ class AimedRun:
     def _call_off(self) -> None:
         self._is_off = True
         with (self.testbed.folder / "cancel.out").open("a") as out:
-            self.testbed.vjob.start_into(out, "cancel", str(self.run.path))
+            self.testbed.vjob.start("cancel", str(self.run.path), stdout=out)
 
     def _was_asked(self) -> bool:
         """Whether `vjob cancel` found ranks that save when they are asked to."""

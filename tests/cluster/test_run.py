@@ -54,7 +54,7 @@ def test_ctrl_c_ends_a_job_that_runs_or_waits(
     vjob.write("import time\nprint('ready', flush=True)\ntime.sleep(600)\n", "wait.py")
     shown = vjob.folder / "shown"
     with shown.open("w") as out:
-        started = vjob.start_into(out, "run", "--json", *options, "wait.py")
+        started = vjob.start("run", "--json", *options, "wait.py", stdout=out)
     word = '"ready"' if "-b" not in options else '"jobs"'
     wait_for(lambda: word in shown.read_text(), 90, shown.read_text)
     started.send_signal(signal.SIGINT)

@@ -27,6 +27,7 @@ import pytest
 
 from tests import PATIENCE, ROOT
 from tests.command import Vjob
+from tests.jobs.programs.free_port import find_free_port
 from varuna_core.hang.signs import pause_guard
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.monitor.rules.pace import CAUSE_FLOOR_S
@@ -194,7 +195,11 @@ def start_plainly(recipe: Recipe, folder: Path, more: Sequence[str]) -> tuple[in
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": build_path(python)}
     places: Sequence[dict[str, str]] = [{}]
     if recipe.start is None:
-        shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(pick_port())}
+        shared = {
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(find_free_port()),
+        }
         places = [{"RANK": str(rank), **shared} for rank in range(2)]
     started = [
         subprocess.Popen(
@@ -213,14 +218,6 @@ def build_path(python: str) -> str:
     return os.pathsep.join(
         (str(Path(python).parent), str(Path(sys.executable).parent), "/usr/bin:/bin")
     )
-
-
-def pick_port() -> int:
-    import socket
-
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 # The run.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,15 +14,9 @@ import pytest
 import torch
 
 from tests import ROOT
+from tests.jobs.programs.free_port import find_free_port
 from tests.ranks.start import DEADLINE_S
 from varuna_core import Varuna
-
-
-def find_free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 def run(script: Path, world_size: int) -> set[str]:

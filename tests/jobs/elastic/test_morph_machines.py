@@ -192,7 +192,7 @@ def test_ended_or_killed_the_master_takes_all_with_it(
 def test_ctrl_c_to_who_follows_saves_and_ends_the_run(vjob: Vjob, machines: Machines) -> None:
     machines.list("127.0.0.1")
     conf = vjob.write(machines.make_conf(nodes=1))
-    terminal = vjob.start("submit", conf, "--follow", new_session=True)
+    terminal = vjob.start("submit", conf, "--follow", start_new_session=True)
     wait_for((vjob.folder / "log" / "curve").exists, 60)
     run = RunFolder((vjob.folder / "log" / "curve").resolve())
     wait_for_checkpoint(vjob, run, 10)

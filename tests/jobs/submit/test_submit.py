@@ -185,7 +185,7 @@ def test_ctrl_c_in_a_terminal_reaches_sbatch_and_harms_nothing(
 ) -> None:
     """A terminal sends it to the whole group; sbatch must live to print its id."""
     slurm.say("sbatch", f'touch "{slurm.folder}/called"; sleep 1; echo 77')
-    child = vjob.start("submit", vjob.write(ONE), new_session=True)
+    child = vjob.start("submit", vjob.write(ONE), start_new_session=True)
     wait_for((slurm.folder / "called").exists, 30)
     os.killpg(child.pid, signal.SIGINT)
     assert child.wait(timeout=60) == 130

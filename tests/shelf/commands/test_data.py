@@ -87,7 +87,7 @@ def started(vjob: Vjob) -> Iterator[subprocess.Popen[bytes]]:
     text = (vjob.folder / "corpus.jsonl").read_text()
     vjob.write(text * 600, "big.jsonl")
     words = ("data", "prepare", "big.jsonl", *PREPARE[3:], "-p", "2", "--train-mb", "1")
-    process = vjob.start(*words, new_session=True)
+    process = vjob.start(*words, start_new_session=True)
     part = vjob.folder / "out/a_text_document.part"
     wait_for(lambda: (part / "vocab.json").exists() and count_group(process.pid) >= 4, 60)
     yield process

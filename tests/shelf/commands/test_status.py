@@ -56,7 +56,7 @@ def test_watching_prints_until_the_job_has_ended(vjob: Vjob) -> None:
     wait_for(lambda: read_out(run).count("ready") == 2, 30, lambda: vjob.explain(run))
     out = vjob.folder / "said"
     with out.open("w") as handle:
-        child = vjob.start_into(handle, "status", "last", "--json", "--watch", "0.2")
+        child = vjob.start("status", "last", "--json", "--watch", "0.2", stdout=handle)
     wait_for(lambda: out.read_text().count("\n") >= 2, 60)
     vjob("cancel", "last", "--now")
     assert child.wait(timeout=60) == 16
@@ -68,7 +68,7 @@ def test_ctrl_c_ends_a_watch(vjob: Vjob) -> None:
     run = vjob.submit(fate("lives", "-1", "hang"))
     out = vjob.folder / "said"
     with out.open("w") as handle:
-        child = vjob.start_into(handle, "status", str(run.path), "--watch", "60")
+        child = vjob.start("status", str(run.path), "--watch", "60", stdout=handle)
     wait_for(lambda: out.read_text(), 60)
     os.kill(child.pid, signal.SIGINT)
     assert child.wait(timeout=60) == 130

@@ -88,7 +88,7 @@ def test_a_signal_ends_it(vjob: Vjob, number: signal.Signals, code: int) -> None
     vjob.write(WAIT, "wait.py")
     shown = vjob.folder / "shown"
     with shown.open("w") as out:
-        started = vjob.start_into(out, "run", "--json", "wait.py")
+        started = vjob.start("run", "--json", "wait.py", stdout=out)
     wait_for((vjob.folder / "ready").exists, 60, lambda: "the program did not start")
     started.send_signal(number)
     assert started.wait(timeout=120) == code

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
+from tests.jobs.programs.free_port import find_free_port
 from varuna_core.hang.flight import find_gap, read_flight
 
 STARTUP = ROOT / "varuna_core/trace/startup"
@@ -18,7 +18,7 @@ RANK = Path(__file__).with_name("gloo_rank.py")
 
 def test_the_missing_rank_and_collective_are_named_and_no_other(tmp_path):
     world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    ranks, port = [], _find_port()
+    ranks, port = [], str(find_free_port())
     for rank in ("0", "1"):
         env = {**os.environ, **world, "MASTER_PORT": port, "RANK": rank}
         words = [sys.executable, str(RANK), str(STARTUP), str(tmp_path)]
@@ -33,9 +33,3 @@ def test_the_missing_rank_and_collective_are_named_and_no_other(tmp_path):
     assert gap.group == "default_pg" and gap.other == ""
     main = next(one for one in found[0]["threads"] if one["thread_name"] == "MainThread")
     assert "distributed_c10d.py" in " ".join(one["filename"] for one in main["frames"])
-
-
-def _find_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
