@@ -30,7 +30,6 @@ from tests.command import Vjob
 from tests.jobs.programs.free_port import find_free_port
 from varuna_core.hang.signs import pause_guard
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.monitor.rules.pace import CAUSE_FLOOR_S
 
 FOLDER = ROOT / "examples/recipes"
 STEPS = 40
@@ -248,31 +247,30 @@ def submit(recipe: Recipe, place: str, vjob: Vjob) -> RunFolder:
 
 
 def watch(recipe: Recipe, vjob: Vjob, run: RunFolder, is_right: Callable[[Seen], bool]) -> Seen:
-    """Stop all ranks in the midst of their steps and ask for the status, after another step again
-    where it is not right; wait for their end, and ask again."""
+    """Stop all ranks in the midst of their steps and ask for the status, wait for their end, and
+    ask again."""
     seen, out = Seen(), vjob.folder / "out"
 
-    def is_over() -> bool:
-        return json.loads(run.record.read_text())["state"] in OVER
+    def is_there() -> bool:
+        return count_steps(out) >= STOP_AT or json.loads(run.record.read_text())["state"] in OVER
 
-    wait_often(lambda: count_steps(out) >= STOP_AT or is_over(), lambda: vjob.explain(run))
+    wait_often(is_there, lambda: vjob.explain(run))
     pause_guard(
         run, is_paused=True, by="a test", at=time.time()
     )  # on a busy machine a look is long
-    deadline = time.monotonic() + 10 * PATIENCE
-    while not is_right(seen) and time.monotonic() < deadline and not is_over():
-        wait_often(lambda: count_steps(out) > seen.at or is_over(), lambda: vjob.explain(run))
-        since, stopped = time.monotonic(), stop_ranks(vjob.folder)
-        try:
-            while stopped and time.monotonic() < since + CAUSE_FLOOR_S / 2:  # later it is a stall
-                seen.at = count_steps(out)
-                seen.during = vjob.status(str(run.path))
-                if is_right(seen):
-                    break
-        finally:
-            for pid in stopped:
-                os.kill(pid, signal.SIGCONT)
-            seen.stopped_s += time.monotonic() - since if stopped else 0.0
+    stopped = stop_ranks(vjob.folder)
+    since = time.monotonic()
+    try:
+        deadline = time.monotonic() + 10 * PATIENCE
+        while stopped:
+            seen.at = count_steps(out)
+            seen.during = vjob.status(str(run.path))
+            if is_right(seen) or time.monotonic() > deadline:
+                break
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        seen.stopped_s = time.monotonic() - since if stopped else 0.0
     seen.record = vjob.wait_over(run, 200, may_fail=True)
     seen.after = vjob.status(str(run.path))
     seen.report = json.loads(vjob("report", str(run.path), "--json").stdout)
@@ -342,12 +340,15 @@ def list_claims(recipe: Recipe, seen: Seen, truth: Truth, plain: Truth) -> list[
 
 
 def claim_during(recipe: Recipe, seen: Seen) -> list[Claim]:
-    """The status while the ranks stood still: its step is the last that was printed."""
+    """The status while the ranks stood still: its step is the last that was printed. Once an agent
+    has seen that they are stopped, that is said."""
     (step, total), health = read_progress(seen.during)
+    rules = {each["rule"] for each in seen.during.get("verdict", {}).get("findings", ())}
+    is_stop = health == "STALLED" and "stopped ranks" in rules
     least = seen.at - EVERY
     is_right = step is not None and least <= step <= seen.at + 1
     return [
-        Claim("verdict during", health == "HEALTHY", health, "HEALTHY"),
+        Claim("verdict during", is_stop or health == "HEALTHY", health, "HEALTHY"),
         Claim("step during", is_right, str(step), f"{max(0, least)} to {seen.at}"),
         Claim("total during", total == STEPS, str(total), str(STEPS)),
     ]
