@@ -111,7 +111,7 @@ MISTAKES: Mapping[str, Mistake] = {
     ),
     "a rendezvous that waits for a rank too many": Mistake(
         script=RENDEZVOUS,
-        cause=("ranks wait", "accept, called at train.py"),
+        cause=("ranks wait",),
         limit_s=30,
     ),
     "a secret that is not set": Mistake(

@@ -20,13 +20,14 @@ from vjob.jobs.monitor.model.snapshot import Health
 from vjob.jobs.monitor.rules.words import is_command, render_advice
 from vjob.shelf.trial.result import Trouble
 from vjob.shelf.trial.smaller import STEPS
-from vjob.shelf.trial.watch import LIBRARIES, Ending, TryObservation
+from vjob.shelf.trial.watch import Ending, TryObservation
 
 NUM_EVIDENCE = 3
 NUM_LINES = 200
 """Lines of a rank's standard error that are searched for the place of an error."""
 PLACE = re.compile(r'(?:\[rank\d+\]:)?\s+File "([^"]+)", line (\d+)(?:, in (.+))?$')
 """A line of a traceback; torch puts the rank before it."""
+LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/varuna_core/", "<frozen")
 ECHOES = (ATTEMPT_ENDED, REFUSED_BY_VJOB)
 """Known lines that repeat how the attempt ended."""
 ON_GOING = (Action.CANCEL, Action.WAIT)
@@ -120,7 +121,7 @@ def _describe_hang(seen: TryObservation) -> Trouble:
         what="starts",
         rule="hang",
         end=EndCause.HANG,
-        cause=f"no step in {limit}, and ranks wait: {seen.places}{ended if gone else ''}",
+        cause=f"no step in {limit}, and ranks wait: none uses its processor{ended if gone else ''}",
         remedy="see that all ranks read RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from the "
         "environment and make the same calls: they wait for one that never comes",
         evidence=tuple(line.text for line in seen.snapshot.errors[:NUM_EVIDENCE]),

@@ -53,6 +53,8 @@ class Result:
     differs: tuple[str, ...]
     """How what was tried differs from the whole run."""
     took_s: float
+    stacks: tuple[str, ...] = ()
+    """Lines of the ranks' stacks, where no step was seen."""
     files: str = ""
     """The run folder of the try, where it is kept."""
 
@@ -78,6 +80,7 @@ def render(result: Result, width: int = WIDTH) -> str:
         if row.text or starts:  # what it might take, nobody asks of what does not start
             text = f"{row.text} ({row.certainty})" if row.text else row.certainty
             lines += _wrap(row.name, text, width)
+    lines += [f"{'':{LABEL}}| {clean(text)}"[:width] for text in result.stacks]
     lines += _wrap("differs", "; ".join(result.differs), width)
     lines += [f"{'files':{LABEL}}{result.files}"] if result.files else []
     return "\n".join(lines)

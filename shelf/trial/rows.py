@@ -73,8 +73,8 @@ def describe_start(seen: TryObservation, trial: Trial, trouble: Trouble | None) 
     elif seen.ending is Ending.OVER:
         text = f"yes: it ended well after {took} and printed no step, {on}"
     else:
-        at, limit = f"; {seen.places}" if seen.places else "", format_duration(seen.limit_s)
-        why = f"it runs, no step was seen in {limit}{at}; try a longer --limit"
+        limit = format_duration(seen.limit_s)
+        why = f"it runs, no step was seen in {limit}; try a longer --limit"
         return unknown(name, why, **values)
     return Row(name=name, text=text, certainty=MEASURED, values=values)
 

@@ -120,6 +120,7 @@ class _Trying:
         self.submitted: RunFolder | None = None
         self.troubles: list[Trouble] = []
         self.rows: list[Row] = []
+        self.stacks: tuple[str, ...] = ()
         self.trial: Trial | None = None
         self.folder: CheckpointFolder | None = None
         self.goes_on = False
@@ -145,7 +146,7 @@ class _Trying:
         seen = self._start(self.trial.conf)
         if seen is None:
             return
-        trouble = judge_try(seen)
+        self.stacks, trouble = seen.stacks, judge_try(seen)
         self._note(trouble)
         self.rows.append(describe_start(seen, self.trial, trouble))
         if not self.troubles:
@@ -193,6 +194,7 @@ class _Trying:
             rows=tuple(self.rows),
             findings=tuple(self.troubles),
             differs=notes,
+            stacks=self.stacks,
             took_s=time.monotonic() - self.begun,
             files=str(self.submitted.path) if self.submitted is not None and is_there else "",
         )

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from varuna_core.records.formatting import format_duration, join_numbers
+from varuna_core.records.formatting import format_duration
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import VjobError
 from vjob.jobs.monitor.model.snapshot import Health, Snapshot, Verdict
 from vjob.jobs.monitor.readers.job_reader import JudgedReader
 from vjob.jobs.monitor.readers.run import RunReader
 from vjob.jobs.monitor.stacks.collect import collect_stacks
-from vjob.jobs.monitor.stacks.group import Frame, StackGroup, shorten_path
+from vjob.jobs.monitor.stacks.group import render_stacks
 from vjob.jobs.runs.find import view_run
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.shelf.trial.smaller import SAVING, STEPS
@@ -33,8 +33,6 @@ SAMPLE_S = 6.0
 STACKS_S = 40.0
 IDLE_PERCENT = 5.0
 """Per cent of a core; a rank that uses no more is taken to be waiting."""
-WRAPPERS = ("wrapper", "inner", "_fn", "decorate_context")
-LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/varuna_core/", "<frozen")
 
 Say = Callable[[str], object]
 
@@ -63,8 +61,8 @@ class TryObservation:
     ending: Ending = Ending.LIMIT
     gpu_mb: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Most memory in use and memory there is, by GPU."""
-    places: str = ""
-    """The calls in which ranks are that show no step."""
+    stacks: tuple[str, ...] = ()
+    """Stacks of ranks that show no step, as `vjob stacks` prints them."""
     is_hanging: bool = False
     """None of them uses its processor."""
 
@@ -148,34 +146,5 @@ def _ask_ranks(seen: TryObservation, say: Say) -> TryObservation:
         for rank in seen.snapshot.ranks
         if rank.cpu_percent is not None and rank.cpu_percent < IDLE_PERCENT
     )
-    places = [f"{_name_ranks(group.ranks)} in {find_place(group)}" for group in stacks.groups]
-    named = "; ".join(places[:3]) + ("; ..." if len(places) > 3 else "")
     hangs = bool(stacks.groups) and all(idle.issuperset(group.ranks) for group in stacks.groups)
-    return replace(seen, places=named, is_hanging=hangs)
-
-
-def find_place(group: StackGroup) -> str:
-    """`accept, called at train.py:14`: the call with which ranks left the user's own code."""
-    frames = group.stacks[0].threads[0].frames
-    own = next((n for n, frame in enumerate(frames) if not _is_library(frame)), None)
-    # Newer Pythons give a function's class too; torch wraps its functions.
-    names = [frame.function.rpartition(".")[2] for frame in frames[:own]]
-    called = [name for name in names if name not in WRAPPERS]
-    if own is not None and called:
-        return f"{called[-1]}, called at {_spell(frames[own])}"
-    frame = frames[own or 0]
-    return f"{frame.function} ({_spell(frame)})"
-
-
-def _is_library(frame: Frame) -> bool:
-    is_native = "/" not in frame.file and not frame.file.endswith(".py")
-    return is_native or any(part in frame.file for part in LIBRARIES)
-
-
-def _spell(frame: Frame) -> str:
-    return f"{shorten_path(frame.file).rpartition('/')[2]}:{frame.line}"
-
-
-def _name_ranks(ranks: Sequence[int]) -> str:
-    word, verb = ("rank", "is") if len(ranks) == 1 else ("ranks", "are")
-    return f"{word} {join_numbers(ranks)} {verb}"
+    return replace(seen, stacks=tuple(render_stacks(stacks).splitlines()), is_hanging=hangs)

@@ -12,14 +12,13 @@ from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.conf.schema import Cluster, JobConf, NodeGroup, Program
 from vjob.jobs.errors import InputError
 from vjob.jobs.monitor.rules.judge import judge
-from vjob.jobs.monitor.stacks.group import Frame, RankStack, Thread, group_stacks
 from vjob.jobs.schedulers.slurm.scheduler import refuse
 from vjob.shelf.trial import watch as watching
 from vjob.shelf.trial.folder import CheckpointFolder
 from vjob.shelf.trial.result import Result, Row, Trouble, render
 from vjob.shelf.trial.rows import build_refusal, describe_checkpoint, describe_memory
 from vjob.shelf.trial.smaller import Trial
-from vjob.shelf.trial.watch import Ending, find_place, watch
+from vjob.shelf.trial.watch import Ending, watch
 
 CONF = JobConf(
     name="x",
@@ -43,24 +42,6 @@ def test_each_problem_of_a_conf_has_a_line_of_its_own() -> None:
         "a.yaml:3: x",
         "a.yaml:4: y",
     ]
-
-
-LIBRARY = "/usr/lib/python3/dist-packages/torch/distributed.py"
-
-
-@pytest.mark.parametrize(("calls", "place"), [
-    (("wait", "barrier", "wrapper", "main"), "barrier, called at train.py:14"),
-    (("socket.accept", "main"), "accept, called at train.py:14"),
-    (("main",), "main (train.py:14)"),
-])  # fmt: skip
-def test_a_place_is_the_call_with_which_the_users_code_was_left(
-    calls: tuple[str, ...], place: str
-) -> None:
-    *inner, own = calls
-    frames = [Frame(function=name, file=LIBRARY, line=1) for name in inner]
-    frames.append(Frame(function=own, file="/home/me/train.py", line=14))
-    stack = RankStack(rank=0, node="n", threads=(Thread(name="MainThread", frames=tuple(frames)),))
-    assert find_place(group_stacks([stack])[0]) == place
 
 
 def test_the_table_fits_80_columns_and_has_what_was_found_first() -> None:

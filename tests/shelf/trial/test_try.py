@@ -68,6 +68,8 @@ def test_a_mistake_is_found_and_its_cause_named(vjob: Vjob, name: str) -> None:
     found = try_out(vjob, "--limit", f"{mistake.limit_s}s", code=1)
     causes = [finding["cause"] for finding in found["findings"]]
     assert any(all(word in cause for word in mistake.cause) for cause in causes), found
+    waits = "".join(found["stacks"])
+    assert ("accept (" in waits and "train.py" in waits) == ("ranks wait" in mistake.cause), found
 
 
 def test_a_healthy_script_is_ended_after_its_steps_and_leaves_nothing(vjob: Vjob) -> None:
