@@ -463,6 +463,10 @@ def render(kept: dict[str, Any]) -> str:
             "",
         ]
         lines += _render_table(("program", "holds", "what it shows now"), rows)
+    if rows := kept.get("places"):
+        lines += ["## Places that fail in training", ""]
+        lines += ["Staged by hand in a mount namespace, two ranks of a script.", ""]
+        lines += _render_table(("place", "what is said now", "what was said before"), rows)
     return "\n".join(lines + dry_runs.render(kept.get("dry_runs", [])))
 
 
