@@ -13,6 +13,7 @@ from pathlib import Path
 
 from varuna_core.checkpoint.format.errors import CheckpointError, ForeignCheckpoint, NoCheckpoint
 from varuna_core.checkpoint.format.manifest import Manifest, group_pieces, read_manifest
+from varuna_core.checkpoint.format.remote import RemotePath, beside, parse_path
 from varuna_core.checkpoint.store.store import (
     expect_ours,
     find_complete,
@@ -56,7 +57,7 @@ def _build_parser() -> argparse.ArgumentParser:
     export.add_argument("path", type=Path, help=where + ": then the newest")
     export.add_argument(
         "target",
-        type=Path,
+        type=parse_path,
         help="a file that ends in .safetensors or .pt; with --hf, --megatron, --torch-dist "
         "a new folder",
     )
@@ -100,9 +101,10 @@ def _build_parser() -> argparse.ArgumentParser:
     take = commands.add_parser("import", help="a checkpoint of a plain state dict's weights")
     take.add_argument(
         "source",
-        type=Path,
+        type=parse_path,
         help="a safetensors file, one of torch.save, a folder of Hugging Face's, of Megatron-LM's "
-        "(a GPT for pretrain_gpt) or of torch.distributed.checkpoint (FSDP2, torchtitan)",
+        "(a GPT for pretrain_gpt) or of torch.distributed.checkpoint (FSDP2, torchtitan); a URL of "
+        "a folder, such as s3://bucket/model, by fsspec",
     )
     take.add_argument("store", type=Path, help="the folder of checkpoints")
     number = "0 if not given; of Megatron's the newest, and it keeps its own"
@@ -218,7 +220,15 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    folder = _find_folder(options.path, options.iteration)
+    folder, target = _find_folder(options.path, options.iteration), options.target
+    with beside(target) as options.target:
+        code = _export_here(folder, options)
+    if options.target is not target:
+        print(f"sent to {target}")
+    return code
+
+
+def _export_here(folder: Path, options: argparse.Namespace) -> int:
     if options.dcp:
         from varuna_core.checkpoint.foreign.torch_dcp import export_dcp
 
@@ -268,7 +278,8 @@ def _export(options: argparse.Namespace) -> int:
 def _import(options: argparse.Namespace) -> int:
     source, store, iteration = options.source, options.store, options.iteration or 0
     is_dcp = source.is_dir() and (source / ".metadata").is_file() and _is_plain_dcp(source)
-    if source.is_dir() and not is_dcp and _import_megatron(options):
+    is_remote = isinstance(source, RemotePath)
+    if source.is_dir() and not is_dcp and not is_remote and _import_megatron(options):
         return 0
     if options.optimizer is not None and not is_dcp:
         raise ValueError(f"{source}: --optimizer is for folders of torch.distributed.checkpoint")

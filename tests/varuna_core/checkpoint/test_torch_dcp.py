@@ -12,7 +12,10 @@ from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tests.ranks.results import collect_results
+from varuna_core import open_weights
 from varuna_core.checkpoint.cli import main
+from varuna_core.checkpoint.format.errors import CheckpointError
+from varuna_core.checkpoint.format.remote import RemotePath
 from varuna_core.checkpoint.store.reader import CheckpointReader
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # dcp's, of a process without ranks
@@ -85,6 +88,34 @@ def test_torchs_own_tools_read_an_export(tmp_path: Path, under: str) -> None:
     found = torch.load(tmp_path / "plain.pt")
     found = found[under] if under else found
     assert all(torch.equal(found[name], t) for name, t in model.state_dict().items())
+
+
+def test_folders_in_an_object_store_are_read_and_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
+    model = save_as("model", tmp_path / "dcp")
+    url = f"memory://{tmp_path.name}"
+    fsspec.filesystem("memory").put(str(tmp_path / "dcp"), f"/{tmp_path.name}/dcp", recursive=True)
+    assert main(["import", f"{url}/dcp", str(tmp_path / "ckpt")]) == 0
+    for flag, name in (("--dcp", "again"), ("--hf", "hf")):
+        assert main(["export", flag, str(tmp_path / "ckpt"), f"{url}/{name}"]) == 0
+        assert f"sent to {url}/{name}" in capsys.readouterr().out
+        stored = open_weights(f"{url}/{name}")
+        assert all(torch.equal(stored[n], t) for n, t in model.state_dict().items())
+        assert main(["import", f"{url}/{name}", str(tmp_path / name)]) == 0
+        assert main(["export", flag, str(tmp_path / "ckpt"), f"{url}/{name}"]) == 1, "it is there"
+    assert main(["import", "nosuch://a/b", str(tmp_path / "c")]) == 1
+    assert "nosuch://a/b cannot be opened" in capsys.readouterr().err
+
+
+def test_without_fsspec_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
+    with pytest.raises(
+        CheckpointError, match=r"s3://a/b/\.metadata needs fsspec: pip install fsspec"
+    ):
+        open_weights("s3://a/b")
+    assert str(RemotePath("s3://a/b") / "c") == "s3://a/b/c"
 
 
 def test_an_optimizer_is_refused_where_there_is_none(

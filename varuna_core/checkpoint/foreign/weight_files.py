@@ -19,6 +19,7 @@ from torch import Tensor
 
 from varuna_core.checkpoint.format.entries import DTYPES, Entry
 from varuna_core.checkpoint.format.errors import DamagedCheckpoint
+from varuna_core.checkpoint.format.remote import parse_path
 from varuna_core.checkpoint.format.tensorfile import Laid, read_head
 
 if TYPE_CHECKING:
@@ -76,13 +77,13 @@ Weights: TypeAlias = "StoredWeights | DcpWeights"
 def open_weights(*paths: str | Path) -> Weights:
     """The tensors of these safetensors files; of a folder those that its index lists, or its
     model.safetensors, or else all such files in it. Of a folder of torch.distributed.checkpoint
-    the model's."""
+    the model's. A path may be a URL that fsspec opens."""
     places: dict[str, tuple[Path, Laid]] = {}
-    if len(paths) == 1 and Path(paths[0], ".metadata").exists():
+    if len(paths) == 1 and (parse_path(paths[0]) / ".metadata").exists():
         from varuna_core.checkpoint.foreign.torch_dcp import DcpWeights
 
-        return DcpWeights(Path(paths[0]))
-    for path in map(Path, paths):
+        return DcpWeights(parse_path(paths[0]))
+    for path in map(parse_path, paths):
         listed = _list_files(path) if path.is_dir() else {path: None}
         for file, names in listed.items():
             for laid in _read_file(file, names):
