@@ -43,8 +43,8 @@ def trust_patterns() -> None:
 
 
 def know_prefixes() -> None:
-    replace_everywhere(secrets.withhold, lambda text: text)
-    replace_everywhere(secrets.find_drawn, lambda text: ())
+    replace_everywhere(secrets.withhold, lambda text, *_, **__: text)
+    replace_everywhere(secrets.find_drawn, lambda text, *_, **__: ())
     replace_everywhere(
         secrets.is_secret_name,
         lambda name: any(word in name.lower() for word in ("token", "secret", "password")),
@@ -104,7 +104,7 @@ DEFECTS = {
     ),
     "logs": Defect(
         what="5: `logs -n 3` reads a log from its start", patch=read_from_the_start,
-        commands="logs", change="sparse",
+        commands="logs", change="one_line",
     ),
     "attempts": Defect(
         what="5: all attempts of a run are read", patch=read_all_attempts,

@@ -335,6 +335,6 @@ def table(run: Path, random: Random, large: Path) -> str:
 
 DRAWS: tuple[Draw, ...] = (
     sparse, sparse, one_line, empty, odd, folder_is_file, name, value, value, value, raw, pattern,
-    log, log, numbers,
+    pattern, log, log, numbers,
 )  # fmt: skip
 NUM_ATTEMPTS, NUM_FILES = 20_000, 100_000
