@@ -116,6 +116,19 @@ def test_ranks_that_print_two_epochs_one_after_the_other_do_two(heading: str, li
     assert max(list_steps(lines)) == list_steps(lines)[-1] == 16
 
 
+def test_the_last_step_of_another_ranks_earlier_epoch_is_no_other_start() -> None:
+    lines = [
+        f"{rank}: Train Epoch: {epoch} [{at}/900 ({at // 9}%)]\tLoss: {2 / (at + 1):.6f}"
+        for rank in (0, 1)
+        for epoch in (1, 2)
+        for at in range(0, 900, 90)
+    ]
+    found = read((None, line) for line in lines)
+    assert [reading.is_anew for reading in found if reading.is_anew] in ([], [True])
+    assert not found[-1].is_anew and found[-1].line.step == 900 + 810
+    assert not any(reading.is_anew for reading in found[20:])
+
+
 def test_an_older_step_is_another_start() -> None:
     found = read((float(at), f"step {step} loss 2.5") for at, step in enumerate((5, 6, 7, 6, 7)))
     assert [reading.is_anew for reading in found] == [False, False, False, True, False]

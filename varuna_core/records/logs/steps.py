@@ -445,7 +445,7 @@ class StepReader:
             return True
         ours = self._places.get(self._rank)
         is_beyond = ours is None or place.order > ours.order
-        if not is_beyond and self._raw is not None and step == self._raw[0]:
+        if ours is not None and (epoch, step) == (ours.epoch, ours.step) and not is_beyond:
             return True  # another rank tells more of the same step
         place.num_turns += is_beyond
         if place.num_turns < TURNS:
