@@ -698,8 +698,7 @@ def _on_goodput(job: Job, analysis: Analysis) -> Iterator[Finding]:
     goodput = analysis.goodput
     share = goodput.share
     is_paced = isinstance(analysis.headline.step_s, Value)
-    has_lines = len(analysis.curves.table) > 0
-    if goodput.wall_s is not None and analysis.times.empty and not (is_paced and has_lines):
+    if goodput.wall_s is not None and analysis.times.empty and not is_paced:
         yield _explain_no_steps(job, analysis, goodput.wall_s)
     if isinstance(share, NotKnown) or goodput.wall_s is None:
         return
