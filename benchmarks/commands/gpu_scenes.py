@@ -25,9 +25,9 @@ from tests.hardware.stand_ins import make_amd, make_memory, make_ports, write_fi
 from varuna_core.agent.gpu.accelerator import CLOSE_LOOK
 from varuna_core.agent.gpu.amd import AmdAccelerator
 from varuna_core.agent.gpu.faults import Faults
-from varuna_core.agent.gpu.kernel_log import KernelLog
 from varuna_core.agent.gpu.networks import Networks
 from varuna_core.agent.gpu.sampler import Sampler
+from varuna_core.agent.processes.kernel_log import KernelLog
 from varuna_core.facts.finding import Finding
 
 RESULT = RESULTS / "gpu_scenes.md"

@@ -91,8 +91,52 @@ def test_a_port_that_became_slower_is_slow_whatever_the_others_are(tmp_path: Pat
         tmp_path, {**make_ports(1, {0: {"rate": "100 Gb/sec"}}), **make_ethernet(speed="1000")}
     )
     assert [one.values["detail"] for one in networks.read(2.0)] == [
-        "100 of 400 Gbit/s", "1000 of 25000 Mbit/s",
+        "100 of 400 Gbit/s", "1 of 25 Gbit/s",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("speeds", "expected"),
+    [
+        (("25000", "25000", "10000"), [("eth2", "10 of 25 Gbit/s")]),
+        (("25000", "10000", "10000", "25000"), []),
+        (("25000", "10000"), []),
+    ],
+)
+def test_ethernet_ports_have_equals(
+    speeds: tuple[str, ...], expected: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    for at, speed in enumerate(speeds):
+        files = make_ethernet(speed=speed)
+        write_files(tmp_path, {key.replace("ens1", f"eth{at}"): files[key] for key in files})
+    found = Networks(tmp_path / "sys").read(1.0)
+    assert [(one.values["part"], one.values["detail"]) for one in found] == expected
+
+
+SNMP = """Ip: Forwarding DefaultTTL
+Ip: 1 64
+Tcp: RtoAlgorithm MaxConn OutSegs RetransSegs InErrs
+Tcp: 1 -1 {sent} {resent} 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("sent", "resent", "expected"),
+    [
+        (50_000, 2000, [("port-errors", "TCP", 2000)]),
+        (900_000, 2000, []),  # below one of a hundred
+        (3000, 900, []),  # few
+    ],
+)
+def test_segments_that_are_sent_again_are_a_fault_where_they_are_many(
+    sent: int, resent: int, expected: list[object], tmp_path: Path
+) -> None:
+    networks = Networks(tmp_path / "sys")
+    write_files(tmp_path, {"proc/net/snmp": SNMP.format(sent=10**9, resent=10**8)})
+    assert read(tmp_path, networks, 60.0) == []
+    again = SNMP.format(sent=10**9 + sent, resent=10**8 + resent)
+    write_files(tmp_path, {"proc/net/snmp": again})
+    assert read(tmp_path, networks, 120.0) == expected
 
 
 COUNTS = st.lists(

@@ -19,10 +19,10 @@ from varuna_core.agent.gpu.accelerator import CLOSE_LOOK, Accelerator
 from varuna_core.agent.gpu.amd import AmdAccelerator
 from varuna_core.agent.gpu.faults import Faults
 from varuna_core.agent.gpu.intel import IntelAccelerator
-from varuna_core.agent.gpu.kernel_log import KernelLog
 from varuna_core.agent.gpu.networks import Networks
 from varuna_core.agent.gpu.nvidia import NvidiaAccelerator
 from varuna_core.agent.gpu.sampler import Sampler
+from varuna_core.agent.processes.kernel_log import KernelLog
 from varuna_core.agent.setup.ranks import split_devices
 from vjob.jobs.monitor.model.snapshot import Snapshot
 from vjob.jobs.monitor.readers.gpu_logs import GpuSamples

@@ -7,7 +7,7 @@ sampler adds: since when, and whose rank it is. Its sentence is in `sentences.py
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Dict, Mapping, Optional, Sequence
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 from varuna_core.facts.finding import Finding
 from varuna_core.facts.known import Evidence
@@ -34,20 +34,58 @@ class Fault(str, Enum):
     NVLINK_ERRORS = "gpu-nvlink-errors"
     PORT_DOWN = "port-down"
     PORT_SLOW = "port-slow"
-    """A port whose rate is below what it was, or below that of InfiniBand ports of its make."""
+    """A port whose rate is below what it was, or below that of ports of its make."""
     PORT_ERRORS = "port-errors"
     """Errors or retransmits that grow."""
     HOST_MEMORY = "host-memory"
     """Errors of the node's memory."""
 
 
+class Xid(Enum):
+    """Kind of a numbered message of NVIDIA's driver."""
+
+    PROGRAM = "caused by a program, most often"
+    CLEANUP = "follows the end of a process"
+    NOTICE = "memory was repaired"
+    MEMORY = "an error of memory"
+    LINK = "an error of a link to other GPUs"
+    GPU = "a fault of the GPU itself"
+
+
+_ACCESS = "most often the program's own access to GPU memory"
+_LINKS = "a link to other GPUs reports an error"
+XIDS: Mapping[int, Tuple[Xid, str]] = {
+    **dict.fromkeys((13, 31, 68, 69), (Xid.PROGRAM, _ACCESS)),
+    43: (Xid.PROGRAM, "the program on it was stopped"),
+    45: (Xid.CLEANUP, "a process died while it used it"),
+    48: (Xid.MEMORY, "an error of its memory that could not be corrected"),
+    63: (Xid.NOTICE, "a row of its memory will be replaced at its next reset"),
+    64: (Xid.MEMORY, "a row of its memory could not be replaced"),
+    74: (Xid.LINK, "a link to other GPUs failed"),
+    79: (Xid.GPU, "it has fallen off the bus"),
+    92: (Xid.NOTICE, "many errors of its memory were corrected"),
+    94: (Xid.MEMORY, "an error of its memory ended the program on it, and no other"),
+    95: (Xid.MEMORY, "an error of its memory may have touched other programs"),
+    119: (Xid.GPU, "its own processor does not answer"),
+    120: (Xid.GPU, "its own processor failed"),
+    **dict.fromkeys(range(144, 151), (Xid.LINK, _LINKS)),
+}
+"""Kinds and meanings of the numbers, in short. https://docs.nvidia.com/deploy/xid-errors/"""
 FATAL_XIDS = frozenset((48, 62, 64, 74, 79, 95, 119, 120, 140))
 """Numbers after which a GPU works only once it is reset, repaired or replaced, as NVIDIA's list of
-them says. https://docs.nvidia.com/deploy/xid-errors/"""
-PROGRAM_XIDS = frozenset((13, 31, 43, 45, 68, 69))
-"""Numbers that a program causes, most often."""
+them says."""
 
 
+def match_xid(kind: Xid) -> str:
+    """Return a pattern of the driver's lines that have a number of this kind."""
+    numbers = sorted(number for number, (one, _) in XIDS.items() if one is kind)
+    return rf"\bXid \(.*?\): ({'|'.join(map(str, numbers))})\b"
+
+
+XID_REMEDIES = {
+    Xid.PROGRAM: "run one rank under compute-sanitizer",
+    Xid.CLEANUP: "look for the error before it",
+}
 LAST_TIME = 1e11
 """Seconds since the epoch, later than any sample: the year 5138."""
 
@@ -130,8 +168,9 @@ def parse_fault(value: Mapping[str, Any]) -> Optional[Finding]:
 
 
 def _find_remedies(fault: Fault, code: Optional[int]) -> tuple[Remedy, ...]:
-    if fault is Fault.XID and code in PROGRAM_XIDS:
-        return (Remedy(Action.INSPECT, detail="run one rank under compute-sanitizer"),)
+    kind = XIDS.get(code or 0, (None,))[0] if fault is Fault.XID else None
+    if kind in XID_REMEDIES:
+        return (Remedy(Action.INSPECT, detail=XID_REMEDIES[kind]),)
     if fault in (Fault.LOST, Fault.RESET):
         reset = Remedy(Action.ASK_ADMIN, detail="to reset the GPU, or to restart the node")
         return (Remedy(Action.EXCLUDE, Target.NODE), reset)

@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterable, Mapping, Optional
 from varuna_core.facts.cause import BY_SCHEDULER, Actor, End, EndCause
 from varuna_core.facts.finding import Finding
 from varuna_core.facts.hang import Hang, HangWitness
-from varuna_core.facts.hardware import PROGRAM_XIDS, Fault
+from varuna_core.facts.hardware import XIDS, Fault
 from varuna_core.facts.known import Evidence
 
 NOTES = "vjob"
@@ -292,26 +292,10 @@ def _times(values: Mapping[str, Any]) -> str:
 
 
 def _describe_xid(values: Mapping[str, Any]) -> str:
-    meaning = XIDS.get(values.get("code", 0), "a fault that NVIDIA's list explains")
+    _, meaning = XIDS.get(values.get("code", 0), (None, "a fault that NVIDIA's list explains"))
     return f"had Xid {values.get('code')}{_times(values)}: {meaning}"
 
 
-XIDS: Mapping[int, str] = {
-    **dict.fromkeys(PROGRAM_XIDS, "most often the program's own access to GPU memory"),
-    43: "the program on it was stopped",
-    45: "a process died while it used it",
-    48: "an error of its memory that could not be corrected",
-    63: "a row of its memory will be replaced at its next reset",
-    64: "a row of its memory could not be replaced",
-    74: "a link to other GPUs failed",
-    79: "it has fallen off the bus",
-    92: "many errors of its memory were corrected",
-    94: "an error of its memory ended the program on it, and no other",
-    95: "an error of its memory may have touched other programs",
-    119: "its own processor does not answer",
-    120: "its own processor failed",
-}
-"""Meanings of the numbers in NVIDIA's messages, in short."""
 _FAULTS: Mapping[Fault, Callable[[Mapping[str, Any]], str]] = {
     Fault.LOST: lambda v: "is lost: the driver cannot reach it",
     Fault.XID: _describe_xid,

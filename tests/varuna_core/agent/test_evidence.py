@@ -16,10 +16,10 @@ from varuna_core.agent.processes.evidence import (
     gather_evidence,
     list_processes,
     list_sockets,
-    parse_kernel_record,
     parse_socket,
     read_ras_address,
 )
+from varuna_core.agent.processes.kernel_log import parse_records
 
 SENDER = """
 import socket, sys
@@ -72,15 +72,15 @@ def test_a_line_of_the_kernels_table_of_sockets(line, local, remote, state, numb
 
 
 @pytest.mark.parametrize(
-    ("record", "line"),
+    ("record", "parsed"),
     [
-        ("6,339,5140900,-;NVRM: Xid 79\n SUBSYSTEM=pci\n", "[5.141] NVRM: Xid 79"),
-        ("6,339,1140900,-;of before", ""),
-        ("damaged", ""),
+        ("6,339,5140900,-;NVRM: Xid 79\n SUBSYSTEM=pci\n", [(5.1409, "NVRM: Xid 79")]),
+        ("damaged", []),
+        ("6,339,x,-;no time", []),
     ],
 )
-def test_a_record_of_the_kernels_log(record, line):
-    assert parse_kernel_record(record, since=2.0) == line
+def test_a_record_of_the_kernels_log(record, parsed):
+    assert parse_records(record) == parsed
 
 
 class Ras(socketserver.StreamRequestHandler):

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from varuna_core.agent.gpu.accelerator import GpuSample
 from varuna_core.agent.gpu.amd import AmdAccelerator
 from varuna_core.agent.gpu.faults import MOST, Faults
-from varuna_core.agent.gpu.kernel_log import KernelLog
 from varuna_core.agent.gpu.networks import Networks
 from varuna_core.agent.gpu.nvidia import NvidiaAccelerator
 from varuna_core.agent.gpu.nvidia_health import (
@@ -24,6 +23,7 @@ from varuna_core.agent.gpu.nvidia_health import (
     parse_xml,
     spell_address,
 )
+from varuna_core.agent.processes.kernel_log import KernelLog
 from varuna_core.facts.hardware import Fault, dump_faults, is_grave, make_fault, parse_fault
 from varuna_core.facts.sentences import describe_fault
 
@@ -38,6 +38,25 @@ def test_no_text_of_a_tool_or_the_kernel_raises(text: str) -> None:
     name_slices(states, f"GPU 0: x (UUID: GPU-a)\n{text}")
     parse_kernel_line(f"NVRM: Xid (PCI:{text}")
     AmdAccelerator().parse_kernel_line(f"amdgpu 0000:c1:00.0: {text}")
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        (r"NVRM: The NVIDIA GPU 0000:5d:00.0\x0a  NVRM: (PCI ID: 10de:26b5) installed in this "
+         r"system has\x0a  NVRM: fallen off the bus and is not responding.", "gpu-lost"),
+        ("NVRM: GPU 0000:5d:00.0: GPU has fallen off the bus.", "gpu-lost"),
+        ("amdgpu 0000:5d:00.0: amdgpu: socket: 4, die: 0, 1 new uncorrectable hardware errors "
+         "detected in umc block", "gpu-kernel"),
+        ("amdgpu 0000:5d:00.0: {1}uncorrectable hardware error(ERREVENT_ATHUB_INTERRUPT) detected!",
+         "gpu-kernel"),
+        ("amdgpu 0000:5d:00.0: amdgpu: socket: 4, die: 0, 0 uncorrectable hardware errors detected "
+         "in total in umc block", None),
+    ],
+)  # fmt: skip
+def test_lines_of_drivers_in_the_forms_that_they_print(text: str, rule: str | None) -> None:
+    found = parse_kernel_line(text) or AmdAccelerator().parse_kernel_line(text)
+    assert (found and (found.rule, found.values["part"])) == (rule and (rule, "0000:5d:00.0"))
 
 
 JSON = st.recursive(
@@ -104,7 +123,7 @@ def test_lines_of_the_kernel_add_up_and_those_of_before_do_not_count(tmp_path: P
 
 def test_a_log_that_may_not_be_read_has_no_lines_and_a_reason(tmp_path: Path) -> None:
     log = KernelLog(tmp_path / "none")
-    assert log.read_lines() == [] and log.problem.endswith("No such file or directory")
+    assert log.read_records() == [] and log.problem.endswith("No such file or directory")
 
 
 @given(st.lists(st.integers(0, 50) | st.none(), min_size=1, max_size=9))

@@ -196,7 +196,7 @@ def make_lost_findings(reading: Known[Sequence[GpuSample]]) -> Tuple[Finding, ..
     )
 
 
-def find_device(name: str, samples: Sequence[GpuSample]) -> List[GpuSample]:
+def list_named(name: str, samples: Sequence[GpuSample]) -> List[GpuSample]:
     """Return the devices that a name in a variable of visible devices means.
 
     A name is a number, a uuid or the beginning of one; slices of a GPU answer to its number too.

@@ -54,8 +54,8 @@ TROUBLES = {
 """Phrases in lines of the driver, the gravest first, and our words for them."""
 _KERNEL = re.compile(
     r"amdgpu ([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d): .{0,80}?"
-    r"(uncorrectable hardware error|device lost from bus|GPU reset begin|GPU recovery disabled"
-    r"|(?<=ring )\S+ timeout)"
+    r"(uncorrectable hardware error(?!s detected in total)|device lost from bus|GPU reset begin"
+    r"|GPU recovery disabled|(?<=ring )\S+ timeout)"
 )
 _HEADER = re.compile(r"==> (?:/sys/)?(.+) <==")
 _TAIL_PROBLEM = re.compile(

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from varuna_core.agent.gpu.accelerator import Accelerator, GpuSample
-from varuna_core.agent.gpu.kernel_log import KernelLog
 from varuna_core.agent.gpu.networks import Networks
+from varuna_core.agent.processes.kernel_log import KernelLog
 from varuna_core.facts.finding import Finding
 from varuna_core.facts.hardware import Fault, make_fault
 
@@ -75,7 +75,7 @@ class Faults:
     ) -> None:
         parse = getattr(accelerator, "parse_kernel_line", None)  # a plug-in's may be an older one
         self._addresses.update((one.address, str(one.index)) for one in samples if one.address)
-        for line in self._kernel.read_lines():
+        for _, line in self._kernel.read_records():
             fault = parse(line) if parse is not None else None
             if fault is None:
                 continue

@@ -24,7 +24,11 @@ ACTIONS = {1: "Reset", 2: "Reboot", 3: "Drain P2P", 4: "Drain and Reset"}
 """What a driver wants done with a GPU; 0 is nothing."""
 RECOVERY_FIELD = 230
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]{1,24})(?: [^)]{0,64})?\): (\d{1,4})\b")
-_FELL = re.compile(r"NVRM: GPU ([0-9a-fA-F:.]+): GPU has fallen off the bus")
+_FELL = re.compile(
+    r"NVRM: (?:The NVIDIA )?GPU ([0-9a-fA-F:.]{3,24}\d)(?::|\\x0a|\n).{0,200}?fallen off the bus",
+    re.DOTALL,
+)
+"""One line, or three of one message, whose ends the kernel's log spells `\\x0a`."""
 _GPU = re.compile(r"^GPU (\d+): .*\(UUID: (\S+)\)", re.MULTILINE)
 _SLICE = re.compile(r"^\s+MIG (\S+)\s+Device\s+(\d+): \(UUID: (\S+)\)")
 _LINK = re.compile(r"^\s*Link (\d+): (<inactive>|[\d.]+ GB/s)", re.MULTILINE)

@@ -16,7 +16,7 @@ from varuna_core.agent.gpu.accelerator import (
     CLOSE_LOOK,
     Accelerator,
     GpuSample,
-    find_device,
+    list_named,
 )
 from varuna_core.agent.gpu.faults import Faults
 from varuna_core.agent.gpu.gauges import Cpu, read_memory_mb, read_swap_mb
@@ -140,7 +140,7 @@ class Sampler(threading.Thread):
 
     def _choose_ours(self, samples: Sequence[GpuSample]) -> List[GpuSample]:
         """The devices that the ranks may use: all of them where nothing tells, or names none."""
-        chosen = [one for name in self._names or () for one in find_device(name, samples)]
+        chosen = [one for name in self._names or () for one in list_named(name, samples)]
         return sorted(set(chosen), key=lambda one: (one.index, one.slice or 0)) or list(samples)
 
     def _assign_ranks(
@@ -148,7 +148,7 @@ class Sampler(threading.Thread):
     ) -> None:
         mains = self._find_ranks()
         pids = {pid: rank for rank, pid in mains.items() if pid is not None}
-        in_order = [one.key for name in self._names or () for one in find_device(name, ours)] or [
+        in_order = [one.key for name in self._names or () for one in list_named(name, ours)] or [
             one.key for one in ours
         ]
         for one in ours:

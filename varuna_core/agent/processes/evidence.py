@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Tuple
 
+from varuna_core.agent.processes.kernel_log import KernelLog
 from varuna_core.agent.processes.proc import list_below, list_stats, read_environment
 from varuna_core.agent.processes.sockets import list_inodes
 
@@ -183,31 +184,16 @@ def describe_queues(sockets: Any) -> List[str]:
 
 def list_kernel_lines() -> Any:
     """Its last lines; empty where there are none, a problem where they may not be read."""
-    fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    log = KernelLog(is_whole=True)
+    if log.problem:
+        return {"problem": log.problem}
     since = time.clock_gettime(time.CLOCK_MONOTONIC) - RECENT_S
     lines: List[str] = []
-    try:
-        while True:
-            try:
-                record = os.read(fd, 8192).decode(errors="replace")
-            except BrokenPipeError:  # overwritten meanwhile: the next one is whole
-                continue
-            except BlockingIOError:
-                break
-            line = parse_kernel_record(record, since)
-            lines = [*lines[-MOST_LINES + 1 :], line] if line else lines
-    finally:
-        os.close(fd)
+    while records := log.read_records():
+        lines += [f"[{at:.3f}] {text}" for at, text in records if at >= since]
+        lines = lines[-MOST_LINES:]
+    log.close()
     return lines
-
-
-def parse_kernel_record(record: str, since: float) -> str:
-    """`priority,number,microseconds,flags;text`; empty for one of before."""
-    head, _, text = record.partition(";")
-    words = head.split(",")
-    if len(words) < 3 or not words[2].isdecimal() or int(words[2]) / 1e6 < since:
-        return ""
-    return f"[{int(words[2]) / 1e6:.3f}] {text.splitlines()[0] if text else ''}"
 
 
 # NCCL.

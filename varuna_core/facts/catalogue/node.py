@@ -13,6 +13,7 @@ from varuna_core.facts.catalogue.remedies import (
     do,
     tell_admin,
 )
+from varuna_core.facts.hardware import XID_REMEDIES, Xid, match_xid
 
 cause = partial(make_row, Scope.NODE, Proof.CAUSE)
 fallout = partial(make_row, Scope.NODE, Proof.FALLOUT)
@@ -21,21 +22,27 @@ warning = partial(make_row, Scope.NODE, Proof.WARNING)
 ROWS = (
     fallout(
         "xid cleanup",
-        r"\bXid \(.*?\): 45\b",
+        match_xid(Xid.CLEANUP),
         "a process died while it used the GPU",
-        do("look for the error before it"),
+        do(XID_REMEDIES[Xid.CLEANUP]),
+    ),
+    warning(
+        "link notice",
+        r"\bXid \([^)]{1,40}\): 1\d\d, \w{1,24} Nonfatal\b",
+        "a link between GPUs had an error that it recovered from",
+        tell_admin(", if it happens again"),
     ),
     warning(
         "xid notice",
-        r"\bXid \(.*?\): (63|92)\b",
+        match_xid(Xid.NOTICE),
         "memory of this GPU was remapped",
         tell_admin(", who should drain the node if it happens again"),
     ),
     cause(
         "program xid",
-        r"\bXid \(.*?\): (13|31|43|68|69)\b",
+        match_xid(Xid.PROGRAM),
         "most often the program's own bad access to GPU memory",
-        do("run one rank under compute-sanitizer"),
+        do(XID_REMEDIES[Xid.PROGRAM]),
         EXCLUDE_IF_ALONE,
         fatal=True,
     ),
@@ -50,7 +57,7 @@ ROWS = (
     cause(
         "ecc",
         r"(?i)uncorrectable (ECC|NVLink|memory)|double[- ]bit ECC|uncorrected ECC"
-        r"|\bXid \(.*?\): (48|64|94|95)\b",
+        rf"|{match_xid(Xid.MEMORY)}",
         "the memory of this GPU is faulty",
         EXCLUDE,
         TELL_ADMIN,
@@ -58,7 +65,8 @@ ROWS = (
     ),
     cause(
         "nvlink",
-        r"(?i)NVLink\b.{0,60}\b(fatal|error|failed|failure|down)\b|SXid \(|\bXid \(.*?\): 74\b"
+        r"(?i)NVLink\b.{0,60}\b(fatal|error|failed|failure|down)\b|SXid \("
+        rf"|{match_xid(Xid.LINK)}"
         r"|fabric ?manager\b.{0,40}\b(error|failed|not running)|cudaErrorSystemNotReady"
         r"|CUDA error: system not yet initialized",
         "links between the GPUs of this node fail",

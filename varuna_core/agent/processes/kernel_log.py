@@ -1,0 +1,60 @@
+"""The kernel's log."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import List, Tuple
+
+KERNEL_LOG = Path("/dev/kmsg")
+MOST_RECORDS = 500
+"""Read at once; a driver in trouble may write thousands."""
+RECORD_BYTES = 8192
+"""More than one record of the kernel's has."""
+
+
+class KernelLog:
+    """Records of the log, from now on or all; `problem` says why there are none where it may not be
+    read."""
+
+    def __init__(self, path: Path = KERNEL_LOG, *, is_whole: bool = False) -> None:
+        self.problem = ""
+        self._fd = -1
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.lseek(self._fd, 0, os.SEEK_SET if is_whole else os.SEEK_END)
+        except OSError as error:
+            self.problem = f"{path}: {error.strerror}"
+
+    def read_records(self) -> List[Tuple[float, str]]:
+        """Return the next records: when each was written, in seconds since the machine started, and
+        its text. None are left if there are none."""
+        found: List[Tuple[float, str]] = []
+        while self._fd >= 0 and len(found) < MOST_RECORDS:
+            try:
+                records = os.read(self._fd, RECORD_BYTES).decode(errors="replace")
+            except BrokenPipeError:  # overwritten meanwhile: the next one is whole
+                continue
+            except OSError:  # none is new
+                break
+            if not records:
+                break
+            found += parse_records(records)
+        return found
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def parse_records(text: str) -> List[Tuple[float, str]]:
+    """Parse records, each `priority,number,microseconds,flags;text` and lines of values, which are
+    left out."""
+    found = []
+    for line in text.splitlines():
+        head, mark, said = line.partition(";")
+        words = head.split(",")
+        if mark and head[:1].isdecimal() and len(words) > 2 and words[2].isdecimal():
+            found.append((int(words[2]) / 1e6, said))
+    return found
