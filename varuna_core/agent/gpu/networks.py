@@ -144,11 +144,11 @@ def read_ports(root: Path) -> Dict[str, Port]:
         if not (path / "device").exists():  # bridges, containers' ends and the like
             continue
         speed = _parse_rate(_read(path / "speed"))
-        words = (_read(path / "device" / name) for name in ("vendor", "device"))
+        ids = (_read(path / "device" / name) for name in ("vendor", "device"))
         found[path.name] = Port(
             is_up=_read(path / "operstate") in UP,
             rate=speed / 1000 if speed is not None and speed > 0 else None,
-            make=" ".join(filter(None, words)),
+            make=" ".join(filter(None, ids)),
             counts={
                 **_read_counts(path / "statistics", NET_ERRORS),
                 **_read_counts(path, {"carrier_changes": 1}),
