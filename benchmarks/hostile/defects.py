@@ -104,7 +104,7 @@ DEFECTS = {
     ),
     "logs": Defect(
         what="5: `logs -n 3` reads a log from its start", patch=read_from_the_start,
-        commands="logs", change="one_line",
+        commands="logs", change="sparse",
     ),
     "attempts": Defect(
         what="5: all attempts of a run are read", patch=read_all_attempts,
