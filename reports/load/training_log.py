@@ -396,9 +396,12 @@ class LogReader:
                 # Where lines have times, one without is no step: an evaluation after the last.
                 if reading.line.time_ms is not None or not self._has_times:
                     self._note_place(offset + begin)
-                between = block[self._read_to : begin]
-                for one in (*reading.earlier, reading):
+                between, written = block[self._read_to : begin], self._line_at
+                for one in reading.earlier:
+                    self._line_at = one.at
                     self._note(one, between)
+                self._line_at = written
+                self._note(reading, between)
                 self._read_to = end
 
     def _add_evaluation(

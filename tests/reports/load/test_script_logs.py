@@ -42,6 +42,15 @@ def test_lines_without_times_are_timed_by_their_writing(tmp_path: Path) -> None:
     assert analysis.goodput.useful_s == pytest.approx(40), "at the pace: step 30 may hold a pause"
 
 
+def test_lines_before_the_one_that_proves_their_counter_keep_their_times(tmp_path: Path) -> None:
+    logs = NodeLogs(tmp_path)
+    for step in range(50, 301, 50):
+        line = f"| Epoch   1 | {step:5d}/  313 batches | ms/batch 140.38 | loss {60 / step:.8f}"
+        logs.write(1_700_000_000.0 + step, f"0: {line}")
+    table, _, _ = read(tmp_path)
+    assert (table["written"] - 1_700_000_000.0).tolist() == [50, 100, 150, 200, 250, 300]
+
+
 def test_a_bar_on_standard_error_tells_the_steps_of_losses(tmp_path: Path) -> None:
     logs = NodeLogs(tmp_path)
     logs.write(1_700_000_000.0 - 60, "0: {'loss': 9.0, 'epoch': 0.0}")
