@@ -102,6 +102,13 @@ def test_gpus_are_counted_against_the_plan(
     assert found.status == status and words in found.text
 
 
+def test_devices_are_counted_where_the_conf_names_no_gpus(tmp_path: Path) -> None:
+    group = replace(make_group("a", 1, 3), devices=(0, 1, 2))
+    site = make_site(tmp_path, make_plan(group), CUDA_VISIBLE_DEVICES="0,1")
+    (found,) = check_gpus(site)
+    assert found.status == "fail" and "device 2 of the plan, but only 2 seen" in found.text
+
+
 @pytest.mark.parametrize(
     ("planned", "model", "same"),
     [

@@ -14,12 +14,14 @@ from varuna_core.records.plan import Plan
 
 def check_gpus(site: Site) -> list[CheckResult]:
     group = site.node.group
-    if group.gpus == 0:
-        site.facts.gpus = 0
+    site.facts.gpus = 0
+    if group.gpus == 0 and group.devices is None:
         return []
     counted = count_visible(site.accelerator, site.env)
     if isinstance(counted, NotKnown):
-        return [CheckResult(FAIL, counted.reason)]
+        return [CheckResult(FAIL if group.gpus else WARN, counted.reason)]
+    if group.gpus == 0 and counted.value == 0:  # a conf with devices alone, tried without GPUs
+        return [CheckResult(WARN, f"0 seen ({counted.evidence[0].source}), devices are listed")]
     count, how = counted.value, counted.evidence[0].source
     needed = group.gpus
     if group.devices is not None:
