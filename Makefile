@@ -13,7 +13,7 @@ COPY = rm -rf $(SOURCE) && mkdir -p $(SOURCE) && cp -R setup.cfg pyproject.toml 
   vjob varuna_core jobs shelf templates reports containers examples $(SOURCE)
 endif
 
-.PHONY: demo test quick test-long test-enroot test-containers newest check release bench gpu packages docs \
+.PHONY: demo test quick test-long test-enroot test-containers newest check release bench gpu gpu8 packages docs \
   pictures site clean
 
 $(VENV)/.installed: setup.cfg constraints.txt
@@ -143,6 +143,10 @@ bench: $(VENV)/.installed-dev
 # run; PART="wire stages" repeats these parts; WRITE=1 writes a page ("not run") without a GPU too.
 gpu: $(VENV)/.installed-dev
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m benchmarks.gpu $(if $(PART),--part $(PART)) $(if $(WRITE),--write)
+
+# The same on a machine with several GPUs, such as eight: links, layouts, ZeRO 3; about 20 minutes.
+gpu8: $(VENV)/.installed-dev
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m benchmarks.gpu --several $(if $(PART),--part $(PART)) $(if $(WRITE),--write)
 
 # docs/conf.md and the starter conf of `vjob init` are made from the doc lines of jobs/conf/schema.py,
 # the tables of docs/json.md from the types that are printed.

@@ -1,11 +1,12 @@
-"""All that needs a GPU, in parts, and the page of what was shown: `make gpu`.
+"""All that needs a GPU, in parts, and the page of what was shown: `make gpu`, `make gpu8`.
 
-    python -m benchmarks.gpu [--part NAME ...] [--write]
+    python -m benchmarks.gpu [--several] [--part NAME ...] [--write]
 
-For one machine with at least one GPU. Each part ends within eight minutes. .gpu/state.json keeps
-the results of finished parts: an interrupted run resumes with the next part, unless the code, the
-GPU or torch has changed. `--part` repeats parts. The page is rewritten after each part. Without a
-GPU nothing is written, except with `--write` a page that says so.
+For one machine with at least one GPU; `--several` has the parts for a machine with some, of which
+eight take about twenty minutes. Each part ends within eight minutes. .gpu/ keeps the results of
+finished parts: an interrupted run resumes with the next part, unless the code, the GPU or torch has
+changed. `--part` repeats parts. The page is rewritten after each part. Without a GPU nothing is
+written, except with `--write` a page that says so.
 """
 
 from __future__ import annotations
@@ -46,13 +47,15 @@ class Part:
     """Arguments of Python."""
     is_tests: bool = False
     """It is pytest; its outcome is that of each test."""
+    belief: str = ""
+    """Why it is believed to be right where it could not run."""
 
 
-def build_tests(name: str, title: str, *places: str) -> Part:
+def build_tests(name: str, title: str, *places: str, belief: str = "") -> Part:
     # pytest-benchmark, where it is installed, warns of several processes.
     spread = ("-p", "no:benchmark", "-n", "4", "--dist", "loadgroup")
     words = ("-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", *spread, *places)
-    return Part(name=name, title=title, words=words, is_tests=True)
+    return Part(name=name, title=title, words=words, is_tests=True, belief=belief)
 
 
 PARTS: Sequence[Part] = (
@@ -60,26 +63,31 @@ PARTS: Sequence[Part] = (
         "training",
         "Layouts against the plain model: fp32, bf16, fp16, recompute, tied weights, ZeRO, offload",
         "tests/gpu/test_training.py",
+        belief="the same tests pass on processors, and passed on one H200 on 2026-11-27",
     ),
     build_tests(
         "tools",
         "Checkpoints between CPU and GPU, the profiler, readings, nsys and ncu, apex",
         "tests/gpu/test_tools.py",
+        belief="passed on one H200; else stand-ins of the tools",
     ),
     Part(
         name="throughput",
         title="gpt2-xl's size in bf16: one stage beside plain torch.compile",
         words=("-m", "benchmarks.pipeline", "gpu"),
+        belief="ran on one H200; TESTS_DEVICE=cpu runs it in small",
     ),
     Part(
         name="stages",
         title="The same model in two and in four stages on one GPU",
         words=("-m", "benchmarks.pipeline", "gpu_stages", "--rounds", "3"),
+        belief="ran on one H200; TESTS_DEVICE=cpu runs it in small",
     ),
     Part(
         name="simulator",
         title="The simulator's error on layouts of GPUs",
         words=("-m", "benchmarks.simulator", "--gpu"),
+        belief="ran on one H200; 41 layouts on processors",
     ),
     Part(
         name="checkpoint",
@@ -91,13 +99,33 @@ PARTS: Sequence[Part] = (
             "--rounds",
             "5",
         ),
+        belief="ran on one H200; saves beside training have changed since",
     ),
     Part(
         name="wire",
         title="Time of a message",
         words=("-m", "benchmarks.runtime.wire"),
+        belief="ran on one H200 by gloo; by NCCL in a group of one, and with a fake of it",
     ),
 )
+ALONE = "TESTS_DEVICE=cpu runs it on four ranks in small over gloo"
+SEVERAL: Sequence[Part] = (
+    PARTS[0],
+    Part(
+        name="links",
+        title="Sums of all GPUs and messages between neighbours, by torch.distributed alone",
+        words=("-m", "benchmarks.runtime.several_gpus", "links"),
+        belief=f"{ALONE}; it calls torch alone",
+    ),
+    Part(
+        name="layouts",
+        title="gpt2-xl's size in bf16: pipelines, replicas and tensor groups beside torch's DDP",
+        words=("-m", "benchmarks.runtime.several_gpus", "layouts"),
+        belief=f"{ALONE}; these layouts equal the plain model on processors, and on one GPU",
+    ),
+    *PARTS[-3:],
+)
+"""For a machine with a GPU for each of several ranks: NCCL between them, and ZeRO 3."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,7 +279,10 @@ def render(state: State, parts: Sequence[Part]) -> str:
     """The page."""
     facts = ", ".join(f"{name} {value}" for name, value in state.facts.items())
     made = "Made by `python -m benchmarks.gpu`, which is `make gpu`."
-    lines = [f"# On a GPU, {state.date}", "", f"{made} {facts}. {state.machine}", ""]
+    if parts is SEVERAL:
+        made = "Made by `python -m benchmarks.gpu --several`, which is `make gpu8`."
+    title = "On several GPUs" if parts is SEVERAL else "On a GPU"
+    lines = [f"# {title}, {state.date}", "", f"{made} {facts}. {state.machine}", ""]
     lines += ["| part | what | outcome | seconds |", "|---|---|---|---|"]
     for part in parts:
         outcome = state.outcomes.get(part.name)
@@ -295,11 +326,20 @@ def list_missed(state: State, parts: Sequence[Part]) -> list[str]:
     return lines
 
 
-def render_absent(date: str, machine: str, parts: Sequence[Part]) -> str:
+def render_absent(date: str, machine: str, parts: Sequence[Part], why: str) -> str:
     """The page where nothing can run."""
-    lines = [f"# On a GPU, {date}", "", f"Not run: {ABSENT}.", "", f"Made by `make gpu`. {machine}"]
-    lines += ["", "| part | what | outcome |", "|---|---|---|"]
-    lines += [f"| {part.name} | {part.title} | not run |" for part in parts]
+    title, target = "On a GPU", "gpu"
+    if parts is SEVERAL:
+        title, target = "On several GPUs", "gpu8"
+    lines = [
+        f"# {title}, {date}",
+        "",
+        f"Not run: {why}.",
+        "",
+        f"Made by `make {target}`. {machine}",
+    ]
+    lines += ["", "| part | what | outcome | believed to be right, as |", "|---|---|---|---|"]
+    lines += [f"| {part.name} | {part.title} | not run | {part.belief} |" for part in parts]
     return "\n".join(lines) + "\n"
 
 
@@ -308,26 +348,32 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = [part.name for part in PARTS]
+    names = sorted({part.name for part in (*PARTS, *SEVERAL)})
     parser.add_argument("--part", nargs="+", default=[], choices=names, help="run these again")
+    parser.add_argument("--several", action="store_true", help="the parts for several GPUs")
     parser.add_argument("--write", action="store_true", help="without a GPU: a page that says so")
     options = parser.parse_args(words)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a part is then ended too
-    found = find_facts()
-    if found is None:
-        print(f"make gpu: not run: {ABSENT}")
+    found, parts, target, kept = find_facts(), PARTS, "gpu", STATE
+    why = ABSENT if found is None else ""
+    if options.several:
+        parts, target, kept = SEVERAL, "gpu8", STATE.with_name("several.json")
+        if found is not None and int(found["devices"]) < 2:
+            why = "there is one GPU here"
+    if found is None or why:
+        print(f"make {target}: not run: {why}")
         if options.write:
             today = f"{datetime.date.today()}"
-            page = RESULTS / f"{today}-gpu.md"
-            page.write_text(render_absent(today, describe_machine(), PARTS))
+            page = RESULTS / f"{today}-{target}.md"
+            page.write_text(render_absent(today, describe_machine(), parts, why))
             print(f"wrote {page.relative_to(ROOT)}")
         return 0
-    state = load_state(STATE, found)
-    page = RESULTS / f"{state.date}-gpu.md"
+    state = load_state(kept, found)
+    page = RESULTS / f"{state.date}-{target}.md"
     try:
-        run_parts(PARTS, state, STATE, page, options.part)
+        run_parts(parts, state, kept, page, options.part)
     except KeyboardInterrupt:
-        print("make gpu: interrupted; the same command resumes with this part")
+        print(f"make {target}: interrupted; the same command resumes with this part")
         return 130
     print(f"wrote {page.relative_to(ROOT)}")
     return int(any(outcome.has_failed for outcome in state.outcomes.values()))

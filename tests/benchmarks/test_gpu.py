@@ -129,10 +129,14 @@ def test_without_a_gpu_it_says_so_and_writes_no_page_unasked(
     (page,) = tmp_path.iterdir()
     assert page.name.endswith("-gpu.md") and "\nNot run: no GPU here.\n" in page.read_text()
     assert page.read_text().count("| not run |") == len(gpu.PARTS)
+    assert gpu.main(["--several", "--write"]) == 0
+    text = next(tmp_path.glob("*-gpu8.md")).read_text()
+    assert text.startswith("# On several GPUs, ") and "| layouts |" in text
+    assert all(part.belief for part in (*gpu.PARTS, *gpu.SEVERAL))
 
 
 def test_each_part_names_what_is_there() -> None:
-    for part in gpu.PARTS:
+    for part in (*gpu.PARTS, *gpu.SEVERAL):
         if part.is_tests:
             assert all((ROOT / word).exists() for word in part.words if word.startswith("tests/"))
         else:
