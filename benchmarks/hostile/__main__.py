@@ -337,7 +337,8 @@ def find_defect(name: str, seed: int, top: Path, good: dict[str, Path]) -> dict[
         if template[0] not in defect.commands.split() or not kinds >= {*defect.change.split()}:
             continue
         shown = draw_once(number, top, good, name)
-        if shown.finding not in ("", NOT_KNOWN) and not draw_once(number, top, good).finding:
+        is_own = shown.finding not in ("", NOT_KNOWN) and defect.says in shown.finding
+        if is_own and not draw_once(number, top, good).finding:
             text = f"{shown.command}: {shown.finding}"
             return {"draw": str(place + 1), "as": text, "by": ", ".join(shown.kinds)}
     return {"draw": f"not in {MOST_DRAWS}", "as": "", "by": ""}

@@ -26,6 +26,9 @@ class Defect:
     commands: str
     """Those that it concerns: a draw of another counts, and is not run."""
 
+    says: str = ""
+    """What a finding must say to be of this defect."""
+
     change: str = ""
     """The kind of change without which it does not show."""
 
@@ -121,5 +124,6 @@ DEFECTS = {
     "messages": Defect(
         what="8: a temporary file is named", patch=name_temporary_files,
         commands="report compare share cancel guard init grow shrink prune watch",
+        says="temporary",
     ),
 }  # fmt: skip

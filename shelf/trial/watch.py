@@ -30,6 +30,8 @@ POLL_S = 0.5
 NUM_LINES = 5
 SAMPLE_S = 6.0
 """After the last step that is needed, for a sample of the GPUs."""
+BEATS_S = 20.0
+"""Beyond the limit, for the two signs of life that tell how much ranks used their processors."""
 STACKS_S = 40.0
 IDLE_PERCENT = 5.0
 """Per cent of a core; a rank that uses no more is taken to be waiting."""
@@ -115,8 +117,12 @@ def watch(run: RunFolder, *, ends_itself: bool, limit_s: float, say: Say) -> Try
             if is_late or verdict.rule == "not a number" or (is_sampled and not is_failing):
                 return replace(seen, ending=Ending.STEPS)
         most_s = limit_s * (SAVING if has_enough and ends_itself else 1)
-        if seen.took_s is not None and seen.took_s > most_s:
-            return seen if seen.steps else _ask_ranks(seen, say)
+        over_s = -1.0 if seen.took_s is None else seen.took_s - most_s
+        if over_s > 0 and seen.steps:
+            return seen
+        knows_use = all(rank.cpu_percent is not None for rank in snapshot.ranks)
+        if over_s > (0.0 if knows_use else BEATS_S):
+            return _ask_ranks(seen, say)
         _show_progress(seen, say)
         time.sleep(POLL_S)
 
