@@ -500,7 +500,7 @@ def _judge(
         total = int(totals.iloc[-1]) if len(totals) else None
         lines = Lines(pairs[-1][0], total, pairs, str(node), BAR_SLACK_S)
         there = [int(rank) for rank in exits["rank"][exits["node"] == node]] if len(exits) else []
-        reference = next((rank for rank in there if rank in counts), None)
+        reference = min((rank for rank in there if rank in counts), default=None)
     traced = None
     if is_traced:
         last = times.loc[times["step"].idxmax()]

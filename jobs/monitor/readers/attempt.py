@@ -389,7 +389,7 @@ class AttemptReader:
         node = by_lines.source.rpartition(".")[0] if by_lines is not None else ""
         told_by = [rank for rank, found in self._ranks.items() if found.node == node]
         counts = self._steps.counts
-        reference = next((rank for rank in told_by if rank in counts), None)
+        reference = min((rank for rank in told_by if rank in counts), default=None)
         farthest = max(sorted(counts), key=lambda rank: counts[rank].count)
         loss = find_loss(self.files.values())
         return join_counts(by_lines, counts, reference, self._offset_of(farthest), loss)

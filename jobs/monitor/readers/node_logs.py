@@ -379,13 +379,13 @@ class LogFile:
             return
         if reading.is_anew:  # another start, in the same file, or lines that tell more than bars
             self.points.clear()
-        last = self.points[-1] if self.points else None
+        last, at = self.points[-1] if self.points else None, reading.at
         if last is not None and point.step == last.step:
             if reading.line.is_bar:
                 return
-            point = _join(last, point)
+            point, at = _join(last, point), last.at or at  # the first rank that told it was in time
             self.points.pop()
-        self.points.append(replace(point, at=reading.at or point.at or None))
+        self.points.append(replace(point, at=at or point.at or None))
         self.num_steps, self.unit = self._steps.num_steps, reading.line.unit
         self.first_step = point.step if self.first_step is None else self.first_step
         if last is None or point.step != last.step:

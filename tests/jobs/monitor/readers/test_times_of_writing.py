@@ -73,6 +73,15 @@ def test_an_evaluation_is_no_step(tmp_path: Path) -> None:
     assert [point.step_s for point in logs.read().points] == [None, 1.0, None, 1.0]
 
 
+def test_a_step_has_the_time_of_the_first_rank_that_printed_it(tmp_path: Path) -> None:
+    """The report counts so too: with the last rank's time the two named different steps."""
+    logs = NodeLogs(tmp_path)
+    for step in range(3):
+        logs.write(NOW + 10 * step, f"0: step {step} loss 2.5")
+        logs.write(NOW + 10 * step + 4, f"1: step {step} loss 2.5")
+    assert [point.at for point in logs.read().points] == [NOW, NOW + 10, NOW + 20]
+
+
 def test_marks_of_a_growing_file_are_read_once(tmp_path: Path) -> None:
     path = tmp_path / "n.times"
     tail = TimesTail(path)
