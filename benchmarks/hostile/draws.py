@@ -243,7 +243,7 @@ def pattern(run: Path, random: Random, large: Path) -> str:
     path = run / random.choice(("plan.json", "plan.json", "known_lines.json"))
     errors = (OSError, ValueError, AttributeError, LookupError, TypeError, RecursionError)
     with contextlib.suppress(*errors):
-        value = json.loads(path.read_text())
+        value = json.loads(path.read_text() if path.is_file() else "null")
         if path.name == "plan.json":
             value["progress"] = told
             value["remedies"] = [[told, "x"]] * random.choice((1, 1, 1000))
@@ -282,6 +282,8 @@ def numbers(run: Path, random: Random, large: Path) -> str:
     times_more = random.choice((0, 0, 0, 1, 1, 1999, 9000))
     groups = [group, *(f"{{group: b{n}, count: {count}}}" for n in range(times_more))]
     where = random.choice(("slurm", "slurm", "local"))
+    for name in ("conf.yaml", "train.py"):  # it may be a FIFO, which nobody reads
+        (run / name).unlink(missing_ok=True)
     (run / "train.py").write_text("")
     (run / "conf.yaml").write_text(
         "name: tiny\nprogram: {script: train.py}\n"
