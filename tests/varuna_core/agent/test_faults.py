@@ -14,7 +14,7 @@ from varuna_core.agent.gpu.accelerator import GpuSample
 from varuna_core.agent.gpu.amd import AmdAccelerator
 from varuna_core.agent.gpu.faults import MOST, Faults
 from varuna_core.agent.gpu.networks import Networks
-from varuna_core.agent.gpu.nvidia import NvidiaAccelerator
+from varuna_core.agent.gpu.nvidia import NvidiaAccelerator, parse_rows
 from varuna_core.agent.gpu.nvidia_health import (
     GpuState,
     add_links,
@@ -25,6 +25,7 @@ from varuna_core.agent.gpu.nvidia_health import (
 )
 from varuna_core.agent.processes.kernel_log import KernelLog
 from varuna_core.facts.hardware import Fault, dump_faults, is_grave, make_fault, parse_fault
+from varuna_core.facts.known import NotKnown, Value
 from varuna_core.facts.sentences import describe_fault
 
 GPU = GpuSample(index=3, address="0000:5d:00.0")
@@ -145,3 +146,10 @@ def test_a_driver_in_trouble_fills_no_sample(tmp_path: Path) -> None:
         "".join(f"4,1,7,-;NVRM: Xid (PCI:0000:5d:00): {code}, x\n" for code in range(1, 200))
     )
     assert len(faults.list_faults(NvidiaAccelerator(), [GPU], 1.0)) == MOST
+
+
+def test_a_tool_that_is_ended_before_it_prints_anything_has_lost_no_gpu() -> None:
+    """At the end of a run beside a tool that hung, all its GPUs were called lost."""
+    assert isinstance(parse_rows("", is_long=False, known=2), NotKnown)
+    none_yet = parse_rows("", is_long=False)
+    assert isinstance(none_yet, Value) and not none_yet.value

@@ -327,8 +327,10 @@ def parse_rows(text: str, *, is_long: bool, known: int = 0) -> Known[Sequence[Gp
     highest = max((one.index for one in found), default=-1)
     expected = max(known, highest + 1, len(found) + num_lost)
     evidence = Evidence(NVIDIA_SMI, text="; ".join(said)[:400], seen=len(found), expected=expected)
-    if not found and said:
-        return NotKnown(f"{NVIDIA_SMI}: {said[0]}", (evidence,))
+    if not found and (
+        said or known
+    ):  # one that is lost is named; a tool that was ended says nothing
+        return NotKnown(f"{NVIDIA_SMI}: {said[0] if said else 'it printed nothing'}", (evidence,))
     return Value(tuple(found), (evidence,))
 
 
