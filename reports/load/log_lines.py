@@ -17,6 +17,8 @@ from vjob.reports.load.sources import AttemptSources, Sources
 MOST_BYTES = 1 << 26
 """Bytes read from all logs together, divided equally among the logs."""
 LEAST_BYTES = 1 << 12
+MOST_LINES = 1_000_000
+"""The last lines of a log that are kept: many of them may be short."""
 LONGEST_LINE = 1 << 16
 """Longer lines are cut off here."""
 
@@ -52,7 +54,10 @@ def _read_log(
     if place:  # in the middle of a line
         _, _, rest = data.partition(b"\n")
         place, data = place + len(data) - len(rest), rest
-    for line in data.split(b"\n"):
+    lines = data.rsplit(b"\n", MOST_LINES)
+    if len(lines) > MOST_LINES:
+        place += len(lines.pop(0)) + 1
+    for line in lines:
         at, place = place, place + len(line) + 1
         if not line:
             continue
