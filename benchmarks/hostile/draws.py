@@ -239,21 +239,21 @@ def raw(run: Path, random: Random, large: Path) -> str:
 
 
 def pattern(run: Path, random: Random, large: Path) -> str:
-    told, line = random.choice(PATTERNS)
+    text, line = random.choice(PATTERNS)
     path = run / random.choice(("plan.json", "plan.json", "known_lines.json"))
     errors = (OSError, ValueError, AttributeError, LookupError, TypeError, RecursionError)
     with contextlib.suppress(*errors):
         value = json.loads(path.read_text() if path.is_file() else "null")
         if path.name == "plan.json":
-            value["progress"] = told
-            value["remedies"] = [[told, "x"]] * random.choice((1, 1, 1000))
+            value["progress"] = text
+            value["remedies"] = [[text, "x"]] * random.choice((1, 1, 1000))
         else:
-            value["rows"] = [{**row, "pattern": told} for row in value["rows"]]
+            value["rows"] = [{**row, "pattern": text} for row in value["rows"]]
         path.write_text(json.dumps(value))
     for place in (path for path in list_files(run) if line and path.suffix == ".out"):
         with place.open("a") as file:
             file.write(line + "\n")
-    return f"a pattern {told[:30]}"
+    return f"a pattern {text[:30]}"
 
 
 def log(run: Path, random: Random, large: Path) -> str:

@@ -218,7 +218,8 @@ def _count_warm_up(took: Floats) -> int:
 
 
 def _mark_slow(took: Floats) -> Marks:
-    """Return True for each time that belongs to a stretch of slow steps.
+    """Mark the steps that are slow: True for each of the step times `took` that belongs to a
+    stretch of slow steps.
 
     All are False unless the times lie on two levels that are far apart beside their noise.
     """
@@ -263,8 +264,10 @@ def _split(values: Floats) -> Marks:
 
 
 def _join_short(marks: Marks) -> Marks:
-    """Flip the marks of each stretch of fewer than LEAST_ROWS rows, the shortest first, so that it
-    joins the stretches before and after it."""
+    """Remove stretches of equal marks (slow or not) that have fewer than LEAST_ROWS rows.
+
+    The shortest is flipped first, so that it becomes part of the stretches before and after it.
+    """
     marks = marks.copy()
     while True:
         edges = [0, *(np.flatnonzero(np.diff(marks)) + 1).tolist(), len(marks)]

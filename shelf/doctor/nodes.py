@@ -146,8 +146,8 @@ def read_results(run: RunFolder) -> list[Mapping[str, Any]] | None:
 
 
 def judge(results: Sequence[Mapping[str, Any]]) -> list[Diagnosis]:
-    """Return what the probe of the nodes shows: one diagnosis for each thing that was measured, and
-    one for each node that is slower than its equals."""
+    """Compare the results that the probe measured on each node. Return a diagnosis for each thing
+    that was measured, and one more for each node that is slower than nodes like it."""
     found = list(_judge_errors(results))
     for measures, collect in (
         (OF_GPUS, _list_gpus),

@@ -451,8 +451,11 @@ def _list_points(own: StepCounts, base: int, offset_s: float) -> Iterator[Point]
 
 
 def _list_early(own: StepCounts) -> Iterator[float]:
-    """Yield the seconds a step in the first quarter of the time before the last points, or in
-    `LEAST_EARLY` intervals if that is more, without the steps of the warm-up."""
+    """Yield the seconds a step of each early interval between two counts of optimizer steps.
+
+    Intervals of the warm-up and the last `NUM_RECENT` points are left out; of the rest the first
+    quarter is early, and at least `LEAST_EARLY` intervals where there are so many.
+    """
     old = [point for point in own.points[:-NUM_RECENT] if point[0] > WARM_UP_STEPS]
     for (done, since), (count, until) in pairwise(old[: max(LEAST_EARLY, len(old) // 4) + 1]):
         yield (until - since) / max(1, count - done)

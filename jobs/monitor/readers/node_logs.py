@@ -383,7 +383,10 @@ class LogFile:
         if last is not None and point.step == last.step:
             if reading.line.is_bar:
                 return
-            point, at = _join(last, point), last.at or at  # the first rank that told it was in time
+            point, at = (
+                _join(last, point),
+                last.at or at,
+            )  # the time of the first rank that printed it
             self.points.pop()
         self.points.append(replace(point, at=at or point.at or None))
         self.num_steps, self.unit = self._steps.num_steps, reading.line.unit

@@ -634,7 +634,8 @@ def is_short(snapshot: Snapshot) -> bool:
 
 
 def _count_unwritten(snapshot: Snapshot) -> int:
-    """Bytes that are missing from the logs of all nodes, as a disk was full."""
+    """Return the number of bytes that the logs of all nodes lack because they could not be
+    written, as on a full disk."""
     nodes: dict[str, int] = {}
     for exit in (rank.exit for rank in snapshot.ranks if rank.exit is not None):
         nodes[exit.node] = max(exit.unwritten, nodes.get(exit.node, 0))
@@ -642,7 +643,8 @@ def _count_unwritten(snapshot: Snapshot) -> int:
 
 
 def _list_doubts(snapshot: Snapshot) -> tuple[Finding, ...]:
-    """Reasons why a job that ended well may not have done all of its steps."""
+    """Return a finding for a job that ended well although its lines show fewer steps than it was
+    to do: it stopped early, or its logs lack lines. Return nothing where all steps are shown."""
     if is_short(snapshot):
         return (Finding("stopped early"),)
     unwritten = _count_unwritten(snapshot)
@@ -691,8 +693,11 @@ def _said_done(snapshot: Snapshot) -> bool:
 def _list_lines(
     snapshot: Snapshot, first: Line | None, *, is_known: bool = False
 ) -> tuple[Line, ...]:
-    """The telling line, and the fallout of other ranks beside it, but for a cause that is known
-    without. A launcher's lines about its children are in the log of the telling line."""
+    """Return the lines that a verdict quotes: `first`, which shows the cause, and up to two lines
+    of other ranks that only follow from it; `first` alone where the cause `is_known` without lines.
+
+    Other lines of the rank that printed `first` are a launcher's about its children: left out.
+    """
     lines: Sequence[Line] = () if is_known else snapshot.errors
     others = [line for line in lines if line is not first and is_proof(line, Proof.FALLOUT)]
     if first is None:

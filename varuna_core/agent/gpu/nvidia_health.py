@@ -72,7 +72,8 @@ States = Mapping[str, GpuState]
 
 
 def parse_xml(text: str) -> Dict[str, GpuState]:
-    """Return the states of GPUs in the output of `nvidia-smi -q -x`; empty for any other text."""
+    """Parse the output of `nvidia-smi -q -x`. Return the state of each GPU in it; an empty
+    dictionary for any other text."""
     try:
         root = ElementTree.fromstring(text)
     except (ElementTree.ParseError, ValueError):

@@ -14,8 +14,10 @@ RECORD_BYTES = 8192
 
 
 class KernelLog:
-    """Records of the log, from now on or all; `problem` says why there are none where it may not be
-    read."""
+    """Reader of the kernel's log, from this moment on, or of the whole log if `is_whole`.
+
+    Where this user may not read the log, there are no records and `problem` says why.
+    """
 
     def __init__(self, path: Path = KERNEL_LOG, *, is_whole: bool = False) -> None:
         self.problem = ""

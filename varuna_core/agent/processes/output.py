@@ -238,7 +238,8 @@ class Pump(threading.Thread):
         return self._words[rank].error.strip()
 
     def count_unwritten(self) -> int:
-        """Bytes that were printed and could not be written to the node's logs."""
+        """Return the number of bytes that the ranks of this node printed and that could not be
+        written to its logs."""
         return sum(sink.dropped for sink in self._merged.values())
 
     def last_output_at(self, rank: int) -> float:

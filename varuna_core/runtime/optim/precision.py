@@ -262,8 +262,8 @@ class Masters:
         return self._place_of[id(parameter)]
 
     def list_places(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
-        """Return each parameter that the forward uses, paired with the one whose `grad` sums its
-        gradients: itself, or a copy in full precision."""
+        """Return a pair for each parameter that the forward pass uses: the parameter, and the one
+        whose `grad` adds up its gradients, which is the same one or its copy in full precision."""
         return [(parameter, self.place_of(parameter)) for parameter in self._parameters]
 
     @torch.no_grad()
