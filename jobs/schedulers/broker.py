@@ -74,6 +74,9 @@ class Answer:
 _memory: dict[str, Answer] = {}
 """What this process asked, by file and command: for when no file can be written."""
 
+_files: dict[Path, tuple[tuple[int, ...], dict[str, Any]]] = {}
+"""Content of each file, by which of its states was read: many polls read one answer."""
+
 
 def ask(command: Sequence[str], *, floor_s: float, after: float = 0.0) -> Answer:
     """The command's answer, at most `floor_s` old; one before `after` is no use to the caller.
@@ -190,9 +193,13 @@ def _read(file: Path) -> dict[str, Any]:
     """All answers in a file; none where it is not there, not ours, or damaged."""
     try:
         with open_file(file, follows=False) as handle:
-            if os.fstat(handle.fileno()).st_uid != os.geteuid():
+            stat = os.fstat(handle.fileno())
+            if stat.st_uid != os.geteuid():
                 return {}
-            return parse_object(handle.read(LARGEST))
+            now = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+            if _files.get(file, (None, {}))[0] != now:
+                _files[file] = now, parse_object(handle.read(LARGEST))
+            return _files[file][1]
     except OSError:
         return {}
 

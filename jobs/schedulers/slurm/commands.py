@@ -200,20 +200,19 @@ def build_squeue_command(user: int) -> list[str]:
     return [*command, f"--user={user}", "-O", layout]
 
 
-def parse_squeue_output(text: str) -> list[SchedulerJob]:
-    """One row a component. Fields end with `|`, so that none of them can be cut short."""
+def parse_squeue_output(text: str, jobs: Collection[str] | None = None) -> list[SchedulerJob]:
+    """The jobs of squeue's rows, or those of them that are asked for.
+
+    One row a component. Fields end with `|`, so that none of them can be cut short.
+    """
     found = []
-    for line in text.splitlines():
-        cells = line.split("|")
-        if len(cells) < 16:
-            continue
-        job, het, offset, word, nodes, reason, restarts, start = (x.strip() for x in cells[:8])
+    for job, cells in _read_queue(text, jobs).items():
+        word, nodes, reason, restarts, start = (x.strip() for x in cells[3:8])
         *words, left, limit, end, preempted, depends, status, _ = cells[8:]
         comment = "|".join(words).rstrip("|").strip()
-        is_het = het.isdecimal() and het != "0" and offset.isdecimal()
         found.append(
             build_job(
-                f"{het}+{offset}" if is_het else job,
+                job,
                 word,
                 nodes=nodes,
                 reason=reason,
@@ -228,6 +227,25 @@ def parse_squeue_output(text: str) -> list[SchedulerJob]:
                 exit_code=format_status(status),
             )
         )
+    return found
+
+
+def parse_queue_states(text: str) -> dict[str, str]:
+    """Slurm's words for the states of all jobs and components in squeue's rows."""
+    return {job: cells[3].strip() for job, cells in _read_queue(text, None).items()}
+
+
+def _read_queue(text: str, jobs: Collection[str] | None) -> dict[str, list[str]]:
+    """The cells of each job or component; of several rows of one, the first."""
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        cells = line.split("|")
+        if len(cells) < 16:
+            continue
+        job, het, offset = (x.strip() for x in cells[:3])
+        is_het = het.isdecimal() and het != "0" and offset.isdecimal()
+        if jobs is None or (het if is_het else job.partition("+")[0]) in jobs:
+            found.setdefault(f"{het}+{offset}" if is_het else job, cells)
     return found
 
 
@@ -301,8 +319,8 @@ def build_show_job_command(job: str) -> list[str]:
 
 
 def parse_show_job_output(text: str) -> list[SchedulerJob]:
-    """`Key=Value` words, one line a component."""
-    found = []
+    """`Key=Value` words, one line a component; of several lines of one, the first."""
+    found: dict[str, SchedulerJob] = {}
     for line in text.splitlines():
         facts = dict(re.findall(r"(?:^|\s)([A-Z][\w/:-]*)=(\S*)", line))
         if "JobId" not in facts:
@@ -311,28 +329,30 @@ def parse_show_job_output(text: str) -> list[SchedulerJob]:
         job, index = facts["JobId"], facts.get("ArrayTaskId", "")
         if index.isdecimal():  # of one that pends as part of the whole it is a range
             job = f"{facts.get('ArrayJobId', job)}_{index}"
+        if het.isdecimal() and offset:
+            job = f"{het}+{offset}"
+        if job in found:
+            continue
         limit = left = parse_left(facts.get("TimeLimit", ""), "scontrol")
         if isinstance(limit, Value):
             run_s = parse_time(facts.get("RunTime", "")) or 0.0
             left = replace(limit, value=max(0.0, limit.value - run_s))
-        found.append(
-            build_job(
-                f"{het}+{offset}" if het.isdecimal() and offset else job,
-                facts.get("JobState", ""),
-                nodes=facts.get("NodeList", ""),
-                reason=facts.get("Reason", "").replace("_", " "),
-                comment=facts.get("Comment", ""),
-                restarts=as_whole(facts.get("Restarts", "")) or 0,
-                exit_code=facts.get("ExitCode", ""),
-                start=facts.get("StartTime", ""),
-                left=left,
-                limit=limit,
-                end=facts.get("EndTime", ""),
-                preempted=facts.get("PreemptTime", ""),
-                dependency=facts.get("Dependency", ""),
-            )
+        found[job] = build_job(
+            job,
+            facts.get("JobState", ""),
+            nodes=facts.get("NodeList", ""),
+            reason=facts.get("Reason", "").replace("_", " "),
+            comment=facts.get("Comment", ""),
+            restarts=as_whole(facts.get("Restarts", "")) or 0,
+            exit_code=facts.get("ExitCode", ""),
+            start=facts.get("StartTime", ""),
+            left=left,
+            limit=limit,
+            end=facts.get("EndTime", ""),
+            preempted=facts.get("PreemptTime", ""),
+            dependency=facts.get("Dependency", ""),
         )
-    return found
+    return list(found.values())
 
 
 def build_sacct_command(jobs: Sequence[str]) -> list[str]:
@@ -342,26 +362,25 @@ def build_sacct_command(jobs: Sequence[str]) -> list[str]:
 
 
 def parse_sacct_output(text: str) -> list[SchedulerJob]:
-    """Parse lines of sacct, such as `26+0|COMPLETED|a[1-2]|None|0:0|...`, without steps."""
-    found = []
+    """Parse lines of sacct, such as `26+0|COMPLETED|a[1-2]|None|0:0|...`, without steps; of
+    several lines of one job, the first."""
+    found: dict[str, SchedulerJob] = {}
     for line in text.splitlines():
         cells = line.split("|")
-        if len(cells) < 9 or "." in cells[0]:
+        if len(cells) < 9 or "." in cells[0] or cells[0] in found:
             continue
-        found.append(
-            build_job(
-                cells[0],
-                cells[1],
-                nodes=cells[2],
-                reason=cells[3],
-                exit_code=cells[4],
-                start=cells[5],
-                end=cells[6],
-                limit=parse_left(cells[7], "sacct"),
-                comment="|".join(cells[8:]),
-            )
+        found[cells[0]] = build_job(
+            cells[0],
+            cells[1],
+            nodes=cells[2],
+            reason=cells[3],
+            exit_code=cells[4],
+            start=cells[5],
+            end=cells[6],
+            limit=parse_left(cells[7], "sacct"),
+            comment="|".join(cells[8:]),
         )
-    return found
+    return list(found.values())
 
 
 def build_earlier_command(job: str) -> list[str]:

@@ -5,12 +5,13 @@ as accounting is not everywhere.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pwd
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -174,12 +175,12 @@ class SlurmScheduler(Scheduler):
                     raise
         if not all(found.values()):
             since = max((after.get(job, 0.0) for job in late if not found[job]), default=0.0)
-            _fill(found, _ask_queue(queue, floor_s, since))
+            _fill(found, _ask_queue(queue, floor_s, since, tuple(found)))
         missing = [job for job in found if not found[job]]
         if missing:
             _fill(found, _ask_job(missing[0], SELDOM_S, after.get(missing[0], 0.0)))
         if len(missing) > 1 and found[missing[0]]:  # then it is new, and others may be
-            _fill(found, _ask_queue(queue, floor_s, time.time()))
+            _fill(found, _ask_queue(queue, floor_s, time.time(), tuple(found)))
 
     def ask_earlier(self, job: str) -> dict[str, tuple[EndCause, ...]]:
         """From accounting; empty where it does not answer."""
@@ -373,12 +374,12 @@ def _find_late(queue: Sequence[str], floor_s: float, after: Mapping[str, float])
 def _ask_job(job: str, floor_s: float, after: float) -> list[SchedulerJob]:
     """One job, by scontrol; none where the controller does not know it."""
     answer = broker.ask(slurm.build_show_job_command(job), floor_s=floor_s, after=after)
-    return _date(slurm.parse_show_job_output(answer.text), answer)
+    return _date(_parse_once(slurm.parse_show_job_output, answer.text), answer)
 
 
 def _ask_accounting(jobs: Sequence[str]) -> list[SchedulerJob]:
     answer = broker.ask(slurm.build_sacct_command(jobs), floor_s=SELDOM_S)
-    return slurm.parse_sacct_output(answer.text)
+    return list(_parse_once(slurm.parse_sacct_output, answer.text))
 
 
 def _ask_settled(found: Mapping[str, list[SchedulerJob]]) -> dict[str, list[SchedulerJob]]:
@@ -397,31 +398,43 @@ def _ask_settled(found: Mapping[str, list[SchedulerJob]]) -> dict[str, list[Sche
     }
 
 
-def _ask_queue(queue: Sequence[str], floor_s: float, after: float) -> list[SchedulerJob]:
-    """All jobs of a user, by squeue."""
+def _ask_queue(
+    queue: Sequence[str], floor_s: float, after: float, jobs: tuple[str, ...] | None = None
+) -> list[SchedulerJob]:
+    """All jobs of a user, or some of them, by squeue."""
     known = broker.peek(queue)
     if known is not None and known.text.count("\n") > MANY_JOBS:
         floor_s = max(floor_s, LONG_FLOOR_S)
     if known is not None and after <= known.known and not broker.is_fresh(known, floor_s):
         _confirm(queue, known)
     answer = broker.ask(queue, floor_s=floor_s, after=after)
-    return _date(slurm.parse_squeue_output(answer.text), answer)
+    return _date(_parse_once(slurm.parse_squeue_output, answer.text, jobs), answer)
+
+
+@functools.lru_cache(maxsize=4)
+def _parse_once(
+    parse: Callable[..., list[SchedulerJob]], text: str, *jobs: tuple[str, ...] | None
+) -> tuple[SchedulerJob, ...]:
+    """Parse an answer once, however many polls look at it."""
+    return tuple(parse(text, *jobs))
 
 
 def _confirm(queue: Sequence[str], known: broker.Answer) -> None:
     """Ask for the states alone, where squeue can (24.05), all jobs run, and none did anything."""
-    infos = slurm.parse_squeue_output(known.text)
-    live = {info.id: info for info in infos if info.state not in OVER}
     age_s = time.time() - known.asked
-    if not 0 <= age_s < FULL_S or {info.state for info in live.values()} != {JobState.RUNNING}:
+    if not 0 <= age_s < FULL_S:
+        return
+    words = slurm.parse_queue_states(known.text)
+    live = {job: word for job, word in words.items() if slurm.parse_state(word) not in OVER}
+    if {slurm.parse_state(word) for word in live.values()} != {JobState.RUNNING}:
         return
     with contextlib.suppress(UncertainError):
         version = broker.ask(["squeue", "--version"], floor_s=broker.KEPT_S)
         if not slurm.has_only_state(version.text):
             return
-        jobs = list(dict.fromkeys(info.leader for info in live.values()))
+        jobs = list(dict.fromkeys(job.partition("+")[0] for job in live))
         answer = broker.ask(slurm.build_states_command(jobs), floor_s=JUST_S)
-        if slurm.parse_states(answer.text) == {info.id: info.native_word for info in live.values()}:
+        if slurm.parse_states(answer.text) == live:
             broker.confirm(queue, answer.known)
 
 

@@ -21,6 +21,7 @@ from vjob.jobs.schedulers import broker
 from vjob.jobs.schedulers.base import FLOOR_S, SELDOM_S
 from vjob.jobs.schedulers.broker import Answer, ask
 from vjob.jobs.schedulers.job import JobState
+from vjob.jobs.schedulers.slurm import commands
 from vjob.jobs.schedulers.slurm import scheduler as slurm
 from vjob.jobs.schedulers.slurm.commands import build_squeue_command
 from vjob.jobs.schedulers.slurm.scheduler import SlurmScheduler
@@ -33,6 +34,11 @@ def ask_left(job: str) -> float:
     left = SlurmScheduler().ask_time_left(job)
     assert isinstance(left, Value)
     return left.value
+
+
+def forget() -> None:
+    broker._memory.clear()
+    broker._files.clear()
 
 
 class Tools:
@@ -71,9 +77,9 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tools]:
     monkeypatch.setenv("PATH", f"{found.folder}:{os.environ['PATH']}")
     monkeypatch.setenv("XDG_STATE_HOME", str(found.state))
     monkeypatch.delenv("SLURM_CONF", raising=False)
-    broker._memory.clear()
+    forget()
     yield found
-    broker._memory.clear()
+    forget()
 
 
 def shift(tools: Tools, seconds: float) -> None:
@@ -84,7 +90,7 @@ def shift(tools: Tools, seconds: float) -> None:
             for name in ("asked", "confirmed", "failed"):
                 entry[name] = entry[name] and entry[name] - seconds
         path.write_text(json.dumps(entries))
-    broker._memory.clear()
+    forget()
 
 
 def test_ten_viewers_who_ask_at_once_make_one_question(tools: Tools) -> None:
@@ -167,10 +173,10 @@ def test_a_fresh_answer_is_good_though_a_later_question_was_in_vain(tools: Tools
 def test_a_damaged_cache_is_asked_past(tools: Tools, damage: bytes) -> None:
     ask(COMMAND, floor_s=25)
     tools.cache.write_bytes(damage)
-    broker._memory.clear()
+    forget()
     tools.say("squeue", "echo now")
     assert ask(COMMAND, floor_s=25).text == "now\n"
-    broker._memory.clear()
+    forget()
     assert ask(COMMAND, floor_s=25).text == "now\n" and len(tools.calls()) == 2
 
 
@@ -194,7 +200,7 @@ def test_what_lies_in_the_place_of_the_cache_is_not_followed(tools: Tools, kind:
         os.mkfifo(path)
     else:
         path.mkdir()
-    broker._memory.clear()
+    forget()
     kept = victim.read_text()
     tools.say("squeue", "echo asked")
     assert ask(COMMAND, floor_s=25).text == "asked\n" and victim.read_text() == kept
@@ -383,6 +389,29 @@ def test_a_user_of_many_jobs_waits_longer(tools: Tools) -> None:
     SlurmScheduler().poll(["1"])
     assert len(tools.calls()) == 1
     assert build_squeue_command(os.getuid())[0] == "squeue"
+
+
+def test_many_polls_of_one_answer_read_and_parse_it_once(
+    tools: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[str] = []
+    built: list[str] = []
+    parse, build = broker.parse_object, commands.build_job
+    monkeypatch.setattr(broker, "parse_object", lambda text: parsed.append("") or parse(text))
+    monkeypatch.setattr(
+        commands, "build_job", lambda job, *a, **b: built.append(job) or build(job, *a, **b)
+    )
+    many = [ROW.format(job=job, word="PENDING") for job in (*range(300), *[1] * 300)]
+    tools.say("squeue", "\n".join(["cat <<E", *many, "E"]))
+    for _ in range(9):
+        assert find_states(SlurmScheduler().poll(["1", "2"])) == {
+            "1": ["PENDING"],
+            "2": ["PENDING"],
+        }
+    assert built == ["1", "2"] and len(parsed) <= 2
+    shift(tools, 2 * FLOOR_S)
+    SlurmScheduler().poll(["1", "2"])
+    assert len(tools.calls("squeue --noheader")) == 2
 
 
 def test_a_viewer_who_waits_for_another_sees_its_answer(tools: Tools) -> None:
