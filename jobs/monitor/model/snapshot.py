@@ -114,6 +114,8 @@ def name_step(
     return f"{step}{whole} optimizer step{plural}{'' if whole else ' of this attempt'}"
 
 
+COUNTED = "optimizer"
+"""The source of a step that was counted."""
 PACE_STEPS = 10
 """Step times that the pace is computed from."""
 
@@ -145,7 +147,7 @@ class Progress:
     """`step` is `done`: no line tells the program's own number, which is another one where it went
     on from a checkpoint."""
     unit: str = "step"
-    """`epoch` where lines count epochs alone."""
+    """`epoch` or `sample` where that is what lines count."""
     other: int | None = None
     """Step of the source that was not taken, where lines and the counter of optimizer steps
     disagree."""
@@ -188,7 +190,8 @@ class Progress:
     def pace_covers(self) -> str:
         """Say what the pace is the median of; empty where there is none."""
         count = len(self.recent_times)
-        return f"in the last {count} readings" if count > 1 else "in one reading" * count
+        of = "means, of a second or more each" if self.source == COUNTED else "readings"
+        return f"(the median of the last {count} {of})" if count > 1 else "in one reading" * count
 
     @property
     def knows_end(self) -> bool:

@@ -193,14 +193,14 @@ def _count_ends(snapshot: Snapshot) -> str:
 
 
 def format_progress(snapshot: Snapshot) -> str:
-    """`step 30 of 50, 1.42 s a step in the last 10 readings, loss 10.1772, 3 s ago`; empty where
-    nothing tells."""
+    """`step 30 of 50, 1.42 s a step (the median of the last 10 readings), loss 10.1772, 3 s ago`;
+    empty where nothing tells."""
     progress = snapshot.progress
     if progress is None:
         return ""
     words = [progress.name]
     if progress.pace_s is not None:
-        a_unit = "an epoch" if progress.unit == "epoch" else "a step"
+        a_unit = f"a{'n' * (progress.unit == 'epoch')} {progress.unit}"
         words.append(f"{format_pace(progress.pace_s)} {a_unit} {progress.pace_covers}")
     loss = progress.loss
     if loss is not None:

@@ -21,7 +21,7 @@ from varuna_core.records.logs.steps import LINE, StepReader, count_epochs, find_
 from varuna_core.records.logs.times import BAR_SLACK_S, TimesTail
 from vjob.jobs.monitor.log_lines.errors import Classifier, first_root
 from vjob.jobs.monitor.log_lines.tails import TAIL_BYTES, Budget, Tail
-from vjob.jobs.monitor.model.snapshot import Gpu, Line, Phase, Point, Progress
+from vjob.jobs.monitor.model.snapshot import COUNTED, Gpu, Line, Phase, Point, Progress
 from vjob.jobs.monitor.readers.gpu_logs import FIRST_BYTES, GpuSamples
 from vjob.jobs.monitor.readers.node_logs import LogFile, Times
 
@@ -175,8 +175,6 @@ NUM_ERRORS = 200
 """Lines of a known kind that a snapshot holds."""
 MOST_LEARNED = 8
 """Logs that are read for what their lines have in common, where no line proves itself."""
-COUNTED = "optimizer"
-"""The source of a step that was counted."""
 LEAST_EARLY = 20
 """Intervals early in an attempt to which its last steps are compared."""
 APART_S = 1.0

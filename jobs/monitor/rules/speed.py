@@ -11,7 +11,15 @@ from varuna_core.facts.finding import Finding
 from varuna_core.facts.known import Evidence, Known, NotKnown, Sure, Value
 from varuna_core.facts.remedy import Action, Remedy, Target
 from varuna_core.records.logs.slow_ranks import STARK, compute_peers_work, costs_much
-from vjob.jobs.monitor.model.snapshot import Health, Line, Node, Rank, Snapshot, Verdict
+from vjob.jobs.monitor.model.snapshot import (
+    COUNTED,
+    Health,
+    Line,
+    Node,
+    Rank,
+    Snapshot,
+    Verdict,
+)
 from vjob.jobs.monitor.rules.base import (
     conclude,
     find_step_line,
@@ -178,7 +186,8 @@ def _see_pace(snapshot: Snapshot) -> tuple[Evidence, ...]:
     seen = len(progress.recent_times)
     first = progress.first_step
     expected = progress.step - first + 1 if first is not None else None
-    return (Evidence("step lines", Sure.MEASURED, progress.source, seen=seen, expected=expected),)
+    name = "optimizer hook" if progress.source == COUNTED else "step lines"
+    return (Evidence(name, Sure.MEASURED, progress.source, seen=seen, expected=expected),)
 
 
 def find_slowdown(snapshot: Snapshot) -> Slowdown | None:

@@ -16,7 +16,7 @@ from tests.command import HOST, Vjob, wait_for
 from tests.reports.page.browser import DRAWN_MS, start_browser
 from tests.shelf.screen.sample_job import HEALTHY, NOW, make_snapshot
 from varuna_core.facts.finding import Finding
-from vjob.jobs.monitor.model.snapshot import Health, Point, Verdict
+from vjob.jobs.monitor.model.snapshot import COUNTED, Health, Point, Verdict
 from vjob.jobs.monitor.model.text import format_progress
 from vjob.jobs.monitor.rules.judge import judge
 from vjob.jobs.monitor.rules.pace import find_pace_s
@@ -69,8 +69,10 @@ def test_one_run_has_one_step_time_everywhere() -> None:
     page = build_job_page(snapshot, HEALTHY)
     heading = "".join(line.plain for line in render_heading(snapshot, HEALTHY, ASCII, 200, 9))
     assert "2.95 s a step" in verdict.reason, verdict
-    assert "2.95 s a step in the last 10 readings" in format_progress(snapshot)
-    assert dict(page.progress)["a step takes"] == "2.95 s in the last 10 readings"
+    assert "2.95 s a step (the median of the last 10 readings)" in format_progress(snapshot)
+    assert dict(page.progress)["a step takes"] == "2.95 s (the median of the last 10 readings)"
+    counted = replace(snapshot.progress, source=COUNTED)
+    assert counted.pace_covers == "(the median of the last 10 means, of a second or more each)"
     assert "2.95 s/step" in heading
     assert find_pace_s(snapshot) == pytest.approx(2.95)  # the list, its page and the API
 

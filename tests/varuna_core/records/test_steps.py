@@ -118,14 +118,14 @@ def test_ranks_that_print_two_epochs_one_after_the_other_do_two(heading: str, li
 
 def test_the_last_step_of_another_ranks_earlier_epoch_is_no_other_start() -> None:
     lines = [
-        f"{rank}: Train Epoch: {epoch} [{at}/900 ({at // 9}%)]\tLoss: {2 / (at + 1):.6f}"
+        f"{rank}: Train Epoch: {epoch} [{at}/960 ({at // 9.6:.0f}%)]\tLoss: {2 / (at + 1):.6f}"
         for rank in (0, 1)
         for epoch in (1, 2)
-        for at in range(0, 900, 90)
+        for at in range(0, 960, 96)
     ]
     found = read((None, line) for line in lines)
     assert [reading.is_anew for reading in found if reading.is_anew] in ([], [True])
-    assert not found[-1].is_anew and found[-1].line.step == 900 + 810
+    assert not found[-1].is_anew and found[-1].line.step == 960 + 864
     assert not any(reading.is_anew for reading in found[20:])
 
 
@@ -140,6 +140,43 @@ def test_steps_of_each_epoch_are_counted_through() -> None:
     assert list_steps(lines) == [1, 2, 3, 4, 5, 6]
     whole = [f"epoch {epoch} step {3 * epoch + at} loss 2.5" for epoch in (0, 1) for at in range(3)]
     assert list_steps(whole) == [0, 1, 2, 3, 4, 5]
+
+
+def draw_mnist(num_epochs: int, batch: int, ranks: int = 1) -> list[str]:
+    """Lines of pytorch/examples' mnist: the first number is that of the batch times its size."""
+    batches = -(-60000 // batch // ranks)
+    return [
+        f"{rank}: Train Epoch: {epoch} [{at * batch}/60000 ({100 * at / batches:.0f}%)] Loss: 2.5"
+        for epoch in range(1, 1 + num_epochs)
+        for at in range(0, batches, 10)
+        for rank in range(ranks)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "unit", "step"),
+    [
+        (draw_mnist(1, 64)[:20], "sample", 19 * 640),
+        (draw_mnist(2, 64)[:100], "sample", 60000 + 5 * 640),
+        (draw_mnist(2, 64, ranks=2)[:20], "epoch", 1),  # a share of the samples each
+        (draw_mnist(1, 100)[:9], "epoch", 1),  # an interval that people choose, too
+        ([f"Train: 0 [{at:4}/331 ({at / 3.3:.0f}%)] loss 2" for at in (0, 50, 100)], "step", 100),
+        ([f"Epoch 1/5: 2%|# | {8 * at}/4580 [00:09<01:21, 5.00img/s, loss (batch)=2.5]"
+          for at in range(1, 9)], "sample", 64),
+    ],
+)  # fmt: skip
+def test_samples_are_no_steps(lines: list[str], unit: str, step: int) -> None:
+    last = read((None, line) for line in lines)[-1].line
+    assert (last.unit, last.step) == (unit, step)
+
+
+@pytest.mark.parametrize("line", ["epoch {}/3 step {} loss 2.5", "[ep {}/3] it {} | loss 2.5"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_an_epoch_that_goes_on_has_the_number_that_its_lines_have(line: str, first: int) -> None:
+    lines = [line.format(first + at, step) for at in range(3) for step in range(100, 500, 100)]
+    found = [one.line for one in read((None, line) for line in lines)]
+    assert (found[-1].unit, found[-1].step) == ("epoch", first + 2)
+    assert found[-1].num_steps is None, "it is not known to be over"
 
 
 def test_where_an_epoch_has_steps_that_were_not_printed_only_epochs_are_known() -> None:

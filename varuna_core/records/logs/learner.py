@@ -79,10 +79,13 @@ class Counted:
     """Epochs before this one, of a counter that restarts in each epoch."""
     num_epochs: Optional[int]
     unit: str
-    """`step`, or `epoch` for lines that count epochs alone."""
+    """`step`, `sample`, or `epoch` for lines that count epochs alone; empty for a number within an
+    epoch that counts steps or samples, and nothing tells which."""
     loss: Optional[float]
     is_evaluation: bool
     """The line names the step at which something was evaluated."""
+    is_from_zero: bool = False
+    """The first epoch has the number 0."""
     is_first: bool = False
     """The first reading of a counter that was just found."""
 
@@ -135,6 +138,8 @@ _UNIT = re.compile(
 )
 _STEPS = re.compile(r" (?:iter(?:ation)?s?|steps?|updates?)(?=[,;.)|])", re.IGNORECASE)
 """Behind the number, as its unit."""
+_SAMPLES = re.compile(rf"{_B}.*[{_N}?](?:img|image|sample)s?/s\b")
+"""A bar of samples, by its rate."""
 _DONE = re.compile(
     r"loss|nll|\bppl|cost\b|\bce\b|error|rmse|objective|reward|return|grad|\blr\b|learning|\bdt\b|"
     r"it/s|s/it|ms/step|step[_ ]?time|iter[_ ]?time|time/|\bkl\b|\bl[12]:",
@@ -309,6 +314,26 @@ class _Shape:
 
     def is_from_zero(self, at: int) -> bool:
         return _FROM_ZERO.search(self._parts[at]) is not None and not self._joints[at + 1]
+
+    def find_unit(self, one: _Candidate, words: List[str]) -> str:
+        """The unit of a number: `step`, `sample` or empty, as in `Counted`.
+
+        `[640/60000 (1%)]` counts samples where it grows by 640, which is a batch several times and
+        no interval that people choose: of such a one, 1000 of 60000 may be either, 50 of 331 are
+        steps. Ranks that share an epoch reach a part of its samples only: then the share is not
+        that of the number.
+        """
+        by, behind = self.get(one).by, self._parts[one.at + 2 : one.at + 4]
+        is_named = _STEP.search(self._parts[one.at]) or _STEPS.match(self._parts[one.at + 1])
+        is_share = len(behind) == 2 and behind[0].strip() == "(" and behind[1].startswith("%)")
+        if _SAMPLES.search(self.text):
+            return "sample"
+        if one.total is None or by <= 1 or is_named or not is_share:
+            return "step"
+        if float(f"{by:.0e}") == by:
+            return "step" if one.total % by else ""
+        share, value = (_parse(words[at]) or 0.0 for at in (one.at + 2, one.at))
+        return "sample" if abs(share - 100 * value / one.total) <= 1 else ""
 
     def may_count(self, words: List[str]) -> bool:
         """False for a line that could count nothing however its numbers grew."""
@@ -712,7 +737,7 @@ class Learner:
         value = _parse(words[chosen.at]) if chosen.at < len(words) else None
         if value is None or not 0 <= value <= _LARGEST or value != int(value):
             return []
-        total, epoch, num_epochs = chosen.total, None, None
+        total, epoch, num_epochs, is_from_zero = chosen.total, None, None, False
         if total is not None and (
             len(words) <= chosen.at + 1 or _parse(words[chosen.at + 1]) != total
         ):
@@ -751,8 +776,12 @@ class Learner:
         loss = None
         if not is_evaluation:
             loss = _find_loss(shape_text.split(_N), words, chosen.at)
-        unit = "epoch" if is_epoch else "step"
-        return [Counted(*line, int(value), total, epoch, num_epochs, unit, loss, is_evaluation)]
+        unit = shape.find_unit(chosen, words)
+        counted = Counted(
+            *line, int(value), total if unit else None, epoch, num_epochs,
+            "epoch" if is_epoch else unit, loss, is_evaluation, is_from_zero,
+        )  # fmt: skip
+        return [counted]
 
 
 def _find_loss(parts: List[str], words: List[str], counter: int) -> Optional[float]:

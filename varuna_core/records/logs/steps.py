@@ -346,7 +346,7 @@ class StepReader:
         strength = EPOCHS if one.unit == "epoch" else LEARNED
         found = parse_values(
             one.text, step=one.step, num_steps=one.num_steps, epoch=one.epoch,
-            num_epochs=one.num_epochs, unit=one.unit,
+            num_epochs=one.num_epochs, unit=one.unit, is_from_zero=one.is_from_zero,
         )  # fmt: skip
         if one.is_evaluation:
             found = replace(found, losses={}, time_ms=None)
@@ -382,6 +382,7 @@ class StepReader:
             self._restart()  # the number of steps of an epoch is known by now
             is_surer = True
         reading = self._place(found, at, slack_s)
+        self._is_lost = self._is_lost or not found.unit
         if self._is_lost:
             return self._tell_epoch(found, at)
         return replace(reading, is_anew=True) if reading is not None and is_surer else reading
@@ -417,14 +418,18 @@ class StepReader:
 
     def _tell_epoch(self, found: Iteration, at: Optional[float]) -> Optional[StepReading]:
         """Return the epoch as a step of unit `epoch`: the number of steps in an epoch is not
-        known."""
-        is_first, self.num_steps = self.unit == "step", found.num_epochs
+        known. The last epoch has no total, since it is not known to be over."""
+        is_first, total = self.unit == "step", found.num_epochs
         is_named = found.epoch is not None or self.strength != LINE
-        self._last = epoch = found.epoch if is_named else self._heading
+        epoch = found.epoch if is_named else self._heading
+        self.num_steps = total if total and epoch is not None and epoch + 1 < total else None
+        if epoch is not None and self.strength == LEARNED and not found.is_from_zero:
+            epoch += 1
+        self._last = epoch
         if epoch is None:
             return None
         self.unit = "epoch"
-        line = replace(found, step=epoch, num_steps=found.num_epochs, time_ms=None, unit="epoch")
+        line = replace(found, step=epoch, num_steps=self.num_steps, time_ms=None, unit="epoch")
         return StepReading(line, at, is_first, None, EPOCHS)
 
     def _is_followed(self, rank: Optional[int], found: Iteration) -> bool:

@@ -94,7 +94,7 @@ def test_the_command_prints_the_seeds_folder(tmp_path: Path) -> None:
     write_seed(tmp_path / "log2" / "10932251")
     said = vjob("status", "log2/10932251", code=None).stdout
     for words in (
-        "step 50 of 50, 1.41 s a step in the last 4 readings, loss 10.1772",
+        "step 50 of 50, 1.41 s a step (the median of the last 4 readings), loss 10.1772",
         "out 21 lines, err 2 lines, gpu 12 lines",
         "  WORLD_SIZE: 32\n",
         "logs: n060.err n060.gpu n060.out n061.err",
