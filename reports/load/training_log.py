@@ -411,7 +411,8 @@ class LogReader:
         at: float | None,
         unit: str = "step",
     ) -> None:
-        """Record metrics of an evaluation by split; `unit` is `epoch` where `step` is one."""
+        """Record metrics of an evaluation by split; `unit` is `epoch` or `sample` where
+        `step` is one."""
         row = {
             "attempt": self.attempt, "node": self.node, "step": step, "unit": unit, "written": at
         }  # fmt: skip

@@ -124,7 +124,7 @@ class LogFile:
         self.points: deque[Point] = deque(maxlen=NUM_POINTS)
         self.num_steps: int | None = None
         self.unit = "step"
-        """`epoch` where its lines count epochs alone."""
+        """`epoch` or `sample` where that is what its lines count."""
         self.first_step: int | None = None
         self.point_at: float | None = None
         self.phase: Phase | None = None

@@ -115,7 +115,7 @@ class Iteration:
     is_from_zero: bool = False
     """The program is known to count its epochs from 0."""
     unit: str = "step"
-    """`epoch` where the line counts epochs alone."""
+    """`epoch` or `sample` where that is what the line counts."""
     evaluations: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Metrics that were not of training, by name: `{"val": {"loss": 4.29}}`."""
 
