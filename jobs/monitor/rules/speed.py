@@ -43,6 +43,8 @@ from vjob.jobs.monitor.rules.pace import (
 )
 
 EXCLUDE_THIS = Remedy(Action.EXCLUDE, Target.NODE, "it")
+SAME = "its sequences and batches are as before"
+"""Longer ones, such as of a curriculum, slow steps in the same way."""
 RECENT = 10
 LASTS_S = 60.0
 """Points that are compared with those before: so many at least, and of so long a time."""
@@ -168,7 +170,7 @@ def slower(snapshot: Snapshot) -> Verdict | None:
         evidence=_see_pace(snapshot),
         details=(Finding("step", values=step_values(snapshot)),),
         remedies=(
-            do("look for a node that others use too, a slow file server, or heat"),
+            do("look for a node that others use too, a slow file server, or heat", when=SAME),
             *show(snapshot, Target.REPORT, Target.STACKS),
         ),
     )

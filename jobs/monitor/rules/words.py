@@ -522,7 +522,7 @@ def _throttled(values: Values) -> str:
 def _slower(values: Values) -> str:
     now, before = values["step_s"], values["before_s"]
     took = f"{format_pace(now)} now and took {format_pace(before)} before"
-    return f"a step takes {took} ({now / before:.1f} times)"
+    return f"a step takes {took} ({now / before:.1f} times); it may have more to do"
 
 
 def _healthy(values: Values) -> str:
