@@ -776,7 +776,7 @@ class Learner:
         loss = None
         if not is_evaluation:
             loss = _find_loss(shape_text.split(_N), words, chosen.at)
-        unit = shape.find_unit(chosen, words)
+        unit = "step" if self._is_partial else shape.find_unit(chosen, words)
         counted = Counted(
             *line, int(value), total if unit else None, epoch, num_epochs,
             "epoch" if is_epoch else unit, loss, is_evaluation, is_from_zero,
