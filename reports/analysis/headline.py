@@ -129,7 +129,7 @@ def summarise(
     state = _describe_state(job)
     held = accounting.rows
     clock = Evidence("events and exits", Sure.MEASURED)
-    no_clock = NotKnown("nothing tells when the run began and ended", (clock,))
+    no_clock = NotKnown(goodput.clock or "nothing tells when the run began and ended", (clock,))
     hours: Known[float] = no_clock
     duration: Known[float] = no_clock
     queued: Known[float] = no_clock

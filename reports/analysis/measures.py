@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
 from varuna_core.facts.known import Evidence, Known, NotKnown, Sure, Value, value_of
+from varuna_core.records.formatting import format_duration
 from varuna_core.records.logs.trace import COMPUTE
+from varuna_core.records.record import CLOCK_SET
 from vjob.reports.analysis.accounting import (
     WAITS,
     Accounting,
@@ -141,9 +143,11 @@ def analyse(job: Job) -> Analysis:
     labels = [attempt.label for attempt in job.sources.attempts]
     failed = _list_failed(job)
     cut = {*failed, *labels[:-1]}
-    times = whole = build_step_times(job.traces.steps, job.logs["iterations"], cut)
+    set_s = [number for event in job.history if (number := _read_clock_step(event))]
+    iterations = _drop_jumps(job.logs["iterations"], set_s)
+    times = whole = build_step_times(job.traces.steps, iterations, cut)
     if job.traces.is_log:  # only the log has all steps
-        whole = build_step_times(job.traces.steps.iloc[:0], job.logs["iterations"])
+        whole = build_step_times(job.traces.steps.iloc[:0], iterations)
         times = whole if len(whole) else times
     works = [table for table in (job.traces.steps, job.traces.works) if len(table)]
     stragglers = find_stragglers(pd.concat(works), list_ranks(job)) if works else []
@@ -155,7 +159,7 @@ def analyse(job: Job) -> Analysis:
     partition = () if found is None else found.counts
     goodput = measure_goodput(
         whole,
-        job.logs["iterations"],
+        iterations,
         job.traces.zero_ns / 1e9,
         job.exits,
         job.history,
@@ -166,6 +170,11 @@ def analyse(job: Job) -> Analysis:
         value_of(find_num_steps(job)),
         job.counts,
     )
+    if set_s:
+        way = "back" if set_s[0] < 0 else "forward"
+        text = f"the clock was set {way} by {format_duration(abs(set_s[0]))}"
+        spans = tuple(replace(span, ended=None) for span in goodput.attempts)
+        goodput = replace(goodput, attempts=spans, wall_s=None, clock=f"{text} in the run")
     slower, others = goodput.slowdown, times
     if slower is not None:  # its steps have a finding of their own
         others = times[~slower.mark(times["attempt"], times["step"])]
@@ -189,6 +198,23 @@ def analyse(job: Job) -> Analysis:
         memory=_read_memory(job),
         missing_ranks=_find_missing(job),
     )
+
+
+def _read_clock_step(event: Mapping[str, Any]) -> float:
+    """Return the seconds by which a clock was set; 0 if the event is of another kind."""
+    by = event.get("by") if event.get("kind") == CLOCK_SET else 0.0
+    return float(by) if isinstance(by, (int, float)) and abs(by) < float("inf") else 0.0
+
+
+def _drop_jumps(iterations: pd.DataFrame, set_s: Sequence[float]) -> pd.DataFrame:
+    """Take the times of lines away between which the clock was set forward."""
+    jumps = [1000 * by for by in set_s if by > 0]
+    if not jumps or "timed" not in iterations:
+        return iterations
+    is_jump = iterations["timed"].notna() & (
+        iterations["time_ms"] * iterations["timed"] >= min(jumps)
+    )
+    return iterations.assign(time_ms=iterations["time_ms"].mask(is_jump))
 
 
 def _measure_idle(bubbles: pd.DataFrame, median: StepAnalysis | None) -> Known[float]:
@@ -232,9 +258,10 @@ def _account(
     for label, own in ranks.items():  # who was killed with its node left nothing
         world = job.worlds.get(label) or (job.plan.world or 1 if is_fixed or not own else 0)
         own |= set(range(min(world, MOST_RANKS)))
-    attempts = list_attempts(
-        job.history, labels, spans, {label: sorted(own) for label, own in ranks.items()}, failed
-    )
+    all_ranks = {label: sorted(own) for label, own in ranks.items()}
+    attempts = list_attempts(job.history, labels, spans, all_ranks, failed)
+    if goodput.clock:
+        attempts = []
     zero_s = job.traces.zero_ns / 1e9
     log_lines = _list_log_lines(job)
     found = account(

@@ -272,6 +272,8 @@ class Goodput:
     slowdown: Slowdown | None
     unwritten: int = 0
     """Bytes that are missing from its logs, as they could not be written."""
+    clock: str = ""
+    """Why no times of day can be compared; empty if they can."""
 
     @property
     def useful_s(self) -> float:
@@ -307,6 +309,8 @@ class Goodput:
     def share(self) -> Bounded[float]:
         """The fraction of the time spent on useful steps."""
         may_s = sum(item.may_s for item in self.attempts)
+        if self.clock:
+            return NotKnown(self.clock, self.proof)
         if self.unwritten and self.source == LOG:
             reason = f"{self.unwritten:,} bytes of its logs could not be written"
             return NotKnown(reason, self.proof)

@@ -240,6 +240,10 @@ def read_run_end(run: RunFolder, record: RunRecord) -> Optional[End]:
 CANCEL_ASKED, CANCEL_FAILED = "cancel-asked", "cancel-failed"
 
 
+CLOCK_SET = "clock-set"
+"""A kind of event: the clock of the attempt's first node stepped, by so many seconds."""
+
+
 def append_event(path: Path, kind: str, **facts: Any) -> None:
     append_line(path, {"time": round(time.time(), 3), "kind": kind, **facts})
 

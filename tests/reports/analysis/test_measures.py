@@ -294,3 +294,27 @@ def test_energy_is_not_known_without_all_it_needs(
 ) -> None:
     found = measure_energy(make_samples(power), num_gpus)
     assert isinstance(found, NotKnown) and found.reason == reason
+
+
+@pytest.mark.parametrize("by", [-3600.0, 3600.0])
+def test_no_figure_rests_on_a_clock_that_was_set(tmp_path: Path, by: float) -> None:
+    attempt = tmp_path / "attempt-0"
+    attempt.mkdir()
+    place, out, marks = 0, "", ""
+    for step in range(1, 21):
+        marks += f"{1.7e9 + step / 4 + (by if step > 10 else 0):.3f} {place} 0\n"
+        out += f"0: step {step}/20 loss 0.5\n"
+        place = len(out)
+    (attempt / "a1.out").write_text(out)
+    (attempt / "a1.times").write_text(marks)
+    events = [{"time": 1.7e9, "kind": "started", "attempt": 0}]
+    events.append({"time": 1.7e9 + 3 + by, "kind": "clock-set", "attempt": 0, "by": by})
+    events.append({"time": 1.7e9 + 6 + by, "kind": "ended", "attempt": 0})
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
+    found = analyse(load_job(tmp_path))
+    headline = found.headline
+    assert isinstance(headline.step_s, Value) and headline.step_s.value == pytest.approx(0.25)
+    for figure in (headline.duration_s, headline.goodput):
+        assert isinstance(figure, NotKnown) and "the clock was set" in figure.reason
+    assert not found.outliers and found.goodput.attempts[0].ended is None
+    report(tmp_path)

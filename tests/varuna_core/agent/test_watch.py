@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from varuna_core.agent.meeting.link import Hub, call_hub, publish_place, read_pl
 from varuna_core.agent.meeting.watch import AttemptWatch, FolderNews, Peer
 from varuna_core.records.files import read_json, write_json
 from varuna_core.records.plan import Plan
+from varuna_core.records.record import read_events
 from varuna_core.records.requests import write_signal, write_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
@@ -256,3 +258,18 @@ def test_a_folder_is_listed_when_its_time_changed_and_now_and_then(tmp_path: Pat
     tmp_path.rmdir()
     with pytest.raises(FileNotFoundError):
         news.look(80.0)
+
+
+def test_a_clock_that_is_set_is_recorded_by_the_first_node_and_told_at_once(
+    watches: Watches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for index in range(2):
+        watches.start(index)
+    beats = [watches.attempt.beat(index) for index in range(2)]
+    wait_until(lambda: all(map(read_json, beats)), "the first beats")
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() - 3600)
+    for beat in beats:
+        wait_until(lambda: read_json(beat)["time"] < real() - 3000, "a beat")  # noqa: B023
+    (event,) = read_events(RunFolder(watches.attempt.path.parent))
+    assert (event["kind"], event["by"]) == ("clock-set", pytest.approx(-3600, abs=1))

@@ -37,8 +37,9 @@ from varuna_core.hang.signs import write_cut
 from varuna_core.records.exits import NODE_LOST, find_exited
 from varuna_core.records.files import read_json, write_json
 from varuna_core.records.plan import NodePlan, Plan
+from varuna_core.records.record import CLOCK_SET, append_event
 from varuna_core.records.requests import read_requests, read_stop, write_stop
-from varuna_core.records.runfolder import AttemptFolder
+from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
 POLL_S = 0.25
 NODES_PER_POLL_S = 200.0
@@ -53,6 +54,8 @@ LOOK_S, NODES_LOOK_S = 2.0, 15.0
 """Between two looks of the hub while all are connected; fewer nodes share the load of it."""
 FULL_LOOK_S = 60.0
 """Between two listings of a folder whose own time says that nothing landed in it."""
+CLOCK_STEP_S = 1.0
+"""A clock is set by at least so much; NTP corrects less by other speeds of the clock."""
 
 
 class Peer:
@@ -183,6 +186,7 @@ class AttemptWatch(threading.Thread):
         self._count = 0
         self._told: dict[str, Any] = {}
         self._gone_since: float | None = None
+        self._clock = read_clock_offset()
         self._ended = threading.Event()
         self._bell, self._ringer = os.pipe()
         os.set_blocking(self._bell, False)
@@ -194,7 +198,7 @@ class AttemptWatch(threading.Thread):
             now = time.monotonic()
             self._exchange(now)
             # What changed is told at once: a rank that just got its handler can be asked to save.
-            if now >= self._next_beat or self._describe() != self._told:
+            if self._is_clock_set() or now >= self._next_beat or self._describe() != self._told:
                 self._beat("running")
                 self._next_beat = now + self._compute_every_s()
             with contextlib.suppress(OSError):  # a file server that does not answer is asked again
@@ -411,9 +415,27 @@ class AttemptWatch(threading.Thread):
         facts = {**self._told, **self._measure(), "every_s": self._compute_every_s()}
         write_beat(self._attempt, self._node.index, self._host, self._count, state, facts)
 
+    def _is_clock_set(self) -> bool:
+        """True once where the clock of this node stepped; node 0 records it for the report."""
+        by = read_clock_offset() - self._clock
+        if abs(by) < CLOCK_STEP_S:
+            return False
+        self._clock += by
+        self._complain(f"the clock was set by {by:+.1f} s")
+        if self._node.index == 0:
+            with contextlib.suppress(OSError):
+                path = RunFolder(self._attempt.path.parent).events()
+                append_event(path, CLOCK_SET, attempt=self._attempt.number, by=round(by, 3))
+        return True
+
     def _complain(self, text: str) -> None:
         with contextlib.suppress(OSError):  # srun may be gone, and with it our stderr
             print(f"{self._host}: {text}", file=sys.stderr, flush=True)
+
+
+def read_clock_offset() -> float:
+    """Return the time of day less the time since the machine's start, which nobody sets."""
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def write_beat(
