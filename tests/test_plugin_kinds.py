@@ -140,4 +140,4 @@ def test_a_tracker_is_carried_to_the_node_and_gets_its_settings(vjob: Vjob, tmp_
     assert file.exists(), [path.read_text() for path in run.rglob("track.log")]
     write_conf(tmp_path, "track: {plugins: {doll: {}}}\n")
     said = vjob("vjob.trackers", "submit", "conf.yaml", code=2)
-    assert "is no installed plug-in of vjob.trackers" in " ".join(said.split())
+    assert "is not an installed plug-in of vjob.trackers" in " ".join(said.split())

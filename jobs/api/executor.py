@@ -110,8 +110,8 @@ class VjobExecutor(ScriptExecutor):
         at_most = kwargs.get("array_parallelism", 1)
         if not isinstance(at_most, int) or at_most < 1:
             raise InputError(
-                f"array_parallelism (vjob_array_parallelism) is {at_most!r}: give how many jobs of "
-                "an array may run at once, 1 or more"
+                f"array_parallelism (vjob_array_parallelism) is {at_most!r}: it is the number "
+                "of jobs of an array that may run at once, 1 or more"
             )
         super()._internal_update_parameters(**kwargs)
 

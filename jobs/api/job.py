@@ -148,8 +148,8 @@ class VjobJob(Job[R]):
         """True once the run is over, or every rank of its function has left a result."""
         if not self.run.path.is_dir():
             raise VjobError(
-                f"{self.run.path} is not there any more: state and results of a run lie in its "
-                "folder; is it mounted here, was it removed?"
+                f"{self.run.path} does not exist: state and results of a run are kept in its "
+                "folder; was it removed, or is it not mounted here?"
             )
         if self.watcher.is_done(self.job_id, mode="force" if force_check else "standard"):
             return True
@@ -255,7 +255,7 @@ class VjobJob(Job[R]):
         the way to try a checkpoint(). submitit decides by the time which of the two it was."""
         attempts = self.run.attempts()
         if not attempts:
-            raise InputError(f"{self.name} has started no rank yet")
+            raise InputError(f"{self.name} has not started its ranks yet")
         write_signal(attempts[-1], "USR2", f"interrupt-{uuid.uuid4().hex}")
         call_agents(self.run)
 
@@ -270,7 +270,7 @@ class VjobJob(Job[R]):
         from vjob.jobs.elastic import membership
 
         if (count is None) == (not nodes):
-            raise InputError("say how many nodes (count) or which (nodes), one of the two")
+            raise InputError("give the number of nodes (count) or their names (nodes), not both")
         return membership.shrink(self.run, count=count, hosts=nodes)
 
     # Results.
@@ -331,9 +331,9 @@ class VjobJob(Job[R]):
 
     def _explain_lost(self, rank: int) -> str:
         return (
-            f"rank {rank} ended well, but its result {self.run.result_pickle(rank)} is not there: "
-            "it was removed, or log_folder is another folder on the node than here. Submit again, "
-            "with a log_folder that every node sees"
+            f"rank {rank} succeeded, but its result {self.run.result_pickle(rank)} does not "
+            "exist: it was removed, or log_folder is a different folder on the node. Submit "
+            "again with a log_folder that every node sees"
         )
 
     def _find_failed(self, view: RunView) -> tuple[int, str] | None:
@@ -442,8 +442,8 @@ def read_pickle(path: Path) -> Any:
         owners = {os.fstat(handle.fileno()).st_uid, path.parent.stat().st_uid}
         if owners != {os.getuid()}:
             raise VjobError(
-                f"{path} is another user's: a pickle runs code, so it is not read; ask them to "
-                "hand on the result in a file of another kind"
+                f"{path} belongs to another user and is not read, because loading a pickle runs "
+                "code; ask them for the result in another format"
             )
         try:
             return pickle.load(handle)
@@ -453,5 +453,5 @@ def read_pickle(path: Path) -> Any:
             raise VjobError(
                 f"{path} cannot be unpickled in this process: {type(error).__name__}: {error}; "
                 "what the ranks could import must be importable here too (add its folder to "
-                "sys.path, take the same Python), or let the function return plain values"
+                "sys.path, use the same Python), or let the function return plain values"
             ) from error

@@ -199,12 +199,12 @@ def find_text_problem(text: str) -> str:
 REMOVED: Mapping[str, tuple[str, str]] = {
     "train.checkpoint.memory_every": (
         "0",
-        "copies in memory are no more; lower train.checkpoint.every, whose saves are as short",
+        "copies in memory were removed; lower train.checkpoint.every, whose saves are as short",
     ),
     "profile.traces": (
         "null",
-        "the report reads no files of torch.profiler; open them in HTA or ui.perfetto.dev, and for "
-        "a timeline in the report set profile.timeline: true",
+        "the report does not read files of torch.profiler; open them in HTA or ui.perfetto.dev; "
+        "for a timeline in the report set profile.timeline: true",
     ),
 }
 """Removed keys: the value that asked for nothing, as in confs of old runs, and the answer to any

@@ -82,29 +82,29 @@ def list_problems(conf: JobConf) -> Iterator[KeyProblem]:
 def _find_problem(conf: JobConf, key: str, place: str) -> str:
     """Return why a reference cannot be filled; empty if it can."""
     if key in NODE_KEYS:
-        only = "is known on the node alone: refer to it in program.args or program.command"
+        only = "is known only on the node: refer to it in program.args or program.command"
         return "" if place.startswith(OF_COMMAND) else only
     if not _KEY.fullmatch(key):
         shell = _VARIABLE.fullmatch(key) is not None
-        return f"is no key of the conf; {_explain_shell(key) if shell else LITERAL}"
+        return f"is not a conf key; {_explain_shell(key) if shell else LITERAL}"
     try:
         value = find_value(conf, key)
     except LookupError:
-        return f"is no key of the conf; {suggest_reference(key)}"
+        return f"is not a conf key; {suggest_reference(key)}"
     if is_dataclass(value) or isinstance(value, Mapping):
         names = list(vars(value)) if is_dataclass(value) else list(value)
         inner = f", such as ${{{join_key(key, str(names[0]))}}}" if names else ""
-        return f"has keys of its own: name one{inner}"
+        return f"is a section: name a key in it{inner}"
     if isinstance(value, tuple) and any(map(is_dataclass, value)):
         return f"is a list of groups: name one, ${{{key}[0].count}}"
     if may_change_layout(conf) and _COUNT.fullmatch(key):
-        return "changes in a run that may morph: the script reads it from VJOB_NUM_NODES"
+        return "may change during this run (morph): read VJOB_NUM_NODES in the script"
     if value is None and key not in _DERIVED:
         return f"has no value: set {key}"
     if place.startswith(OF_COMMAND) and is_secret(key):
-        return "is a secret, and arguments show in process lists: pass it by env or pass_env"
+        return "is a secret, but process lists show arguments: pass it by env or pass_env"
     if key.startswith(OF_COMMAND) or (isinstance(value, str) and has_references(value)):
-        return "refers to a text with references: write its own reference here"
+        return "has references in it, which are not followed: use them here directly"
     return ""
 
 
@@ -132,8 +132,8 @@ def suggest_reference(key: str) -> str:
 def _explain_shell(key: str) -> str:
     name = re.split(r"[:=?+-]", key)[0]
     return (
-        f"a variable of the submitting shell goes by pass_env: [{name}], and the program reads it "
-        f"from its environment; {LITERAL}"
+        f"to pass a variable of your shell, write pass_env: [{name}] and read it in the "
+        f"program's environment; {LITERAL}"
     )
 
 

@@ -118,10 +118,10 @@ def _list_lines(kind: str, groups: Sequence[NodeGroup], note: str, is_alone: boo
     starter = load_starter(kind)
     yield from starter.notes
     if is_alone and starter.needs:
-        yield "# Have these beside this file, or change the keys that name them:"
+        yield "# Put these beside this file, or change the keys that name them:"
         yield from (f"#   {need}" for need in starter.needs)
     if is_alone and starter.files:
-        yield f"# `vjob init --for {kind} FOLDER` writes them too: a program that trains."
+        yield f"# `vjob init --for {kind} FOLDER` also writes them, with a program that trains."
     yield "# `vjob submit conf.yaml --dry-run` shows what it makes; all keys: docs/conf.md."
     yield f"name: my-{'run' if kind == 'minimal' else kind}"
     yield from starter.keys.splitlines()

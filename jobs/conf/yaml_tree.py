@@ -121,7 +121,7 @@ class _Builder:
         elif isinstance(event, yaml.CollectionStartEvent):
             self.check_tag(event.tag, where)
             if len(self.stack) >= MAX_DEPTH:
-                raise _RefusedError(line, f"nested more than {MAX_DEPTH} deep")
+                raise _RefusedError(line, f"nested more than {MAX_DEPTH} levels deep")
             if event.anchor is not None:
                 self.anchors[event.anchor] = None
             is_table = isinstance(event, yaml.MappingStartEvent)
@@ -145,7 +145,7 @@ class _Builder:
         if self.count > MAX_NODES:
             raise _RefusedError(line, f"more than {MAX_NODES} values, aliases expanded")
         if len(self.stack) + built.depth > MAX_DEPTH:
-            raise _RefusedError(line, f"nested more than {MAX_DEPTH} deep, aliases expanded")
+            raise _RefusedError(line, f"nested more than {MAX_DEPTH} levels deep, aliases expanded")
         if self.stack:
             self.stack[-1].children.append(built)
         else:
@@ -208,7 +208,7 @@ class _Builder:
 
     def check_tag(self, tag: str | None, where: str) -> None:
         if tag not in (None, "!", "tag:yaml.org,2002:str"):
-            self.note(where, self.path(), "", f"tags have no use in a conf; remove {tag}")
+            self.note(where, self.path(), "", f"tags are not supported in a conf; remove {tag}")
 
     def note(self, where: str, key: str, value: str, message: str) -> None:
         self.problems.append(Problem(where=where, key=key, value=value, message=message))
@@ -218,7 +218,7 @@ _MISTAKES: Sequence[tuple[str, bool, str]] = (
     (r"quoted scalar.*unexpected end", True, "the quote that opens in this line is never closed"),
     (r"flow mapping .*stream end", True, "the { of this line is never closed"),
     (r"flow sequence .*stream end", True, "the [ of this line is never closed"),
-    (r"character '\\t'", False, "a tab stands where the line begins: indent with spaces"),
+    (r"character '\\t'", False, "the line begins with a tab: indent with spaces"),
     (
         r"character '([@`%])'",
         False,
@@ -227,7 +227,7 @@ _MISTAKES: Sequence[tuple[str, bool, str]] = (
     (
         r"mapping values are not allowed",
         False,
-        "a colon where none may be: put a value with a colon in quotes, and begin keys of one "
+        "a colon is not allowed here: quote a value that contains one, and start the keys of a "
         "mapping in the same column",
     ),
 )

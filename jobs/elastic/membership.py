@@ -101,7 +101,7 @@ def grow(
         now = read_members(view, plan)
         _check_room(plan, now, count)
         if why and any(join.by_itself for join in now.waiting):
-            raise InputError("a job that the run itself asked for is on its way already")
+            raise InputError("a job that the run itself asked for is already waiting to join")
         return _build_join(plan, joins, like, count, queue, by_itself=bool(why))
 
     join = reserve_seats(run.morph, build)
@@ -202,8 +202,8 @@ def _shrink(view: RunView, plan: Plan, count: int | None, hosts: Sequence[str]) 
     seats = sorted((seat for seat in here if seat), reverse=True)[:count]
     if len(seats) < count:
         raise InputError(
-            f"only {len(seats)} of the {len(here)} nodes of {run.name} may leave: its first one "
-            f"holds the job; `vjob cancel {run.name}` ends the run"
+            f"only {len(seats)} of the {len(here)} nodes of {run.name} may leave: the job runs "
+            f"on its first one; `vjob cancel {run.name}` ends the run"
         )
     said = _let_go(run, plan, here, sorted(seats)) if seats else []
     return [*(_withdraw(view, join) for join in waiting), *said]
@@ -234,19 +234,19 @@ def read_leaving(run: RunFolder) -> frozenset[int]:
 
 
 def _open(run: RunFolder, *, is_shrink: bool = False) -> tuple[RunView, Plan]:
-    expect_ours(run, "only its owner lets nodes come and go")
+    expect_ours(run, "only its owner may change its nodes")
     view = view_run(run, warn=False)
     plan = read_plan(run.plan)
     if plan is None or plan.morphing is None:
         raise InputError(
-            f"{run.name} keeps its nodes to the end: submit with `morph: {{enabled: true}}`"
+            f"the nodes of {run.name} cannot change: submit with `morph: {{enabled: true}}`"
         )
     if plan.machine_list is not None and not is_shrink:
         raise InputError(f"{run.name} runs on a list of machines: add hosts to {plan.machine_list}")
     if view.record.state != records.SUBMITTED:
         raise InputError(
-            f"{run.name} is over: {view.state}; submit its conf again with other nodes, and it "
-            "goes on from its newest checkpoint"
+            f"{run.name} is over: {view.state}; submit its conf again with other nodes to "
+            "continue from its newest checkpoint"
         )
     if view.problem and not is_shrink:
         raise VjobError(
@@ -273,9 +273,9 @@ def _check_room(plan: Plan, members: Members, count: int) -> None:
     most = plan.morphing.max_nodes
     if members.count + count > most:
         raise InputError(
-            f"{members.count} nodes and {count} more are over morph.max_nodes, {most}, which was "
-            f"given at submit; at most {max(most - members.count, 0)} may join, or submit again "
-            "with a higher one"
+            f"{members.count} nodes and {count} more exceed morph.max_nodes, {most}, as set at "
+            f"submit; at most {max(most - members.count, 0)} may join, or submit again with a "
+            "higher value"
         )
 
 
@@ -333,4 +333,4 @@ def _check_enough(run: RunFolder, plan: Plan, here: dict[int, str], count: int) 
 def _withdraw(view: RunView, join: Join) -> str:
     cancel_joined(view, [join])
     append_event(view.run.vjob_events, "shrink-asked", nodes=[], seats=list(join.seats))
-    return f"{join.name}: its job of {join.group.count} nodes, which had not begun, is cancelled"
+    return f"{join.name}: its job of {join.group.count} nodes had not started and was cancelled"

@@ -39,7 +39,7 @@ def import_image(
     """Return a reference's image file, fetching it if it does not exist yet, or with `again`."""
     reference = read_reference(text)
     if target.is_file() and not again:
-        say(f"{target} is there already; --again fetches it again")
+        say(f"{target} already exists; use --again to fetch it again")
         return target
     if shutil.which("enroot") is None:
         raise InputError(
@@ -51,7 +51,7 @@ def import_image(
     before = _identify(target)
     with lock_file(target, say):
         if target.is_file() and _identify(target) != before:
-            say(f"{target} has just been made by another import")
+            say(f"another import has just made {target}")
             return target
         for old in list_files(target.parent, f".{target.name}.*.part"):
             old.unlink(missing_ok=True)
@@ -101,7 +101,7 @@ def land(part: Path, target: Path) -> None:
     except OSError as error:
         damage = f"cannot be read: {error.strerror}"
     if damage:
-        raise VjobError(f"what was made for {target} {damage}")
+        raise VjobError(f"the file made for {target} {damage}")
     fd = open_to_read(part)
     try:
         os.fsync(fd)
@@ -148,7 +148,7 @@ def _open_locked(path: Path, target: Path, say: Say) -> int:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(f"{target} is being made by another command: waiting for it")
+            say(f"another command is making {target}: waiting for it")
             fcntl.flock(fd, fcntl.LOCK_EX)
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):

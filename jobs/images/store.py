@@ -84,7 +84,7 @@ class NodeStore:
         with contextlib.suppress(FileNotFoundError):
             facts = self.base.lstat()
             if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != self._user_id:
-                raise InputError(f"{self.base} is not a folder of yours; name another --scratch")
+                raise InputError(f"{self.base} does not belong to you; give another --scratch")
 
     def find_roots(self) -> list[Root]:
         """Return every tree, complete or left over, by name."""
@@ -158,7 +158,7 @@ class NodeStore:
     def _remove_held(self, path: Path, base: str) -> str:
         mounted = find_mounts(path, read_text(Path("/proc/self/mountinfo"), "replace"))
         if mounted:
-            return f"something is mounted in it, at {mounted[0]}: umount that first"
+            return f"a file system is mounted in it, at {mounted[0]}: unmount that first"
         if path.is_symlink():
             path.unlink(missing_ok=True)
             return ""
@@ -173,7 +173,7 @@ class NodeStore:
             remove_tree(path)
         except OSError as error:
             why = f"{error.filename}: {error.strerror}"
-            return f"{why}; files of mapped users go with `podman unshare rm -rf {path}`"
+            return f"{why}; `podman unshare rm -rf {path}` removes files of mapped users"
         return ""
 
     def sweep(self) -> None:

@@ -270,8 +270,8 @@ def prepare_sweep(
 def check_name(name: str) -> None:
     if not _NAME.fullmatch(name) or _JOB.fullmatch(name):
         raise InputError(
-            f"--sweep-name {name}: letters, digits, -, _ and ., from a letter or digit on, 64 at "
-            "most; `last` and job ids are no names"
+            f"--sweep-name {name}: letters, digits, -, _ and ., starting with a letter or "
+            "digit, at most 64; `last` and job ids are no names"
         )
 
 

@@ -99,10 +99,10 @@ def list_own_env() -> tuple[str, ...]:
 
 def check_names(conf: JobConf) -> Iterator[KeyProblem]:
     if not _NAME.fullmatch(conf.name):
-        allowed = "letters, digits, -, _ and ., from a letter or digit on, 64 at most"
+        allowed = "letters, digits, -, _ and ., starting with a letter or digit, at most 64"
         yield "name", conf.name, f"names a folder: {allowed}"
     elif re.fullmatch(r"last|L?\d+", conf.name):
-        yield "name", conf.name, "would be taken for a job: `last` and job ids are no names"
+        yield "name", conf.name, "would be read as a job: `last` and job ids cannot be names"
     environments = [("env", conf.env)]
     for index, group in enumerate(conf.cluster.nodes):
         environments.append((f"cluster.nodes[{index}].env", group.env))
@@ -115,7 +115,7 @@ def check_names(conf: JobConf) -> Iterator[KeyProblem]:
 
 def _check_env_name(key: str, name: str, value: str) -> Iterator[KeyProblem]:
     if not _ENV_NAME.fullmatch(name):
-        yield key, value, "a variable's name has letters, digits and _, and no digit first"
+        yield key, value, "a name has letters, digits and _, and does not begin with a digit"
     elif name in _OWN_ENV:
         yield key, value, f"{name} is set by vjob: it {_OWN_ENV[name]}"
     elif name in TORCHRUN_NAMES:
@@ -123,14 +123,14 @@ def _check_env_name(key: str, name: str, value: str) -> Iterator[KeyProblem]:
     elif name in list_variables():
         yield key, value, f"{name} is set by vjob: it is cluster.nodes[].devices"
     elif name.startswith("VJOB_"):
-        yield key, value, "names that begin with VJOB_ are vjob's own"
+        yield key, value, "names that begin with VJOB_ are reserved for vjob"
 
 
 def find_unset(conf: JobConf, environ: Mapping[str, str]) -> Iterator[KeyProblem]:
     """Yield variables in `pass_env` that the submitting shell does not have."""
     for index, name in enumerate(conf.pass_env):
         if name not in environ and _ENV_NAME.fullmatch(name):
-            yield f"pass_env[{index}]", name, "is not set in this shell; set it, or take it out"
+            yield f"pass_env[{index}]", name, "is not set in this shell; set it, or remove it here"
 
 
 def check_program(conf: JobConf) -> Iterator[KeyProblem]:
@@ -144,31 +144,31 @@ def check_program(conf: JobConf) -> Iterator[KeyProblem]:
         message = "must be a module's name, such as pkg.train; a file is program.script"
         yield "program.module", conf.program.module, message
     if kind == "command" and not any(conf.program.command):
-        yield "program.command", "", "must have a word: the program to run"
+        yield "program.command", "", "must not be empty: it names the program to run"
     if conf.train.precision == "fp8" and kind in ("megatron", "deepspeed"):
-        message = f"is for the built-in programs; use bf16, and {kind}'s own options for float8"
+        message = f"is for the built-in programs; use bf16 and {kind}'s own options for float8"
         yield "train.precision", "fp8", message
     if not kind.startswith("pretrain_"):
         return
     if conf.model is None:
-        yield "model", None, f"is required by {kind}: a name such as gpt2-small, or a mapping"
+        yield "model", None, f"is required by {kind}; give a name such as gpt2-small, or a mapping"
     if conf.data is None:
-        yield "data", None, f"is required by {kind}: {{prefix: ...}} or {{synthetic: true}}"
+        yield "data", None, f"is required by {kind}; give {{prefix: ...}} or {{synthetic: true}}"
     elif kind == "pretrain_bert" and conf.data.prefix and not conf.data.synthetic:
         if conf.data.vocab is None:
-            yield "data.vocab", None, "is required by pretrain_bert: the data's vocab.txt"
+            yield "data.vocab", None, "is required by pretrain_bert; give the data's vocab.txt"
         if len(split_blend(conf.data.prefix)) > 1:
-            message = "a BERT takes one data set; put the texts into one with `vjob data prepare`"
+            message = "pretrain_bert reads one data set; merge the texts with `vjob data prepare`"
             yield "data.prefix", conf.data.prefix, message
     if conf.parallel.zero == 3 and conf.train.compile:
-        yield "parallel.zero", 3, "cannot be with train.compile; use 1 or 2"
+        yield "parallel.zero", 3, "conflicts with train.compile; use 1 or 2"
     if conf.parallel.zero > 1 and conf.train.cuda_graphs:
-        yield "parallel.zero", conf.parallel.zero, "cannot be with train.cuda_graphs; use 0 or 1"
+        yield "parallel.zero", conf.parallel.zero, "conflicts with train.cuda_graphs; use 0 or 1"
     if conf.parallel.zero == 3 and conf.train.optimizer.name == "lamb":
-        message = "holds slices, and train.optimizer.name lamb looks at whole tensors; use 1 or 2"
+        message = "splits tensors, but train.optimizer.name lamb needs whole ones; use 1 or 2"
         yield "parallel.zero", 3, message
     if conf.parallel.recompute == "selective" and conf.train.compile:
-        message = "cannot be with train.compile, which joins operations; use full"
+        message = "conflicts with train.compile, which fuses operations; use full"
         yield "parallel.recompute", "selective", message
     if conf.parallel.recompute == "offload":
         yield from _check_offload(conf.parallel)
@@ -178,9 +178,9 @@ def _check_offload(parallel: Parallel) -> Iterator[KeyProblem]:
     from varuna_core.schedule.registry import SCHEDULES
 
     if parallel.zero == 3:
-        yield "parallel.zero", 3, "cannot be with parallel.recompute: offload; use 1 or 2"
+        yield "parallel.zero", 3, "conflicts with parallel.recompute: offload; use 1 or 2"
     if parallel.schedule != "auto" and SCHEDULES[parallel.schedule].recomputes:
-        message = f"cannot be with parallel.schedule: {parallel.schedule}, which recomputes"
+        message = f"conflicts with parallel.schedule: {parallel.schedule}, which recomputes"
         yield "parallel.recompute", "offload", message
 
 
@@ -190,7 +190,7 @@ def check_train(conf: JobConf) -> Iterator[KeyProblem]:
         message = f"must be at most train.optimizer.lr, {train.optimizer.lr}"
         yield "train.schedule.min_lr", train.schedule.min_lr, message
     if train.optimizer.offload and train.optimizer.apex is True:
-        message = "cannot be with train.optimizer.apex, whose kernels run on GPUs; remove one"
+        message = "conflicts with train.optimizer.apex, whose kernels run on GPUs; remove one"
         yield "train.optimizer.offload", True, message
     warmup, decay = train.schedule.warmup_steps, train.schedule.decay_steps
     if decay is not None and decay < warmup:
@@ -198,7 +198,7 @@ def check_train(conf: JobConf) -> Iterator[KeyProblem]:
         yield "train.schedule.decay_steps", decay, message
     local = train.checkpoint.local
     if local is not None and not local.startswith("/"):
-        yield "train.checkpoint.local", local, "is a folder on the node: an absolute path"
+        yield "train.checkpoint.local", local, "must be an absolute path of a folder on the node"
     if local is not None and train.checkpoint.folder is None:
         yield "train.checkpoint.local", local, "needs train.checkpoint.folder to copy to"
     if data is None:
@@ -206,7 +206,7 @@ def check_train(conf: JobConf) -> Iterator[KeyProblem]:
     if data.prefix is None and not data.synthetic:
         yield "data", {}, "must have prefix, or synthetic: true"
     if data.prefix is not None and data.synthetic:
-        yield "data.synthetic", True, "cannot be together with data.prefix; remove one"
+        yield "data.synthetic", True, "conflicts with data.prefix; remove one"
     if not _SPLIT.fullmatch(data.split) or _sum_split(data.split) <= 0:
         yield (
             "data.split",
@@ -239,7 +239,7 @@ def check_container(conf: JobConf) -> Iterator[KeyProblem]:
         elif not target.startswith("/"):
             yield f"container.mounts[{index}]", mount, f"the target {target} must be absolute"
     if container.workdir is not None and not container.workdir.startswith("/"):
-        message = "is a folder inside the container: an absolute path"
+        message = "must be an absolute path of a folder in the container"
         yield "container.workdir", container.workdir, message
 
 
@@ -253,7 +253,7 @@ def check_morph(conf: JobConf) -> Iterator[KeyProblem]:
     elif morph.enabled and high is not None and high < nodes:
         yield "morph.max_nodes", high, f"must be at least the {nodes} nodes of cluster.nodes"
     elif morph.enabled and morph.grow == "auto" and high is None:
-        message = f"needs morph.max_nodes: up to how many, where cluster.nodes has {nodes}"
+        message = f"needs morph.max_nodes, the limit to grow to (cluster.nodes has {nodes})"
         yield "morph.grow", "auto", message
     for key, value in (("grow", morph.grow == "auto"), ("leave_slow", morph.leave_slow)):
         if value and not morph.enabled:
@@ -266,7 +266,7 @@ def check_morph(conf: JobConf) -> Iterator[KeyProblem]:
 def check_others(conf: JobConf) -> Iterator[KeyProblem]:
     mail, webhook = conf.notify.mail, conf.notify.webhook
     if mail is not None and ("@" not in mail or not mail.isprintable() or " " in mail):
-        yield "notify.mail", mail, "must be a mail address"
+        yield "notify.mail", mail, "must be an email address"
     if webhook is not None and not webhook.startswith(("https://", "http://")):
         yield "notify.webhook", webhook, "must be a URL that begins with https:// or http://"
     if conf.progress is not None:
@@ -286,13 +286,13 @@ def check_others(conf: JobConf) -> Iterator[KeyProblem]:
 def check_track(conf: JobConf) -> Iterator[KeyProblem]:
     wandb, mlflow, metrics = conf.track.wandb, conf.track.mlflow, conf.track.openmetrics
     if wandb is not None and not re.fullmatch(r"[^/\\#?%:\s]{1,128}", wandb.project):
-        message = "names a project: no spaces and none of / \\ # ? % :, 128 at most"
+        message = "names a project: at most 128 characters, without spaces and / \\ # ? % :"
         yield "track.wandb.project", wandb.project, message
     if mlflow is not None:
         yield from _check_mlflow(mlflow)
     for name in conf.track.plugins:
         if name not in list_plugins("vjob.trackers"):
-            message = "is no installed plug-in of vjob.trackers (docs/plugins.md)"
+            message = "is not an installed plug-in of vjob.trackers (docs/plugins.md)"
             yield f"track.plugins.{name}", name, message
     if metrics == "":
         yield "track.openmetrics", "", "must name a file, such as /var/lib/node_exporter/gpt.prom"
@@ -303,7 +303,7 @@ def check_track(conf: JobConf) -> Iterator[KeyProblem]:
     for key, path in (("track.openmetrics", metrics), ("track.mlflow.uri", store)):
         if path and not any(_is_under(path, Path(target)) for target in targets):
             folder = os.path.dirname(path)
-            message = f"is not seen in the container: add {folder}:{folder} to container.mounts"
+            message = f"is not visible in the container: add {folder}:{folder} to container.mounts"
             yield key, path, message
 
 
@@ -312,10 +312,10 @@ def _check_mlflow(mlflow: Mlflow) -> Iterator[KeyProblem]:
     if not mlflow.experiment:
         yield "track.mlflow.experiment", "", "must name an experiment"
     if not mlflow.uri:
-        yield "track.mlflow.uri", "", "must be a server, sqlite:////shared/mlflow.db, or a folder"
+        yield "track.mlflow.uri", "", "must be a URL, sqlite:////shared/mlflow.db, or a folder"
     elif colon and "@" in rest.partition("/")[0]:
         message = (
-            "holds a password: leave it out, and set MLFLOW_TRACKING_USERNAME and "
+            "contains a password: remove it and set MLFLOW_TRACKING_USERNAME and "
             "MLFLOW_TRACKING_PASSWORD in the environment (docs/track.md)"
         )
         yield "track.mlflow.uri", mlflow.uri, message
@@ -332,7 +332,7 @@ def find_missing_paths(conf: JobConf, base: Path | None) -> Iterator[KeyProblem]
         if program.kind == "megatron":
             is_script = path.endswith(".py")
             if not (os.path.isfile if is_script else os.path.isdir)(path):
-                message = "is not there; it is the Megatron-LM checkout, or a script in it"
+                message = "does not exist; give a Megatron-LM checkout, or a script in one"
                 yield key, path, _explain(message, path)
             elif not is_script and not any(Path(path, name).is_file() for name in SCRIPTS):
                 message = f"has no {SCRIPTS[0]}; name a Megatron-LM checkout, or the script in it"
@@ -359,7 +359,7 @@ def find_missing_paths(conf: JobConf, base: Path | None) -> Iterator[KeyProblem]
     image = conf.container.image
     if image and image.startswith("/") and not os.path.exists(image):
         written = _spell_reference(image, base)
-        message = f"not found; an image of a registry is written {written}"
+        message = f"not found; write an image from a registry as {written}"
         yield "container.image", image, _explain(message, image)
     for index, mount in enumerate(conf.container.mounts):
         source = mount.partition(":")[0]
@@ -377,7 +377,7 @@ def _find_missing_data(conf: JobConf, base: Path | None) -> Iterator[KeyProblem]
         if missing and not _may_be_elsewhere(prefix, conf.container, base):
             message = f"{' and '.join(prefix + end for end in missing)} not found"
             if prefix.endswith((".bin", ".idx")):
-                message = "is written without .bin or .idx"
+                message = "must be written without .bin or .idx"
             yield "data.prefix", prefix, _explain(message, prefix)
     vocab = data.vocab
     if vocab and not Path(vocab).is_file() and not _may_be_elsewhere(vocab, conf.container, base):
@@ -416,7 +416,7 @@ def check_supported(conf: JobConf) -> Iterator[KeyProblem]:
         yield from _check_morph_supported(conf)
     known = ("auto", "none", *RUNTIMES, *list_plugins("vjob.container_runtimes"))
     if conf.container.image is not None and runtime not in known:
-        message = f"is not in this version of vjob; it has {', '.join(RUNTIMES)} and none"
+        message = f"is not supported by this version of vjob; use {', '.join(RUNTIMES)} or none"
         yield "container.runtime", runtime, message
 
 
@@ -424,7 +424,7 @@ def _check_built_in_supported(conf: JobConf) -> Iterator[KeyProblem]:
     """Yield combinations that the built-in programs lack; other programs may have them."""
     parallel = conf.parallel
     if parallel.tensor > 1 and parallel.zero == 3:
-        message = "slices of shared layers are not in this version of vjob; use 1 or 2 with tensor"
+        message = "with tensor, 3 is not supported by this version of vjob; use 1 or 2"
         yield "parallel.zero", parallel.zero, message
 
 
@@ -434,9 +434,9 @@ def _check_morph_supported(conf: JobConf) -> Iterator[KeyProblem]:
     if kind not in (*BUILT_IN, *OWN):
         yield key, True, f"is for {', '.join((*BUILT_IN, *OWN))}, not for {kind}"
     elif kind in BUILT_IN and conf.train.checkpoint.folder is None:
-        yield key, True, "needs train.checkpoint.folder: a run that loses a node goes on from there"
+        yield key, True, "needs train.checkpoint.folder, to resume after the loss of a node"
     if conf.container.runtime == "pyxis":
-        yield key, True, "is not in this version of vjob with pyxis, which srun starts only once"
+        yield key, True, "is not supported with pyxis, which srun starts only once"
     if conf.morph.mode == "world":
         yield from _check_morph_world(conf)
 
@@ -450,5 +450,5 @@ def _check_morph_world(conf: JobConf) -> Iterator[KeyProblem]:
     asked = {"pipeline": parallel.pipeline, "partition": parallel.partition}
     for name, value in asked.items():
         if value not in (1, "auto"):
-            message = "cannot be with morph.mode: world, which has no stages; use pipeline"
+            message = "conflicts with morph.mode: world, which has no stages; use pipeline"
             yield f"parallel.{name}", value, message

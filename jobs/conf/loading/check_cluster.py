@@ -35,7 +35,7 @@ def check_groups(conf: JobConf) -> Iterator[KeyProblem]:
     for index, group in enumerate(conf.cluster.nodes):
         key = f"cluster.nodes[{index}]"
         if not _GROUP.fullmatch(group.group):
-            allowed = "must be letters, digits, - and _, from a letter or digit on, 64 at most"
+            allowed = "must be at most 64 letters, digits, - and _, a letter or digit first"
             yield f"{key}.group", group.group, allowed
         if group.group in seen:
             first = seen[group.group]
@@ -46,7 +46,7 @@ def check_groups(conf: JobConf) -> Iterator[KeyProblem]:
         if not _INTERFACE.fullmatch(group.interface):
             yield f"{key}.interface", group.interface, "must be auto or an interface such as eth0"
         if group.queue is not None and not _QUEUES.fullmatch(group.queue):
-            yield f"{key}.queue", group.queue, "must be a Slurm partition; no spaces"
+            yield f"{key}.queue", group.queue, "must be a Slurm partition, without spaces"
 
 
 def _check_gpus(group: NodeGroup, key: str) -> Iterator[KeyProblem]:
@@ -78,14 +78,14 @@ def _check_gpus(group: NodeGroup, key: str) -> Iterator[KeyProblem]:
 def check_cluster(conf: JobConf) -> Iterator[KeyProblem]:
     cluster = conf.cluster
     if cluster.hetero != "auto" and len(cluster.nodes) == 1:
-        message = "is for several groups in cluster.nodes, and there is one; leave it at auto"
+        message = "needs several groups in cluster.nodes, but there is one; leave it at auto"
         yield "cluster.hetero", cluster.hetero, message
     is_split = cluster.hetero == "split" and len(cluster.nodes) > 1
     if conf.on_hang.do == "requeue" and not cluster.requeue:
         yield "on_hang.do", "requeue", "requeue needs cluster.requeue: true"
     if cluster.requeue and is_split and not conf.morph.enabled:
         message = (
-            "cannot be with cluster.hetero: split, whose jobs would be requeued one by one; use "
+            "conflicts with cluster.hetero: split, whose jobs would be requeued one by one; use "
             "hetero: hetjob, or requeue: false"
         )
         yield "cluster.requeue", True, message
@@ -93,7 +93,7 @@ def check_cluster(conf: JobConf) -> Iterator[KeyProblem]:
         yield "cluster.restart_same", True, "needs cluster.restarts, such as 3"
     for name, word in (("account", cluster.account), ("qos", cluster.qos)):
         if word is not None and not _WORD.fullmatch(word):
-            yield f"cluster.{name}", word, "must be a name without spaces; null for the default"
+            yield f"cluster.{name}", word, "must be a name without spaces, or null for the default"
     for index, node in enumerate(cluster.exclude):
         if not _QUEUES.fullmatch(node):
             yield (
@@ -112,23 +112,23 @@ def _check_machines(cluster: Cluster, *, may_morph: bool) -> Iterator[KeyProblem
     """Check the keys of a run on a list of machines, and the address of the first machine."""
     listed = cluster.machine_list
     if cluster.address is not None and may_morph:
-        message = "cannot be with morph, where any node may come first; leave it out"
+        message = "conflicts with morph, where any node may come first; remove it"
         yield "cluster.address", cluster.address, message
     if cluster.scheduler == "machines" and listed is None:
-        message = "needs cluster.machine_list, a file with a host a line"
+        message = "needs cluster.machine_list, a file with one host per line"
         yield "cluster.scheduler", cluster.scheduler, message
     if listed is None:
         if cluster.ssh_config is not None:
             yield "cluster.ssh_config", cluster.ssh_config, "needs cluster.machine_list"
         return
     if cluster.scheduler not in ("auto", "machines"):
-        message = f"cannot be with cluster.scheduler: {cluster.scheduler}; leave that out"
+        message = f"conflicts with cluster.scheduler: {cluster.scheduler}; remove that"
         yield "cluster.machine_list", listed, message
     if len(cluster.nodes) > 1 and may_morph:
-        message = f"with morph wants one group in cluster.nodes, not {len(cluster.nodes)}"
+        message = f"with morph requires one group in cluster.nodes, not {len(cluster.nodes)}"
         yield "cluster.machine_list", listed, message
     if len(cluster.nodes) > 1 and cluster.hetero == "split":
-        message = "is for Slurm: one job starts all machines of a list; leave it out"
+        message = "is for Slurm: one job starts all machines of a list; remove it"
         yield "cluster.hetero", cluster.hetero, message
 
 
@@ -140,8 +140,8 @@ def _check_port(port: int | str) -> Iterator[KeyProblem]:
         yield "cluster.port", port, "must be 1024 to 65535, or auto"
     elif low <= port <= high:
         message = (
-            f"lies in {low} to {high}, which Linux hands out to outgoing connections: it would be "
-            "taken now and then; use auto, or a port outside"
+            f"is within {low} to {high}, the ports that Linux gives to outgoing connections, so "
+            "it may be in use; choose auto or a port outside"
         )
         yield "cluster.port", port, message
 
@@ -152,7 +152,7 @@ def _check_sbatch(parent: str, options: Mapping[str, object]) -> Iterator[KeyPro
         if not _OPTION.fullmatch(name):
             bare = name.strip().lstrip("-").lower().replace("_", "-")
             hint = f', such as "{bare}"' if _OPTION.fullmatch(bare) else ""
-            yield key, value, f"must be an option's long name without dashes before it{hint}"
+            yield key, value, f"must be an option's long name, without leading dashes{hint}"
         elif name in WORDS:
             text = None if value is None else spell(value)
             yield key, value, f"cannot be given here: {answer_word(parent, name, text)}"
@@ -162,7 +162,7 @@ def _check_sbatch(parent: str, options: Mapping[str, object]) -> Iterator[KeyPro
                 key,
                 value,
                 f"sbatch may read it as {whole}, which cannot be given here: "
-                f"{explain_option(whole)}; write the whole name of another option",
+                f"{explain_option(whole)}; write the full name of another option",
             )
         elif value is None:
             yield key, value, "must have a value; true for an option that takes none"

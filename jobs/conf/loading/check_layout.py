@@ -15,8 +15,8 @@ def check_layout(conf: JobConf) -> Iterator[KeyProblem]:
     for group in conf.cluster.nodes:
         if group.num_ranks % parallel.tensor:
             message = (
-                f"tensor groups lie within a node, and {parallel.tensor} does not divide the "
-                f"{group.num_ranks} ranks of a node in group {group.group}"
+                f"{parallel.tensor} does not divide the {group.num_ranks} ranks of a node in "
+                f"group {group.group}; a tensor group must lie within one node"
             )
             yield "parallel.tensor", parallel.tensor, message
             break
@@ -38,12 +38,12 @@ def _check_open(conf: JobConf) -> Iterator[KeyProblem]:
     """Yield keys that the planner needs in order to choose the others."""
     key = "parallel.pipeline" if conf.parallel.pipeline == "auto" else "train.micro_batch_size"
     if conf.train.global_batch_size is None:
-        message = "must be set where a layout is to be chosen: its default would change with it"
+        message = "must be set if vjob is to choose the layout, since its default depends on it"
         yield "train.global_batch_size", None, message
     if conf.program.kind in OWN_MODEL:
-        yield key, "auto", "is for programs whose model vjob knows; `vjob plan` helps to choose"
+        yield key, "auto", "needs a program whose model vjob knows; `vjob plan` helps to choose"
     if conf.morph.enabled:
-        yield key, "auto", "cannot be together with morph.enabled"
+        yield key, "auto", "conflicts with morph.enabled; give a number"
 
 
 def _check_world(conf: JobConf) -> Iterator[KeyProblem]:
@@ -68,7 +68,7 @@ def _check_world(conf: JobConf) -> Iterator[KeyProblem]:
     elif world % replica:
         message = (
             f"{world} ranks ({ranks}) make {world // replica} replicas of {replica} ({factors}) "
-            f"and leave {world % replica} over; change them, or the nodes' count or ranks"
+            f"and leave {world % replica} over; change these, or the nodes' count or ranks"
         )
         yield "parallel.pipeline", parallel.pipeline, message
 
@@ -82,8 +82,8 @@ def _check_least(conf: JobConf) -> Iterator[KeyProblem]:
         ranks = " + ".join(f"{group.count}x{group.num_ranks}" for group in conf.cluster.nodes)
         stages = f"{pipeline} stages" + f" x tensor {parallel.tensor}" * (parallel.tensor > 1)
         message = (
-            f"{stages} on {world} ranks ({ranks}): less depth needs parallel.partition, for the "
-            "number of layers"
+            f"{stages} on {world} ranks ({ranks}): to use fewer stages vjob needs the number of "
+            "layers; set parallel.partition"
         )
         yield "parallel.pipeline", pipeline, message
 
@@ -129,7 +129,7 @@ def _check_llama(conf: JobConf, model: Model, llama: Llama) -> Iterator[KeyProbl
         yield "parallel.tensor", conf.parallel.tensor, message
     size = llama.head_size or model.hidden // model.heads
     if size % 2:
-        yield "model.llama.head_size", size, "must be even: rotary positions turn pairs"
+        yield "model.llama.head_size", size, "must be even, because rotary positions rotate pairs"
 
 
 def _check_sharing(conf: JobConf) -> Iterator[KeyProblem]:
@@ -149,13 +149,13 @@ def _check_sharing(conf: JobConf) -> Iterator[KeyProblem]:
     if parallel.tensor == 1:
         return
     if train.precision == "fp8":
-        yield "train.precision", "fp8", "cannot be with parallel.tensor above 1; use bf16"
+        yield "train.precision", "fp8", "conflicts with parallel.tensor above 1; use bf16"
     if train.compile:
-        yield "train.compile", True, "cannot be with parallel.tensor above 1"
+        yield "train.compile", True, "conflicts with parallel.tensor above 1"
     if train.cuda_graphs:
-        yield "train.cuda_graphs", True, "cannot be with parallel.tensor above 1"
+        yield "train.cuda_graphs", True, "conflicts with parallel.tensor above 1"
     if train.optimizer.name == "lamb":
-        message = "looks at whole weights, of which a rank has a share with parallel.tensor above 1"
+        message = "needs whole weights, but a rank has only a part with parallel.tensor above 1"
         yield "train.optimizer.name", "lamb", message
 
 
@@ -167,9 +167,9 @@ def _check_context(conf: JobConf) -> Iterator[KeyProblem]:
     if conf.program.kind != "pretrain_gpt":
         yield key, context, "is for pretrain_gpt"
     if is_open(conf):
-        yield key, context, "cannot be with a layout that the planner chooses: give numbers"
+        yield key, context, "conflicts with a layout that the planner chooses: give numbers"
     if conf.morph.enabled:
-        yield key, context, "cannot be with morph.enabled, which changes the replicas"
+        yield key, context, "conflicts with morph.enabled, which changes the replicas"
     elif replicas is not None and replicas % context:
         yield key, context, f"must divide parallel.data, {replicas}"
     if model is not None and model.sequence % context:
@@ -180,7 +180,7 @@ def _check_context(conf: JobConf) -> Iterator[KeyProblem]:
         ("train.cuda_graphs", True, train.cuda_graphs),
     ):
         if is_on:
-            yield other, value, "cannot be with parallel.context above 1"
+            yield other, value, "conflicts with parallel.context above 1"
 
 
 def check_partition(conf: JobConf) -> Iterator[KeyProblem]:
@@ -201,14 +201,14 @@ def check_partition(conf: JobConf) -> Iterator[KeyProblem]:
         if len(parts) != chunks * pipeline:
             word = "two" if chunks == 2 else str(chunks)
             message = (
-                f"has {len(parts)} numbers; {schedule} has {word} chunks a stage: "
+                f"has {len(parts)} numbers, but {schedule} has {word} chunks per stage: "
                 f"{chunks * pipeline}"
             )
             yield key, text, message
     elif chunks is None:
         if len(parts) % pipeline or len(parts) == pipeline:
             message = (
-                f"has {len(parts)} numbers; {schedule} has the same number of chunks on each of "
+                f"has {len(parts)} numbers, but {schedule} needs equally many chunks on each of "
                 f"{pipeline} stages: {2 * pipeline}, {3 * pipeline}, ..."
             )
             yield key, text, message

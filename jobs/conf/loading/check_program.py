@@ -25,16 +25,16 @@ def find_launch_problems(
     if launch == "python":
         if world > 1:
             message = (
-                f"is one process, and cluster.nodes has {world} ranks: use torchrun, or one rank"
+                f"is one process, but cluster.nodes has {world} ranks: use torchrun, or one rank"
             )
             yield key, launch, message
         if conf.morph.enabled:
-            yield key, launch, "cannot be with morph.enabled, whose ranks meet: use torchrun"
+            yield key, launch, "conflicts with morph.enabled, whose ranks communicate: use torchrun"
     if launch == "node" and conf.morph.enabled and conf.morph.mode != "world":
         message = "must be world with program.launch: node, whose program lays out its own ranks"
         yield "morph.mode", conf.morph.mode, message
     if launch == "node" and conf.profile.ranks != "all":
-        message = "is of single ranks, which the launcher of program.launch: node starts: remove it"
+        message = "is for single ranks, but program.launch: node uses a launcher: remove it"
         yield "profile.ranks", conf.profile.ranks, message
     if launch in ("python", "node") and layout and not (launch == "python" and world > 1):
         referenced = list_referenced(conf)

@@ -49,8 +49,8 @@ def choose_queue(
     """
     if not queues:
         raise InputError(
-            f"queue: auto of group {group.group}: nothing says which queues there are; name one "
-            "here, or all in a site's file (docs/site.md)"
+            f"queue: auto of group {group.group}: the queues are not known; name one here, or "
+            "all of them in a site file (docs/site.md)"
         )
     if not group.num_gpus:
         queues = sorted(queues, key=lambda item: bool(list_gpus(item[1])))
@@ -81,7 +81,7 @@ def find_lack(group: NodeGroup, walltime_min: int | None, queue: Queue) -> str:
         if asked is not None and limit is not None and asked > limit:
             return f"has {limit} {name}"
     if queue.nodes is not None and group.count > queue.nodes:
-        return f"gives a job {queue.nodes} nodes at most"
+        return f"gives a job at most {queue.nodes} nodes"
     if None not in (walltime_min, queue.walltime_min) and walltime_min > queue.walltime_min:  # type: ignore[operator]  # both are numbers
         return f"ends jobs after {queue.walltime_min} min"
     return ""

@@ -74,7 +74,7 @@ def refuse_include(tree: Node) -> tuple[Node, list[Problem]]:
     if entry is None or not isinstance(tree, Table):
         return tree, []
     own = {name: one for name, one in tree.entries.items() if name != INCLUDE}
-    message = "only a conf that is a file includes others"
+    message = "only a conf file can include others"
     problem = Problem(where=entry.where, key=INCLUDE, value="", message=message)
     return Table(entries=own, where=tree.where), [problem]
 
@@ -131,7 +131,7 @@ class _Files:
         if isinstance(tree, Scalar) and tree.is_null:
             tree = empty
         if not isinstance(tree, Table):
-            self.note(name.where, name.text, "is no mapping of keys, and so no conf")
+            self.note(name.where, name.text, "must be a conf, a mapping of keys")
             return empty
         found, _ = self.include(tree, shown, path.parent, (*stack, real))
         self.trees[real] = found
@@ -197,7 +197,7 @@ class _Filler:
             if isinstance(found, Scalar):
                 return Scalar(text=found.text, plain=found.plain, where=node.where)
             if _holds_secret(found) and path.rpartition(".")[2] != "env":
-                raise _UnfilledError(f"{whole[0]} holds a secret: it goes by env or pass_env alone")
+                raise _UnfilledError(f"{whole[0]} contains a secret: pass it by env or pass_env")
             return found
         text, end = [], 0
         for match in REFERENCE.finditer(node.text):
@@ -206,7 +206,7 @@ class _Filler:
         filled = "".join([*text, node.text[end:]])
         if len(filled) > MOST_CHARS:
             raise _UnfilledError(
-                f"is longer than {MOST_CHARS} characters with its references filled"
+                f"is longer than {MOST_CHARS} characters after its references are expanded"
             )
         return Scalar(text=filled, plain=node.plain, where=node.where)
 
@@ -218,7 +218,7 @@ class _Filler:
         found = self.find(match[1].strip(), match[0], path)
         if not isinstance(found, Scalar):
             raise _UnfilledError(
-                f"{match[0]} is a list or a mapping: only a whole value can be one"
+                f"{match[0]} is a list or a mapping, which cannot be a part of a text"
             )
         return found.text
 
@@ -226,13 +226,13 @@ class _Filler:
         """Return the filled value of a key, or else its default."""
         if key in self.active:
             chain = " > ".join([*self.active[self.active.index(key) :], key])
-            raise _UnfilledError(f"{spelled} comes back to itself: {chain}")
+            raise _UnfilledError(f"{spelled} refers back to itself: {chain}")
         if key == path or path.startswith((f"{key}.", f"{key}[")):
             raise _UnfilledError(f"{spelled} would hold itself")
         if len(self.active) >= MOST_STEPS:
-            raise _UnfilledError(f"{spelled} goes through more than {MOST_STEPS} keys")
+            raise _UnfilledError(f"{spelled} refers through more than {MOST_STEPS} keys")
         if is_secret(key) and not is_secret(path):
-            raise _UnfilledError(f"{spelled} is a secret: it goes by env or pass_env alone")
+            raise _UnfilledError(f"{spelled} is a secret: pass it by env or pass_env")
         if key not in self.values:
             self.active.append(key)
             try:
@@ -242,7 +242,7 @@ class _Filler:
         found = self.values[key]
         self.count += _count(found, MAX_NODES)
         if self.count > MAX_NODES:
-            raise _UnfilledError(f"{spelled}: more than {MAX_NODES} values by references")
+            raise _UnfilledError(f"{spelled} expands to more than {MAX_NODES} values")
         if isinstance(found, Scalar) and found.plain and found.text == "auto":
             raise _UnfilledError(
                 f"{spelled} is auto, which is not known yet: write {key}, or refer to it in "
@@ -269,13 +269,11 @@ class _Filler:
             elif name and (not isinstance(node, (Scalar, Items)) or _is_null(node)):
                 node = None
                 if hint is None:
-                    raise _UnfilledError(
-                        f"{spelled} is no key of the conf; {suggest_reference(key)}"
-                    )
+                    raise _UnfilledError(f"{spelled} is not a conf key; {suggest_reference(key)}")
                 if isinstance(hint, _Default):
                     node = _to_node(hint.value, self.root.where)
             else:
-                raise _UnfilledError(f"{spelled} is no key of the conf; {suggest_reference(key)}")
+                raise _UnfilledError(f"{spelled} is not a conf key; {suggest_reference(key)}")
         if node is None:
             raise _UnfilledError(f"{spelled} has no value: set {key}")
         return self.fill_all(node, key)
@@ -304,7 +302,7 @@ class _Default:
 def _split(key: str, spelled: str) -> list[tuple[str, str]]:
     steps = STEP.findall(key)
     if not steps or "".join(name or f"[{index}]" for name, index in steps) != key.replace(".", ""):
-        raise _UnfilledError(f"{spelled} is no key of the conf; {suggest_reference(key)}")
+        raise _UnfilledError(f"{spelled} is not a conf key; {suggest_reference(key)}")
     return [(name, index) for name, index in steps]
 
 

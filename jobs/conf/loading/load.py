@@ -322,7 +322,7 @@ class _UnusableError(Exception):
 
 
 SCRIPTS = {
-    ".py": "is a script, not a conf: `vjob run {0}` runs it, with `--print-conf` prints a conf",
+    ".py": "is a script, not a conf: `vjob run {0}` runs it; add `--print-conf` to get a conf",
     ".sh": "is a shell script, not a conf: `vjob run {0}` runs it on this machine, "
     "`vjob init --from {0} > conf.yaml` translates it",
 }
@@ -350,7 +350,7 @@ def _read_file(path: Path) -> bytes:
             if len(content) > MOST_BYTES:
                 raise _UnusableError(f"is larger than {MOST_BYTES >> 20} MB, not a conf")
         if not content and stat.S_ISFIFO(mode):
-            raise _UnusableError("is a pipe into which nobody writes")
+            raise _UnusableError("is a pipe that nobody writes to")
     return content
 
 
@@ -368,9 +368,9 @@ def apply_overrides(tree: Node, overrides: Sequence[str]) -> tuple[Node, list[Pr
             problems.extend(noted)
             steps = _STEP.findall(key)
             if steps[0] == INCLUDE:
-                raise _UnusableError("is read from the conf alone; set the keys themselves")
+                raise _UnusableError("is read from the conf only; set the keys themselves")
             if len(steps) > MAX_DEPTH:
-                raise _UnusableError(f"nested more than {MAX_DEPTH} deep")
+                raise _UnusableError(f"nested more than {MAX_DEPTH} levels deep")
             tree = _replace(tree, steps, value, "")
         except ConfError as error:
             message = error.problems[-1].message

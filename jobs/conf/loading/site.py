@@ -184,7 +184,7 @@ def _parse_file(text: str, path: str, source: str) -> _File:
     tree, problems = parse_tree(text, path)
     tree = NOTHING if isinstance(tree, Scalar) and tree.is_null else tree
     if not isinstance(tree, Table):
-        message = "a site's file is a mapping of keys"
+        message = "a site file must be a mapping of keys"
         problem = Problem(where=f"{path}:1", key="", value="", message=message)
         raise ConfError([*problems, problem])
     bare, defaults = _take_defaults(tree, problems)
@@ -261,7 +261,7 @@ def _check_section(section: SiteSection, key: str, source: str) -> Iterator[KeyP
         place = f"{join_key(key, 'locked')}.{word}"
         known = [one for one in list_leaves() if "[]" not in one]
         if source != "site":
-            yield place, sentence, "only the site's file locks keys"
+            yield place, sentence, "only the site file can lock keys"
         elif word not in known and word.rpartition(".")[0] not in known:
             yield place, sentence, f"cannot be locked; {suggest(word, known, what='keys')}"
     for name, queue in section.queues.items():

@@ -27,7 +27,7 @@ from vjob.jobs.schedulers.job import JobState
 def find_job_logs(job: ForeignJob, wanted: LineFilter, num_lines: int | None = None) -> list[Log]:
     """The files that are asked for; `--node` names a part, such as 12_3, here."""
     if wanted.ranks:
-        raise InputError(f"vjob did not submit {job.word}: its output does not say who wrote it")
+        raise InputError(f"vjob did not submit {job.word}: its lines do not show their ranks")
     return [
         Log(Path(path), name, num_lines=num_lines, is_err=kind == "err")
         for name, files in job.files.items()
@@ -44,7 +44,7 @@ def explain_no_logs(job: ForeignJob) -> str:
         return f"job {job.word} is {part.info.native_word}{why} and has printed nothing yet"
     if job.notes:
         return f"{job.notes[0]}; look in {job.parts[0].work_dir or 'the folder of its sbatch'}"
-    return f"Slurm names no file of job {job.word}'s output: an interactive job, or /dev/null"
+    return f"Slurm names no output file for job {job.word} (interactive, or /dev/null)"
 
 
 def print_job_logs(job: ForeignJob, say: Say, wanted: LineFilter, *, num_lines: int | None) -> None:
@@ -65,7 +65,7 @@ def print_job_errors(job: ForeignJob, say: Say, wanted: LineFilter) -> None:
         say(json.dumps(describe_error(found), indent=1))
         return
     if found is None:
-        say(f"no line of job {job.word} is known as an error; `vjob status` says how it is")
+        say(f"no line of job {job.word} is known as an error; `vjob status` shows its state")
         return
     for text in render(found):
         say(text)

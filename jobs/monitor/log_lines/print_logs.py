@@ -102,7 +102,7 @@ def find_first_error(
         own = left.get(root.rank) if root is not None and root.rank is not None else None
         if own is not None and (own.stopped or own.code == 0):
             how = "was stopped with others" if own.stopped else "exited 0"
-            went_on = f"rank {own.rank} went on after it and {how}"
+            went_on = f"rank {own.rank} continued after it and {how}"
     if root is None:
         return None
     place = [log for log in again if (log.path.name, log.label) == (root.file, root.node)]
@@ -411,7 +411,7 @@ def check_ranks(run: RunFolder, wanted: LineFilter) -> None:
     plan = read_plan(run.plan) if wanted.ranks else None
     unknown = [rank for rank in wanted.ranks if plan and not 0 <= rank < plan.world]
     if plan and unknown:
-        raise InputError(f"{run.name} has no rank {_list(unknown)}; it has 0 to {plan.world - 1}")
+        raise InputError(f"{run.name} has no rank {_list(unknown)}, only 0 to {plan.world - 1}")
 
 
 def check_nodes(
@@ -498,7 +498,7 @@ def print_errors(run: RunFolder, say: Say, wanted: LineFilter, *, attempt: int |
         say(json.dumps(describe_error(found), indent=1))
         return found is not None
     if found is None:
-        say(f"no line of {run.name} is known as an error; `vjob status` says how it is")
+        say(f"no line of {run.name} is known as an error; `vjob status` shows its state")
         return False
     for text in render(found):
         say(text)

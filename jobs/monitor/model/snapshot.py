@@ -27,7 +27,7 @@ from varuna_core.records.logs.learner import Doubt
 from varuna_core.records.logs.slow_ranks import WARM_UP_STEPS, SlowRank
 
 FORMAT = 3
-NO_LIMIT = NotKnown("nothing tells the time limit")
+NO_LIMIT = NotKnown("the time limit is not known")
 
 
 @dataclass(frozen=True, kw_only=True)

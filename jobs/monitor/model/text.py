@@ -229,7 +229,7 @@ def _render_errors(errors: Sequence[Line]) -> list[str]:
     if rest := [line for line in errors if is_fallout_line(line)]:
         many = sum(line.num_same for line in rest)
         what = f"{many} lines" if many > 1 else "1 line"
-        lines.append(f"  {what} of ranks that lost another one, and of launchers, such as")
+        lines.append(f"  {what} from launchers or about the loss of another rank, such as")
         lines.append(f"    {_place(rest[0])}{rest[0].text}")
     return lines
 

@@ -279,7 +279,7 @@ class RunReader:
         spare = [name_host(self.run, seat) for seat in list_spare(state)]
         if spare:
             names = format_names(spare)
-            left_out += (f"here and not used: {names}; the layout has no place for more",)
+            left_out += (f"present but not used: {names}; the layout has no place for more",)
         return left_out
 
     def _read_morphs(self) -> tuple[str, ...]:
@@ -314,7 +314,7 @@ class RunReader:
         for at, attempt in enumerate(attempts):
             if attempt.number in self._earlier:
                 continue
-            reason = read_reason(attempt) or "ended without a word: requeued, or its host was lost"
+            reason = read_reason(attempt) or "ended silently: requeued, or its host was lost"
             is_recent = at >= len(attempts) - NUM_EARLIER
             plan = read_attempt_plan(self.run, attempt.number)
             progress = AttemptReader(attempt, plan, 0).read().progress if is_recent else None
@@ -363,7 +363,7 @@ def _explain(
         if view is not None and not is_ours(view.run):
             owner = name_owner(view.run.path)
             return f"{record.scheduler} does not show the job, which is {owner}'s"
-        return f"{record.scheduler} knows the job no more; last lines below"
+        return f"{record.scheduler} no longer knows the job; last lines below"
     if shown.stop is not None and shown.outcome is None:
         return f"ending: {shown.stop.get('reason')}"
     return ""
@@ -402,4 +402,4 @@ def find_limit(view: RunView | None, asked_s: float | None) -> Known[float]:
             return Value(limit_s, (Evidence("record.json"),))
     if asked_s is not None:
         return Value(asked_s, (Evidence("conf", Sure.INFERRED, text="as it was submitted"),))
-    return limits[0] if limits else NotKnown("the job has no time limit, or nothing tells it")
+    return limits[0] if limits else NotKnown("the job has no time limit, or it is not known")

@@ -43,7 +43,7 @@ from vjob.jobs.schedulers.foreign_job import ForeignJob, JobPart
 
 GPU_EVERY_S = 60.0
 """A step beside the job costs the controller a few requests."""
-MEAN = "no line tells when it was written: the pace is the mean since the job started"
+MEAN = "its lines have no times: the pace is the mean since the job started"
 
 
 class SeenTimes:
@@ -242,7 +242,7 @@ class SlurmJobReader:
                 return gpus, f"its GPUs are not known: {error}"
             seen = parse_gpus(answer.text)
             if not seen:
-                return gpus, "its GPUs are not known: no driver's tool is on its nodes"
+                return gpus, "its GPUs are not known: its nodes have no tool that reads GPUs"
             gpus |= seen
         return gpus, ""
 
@@ -268,15 +268,15 @@ def list_notes(job: ForeignJob) -> list[str]:
     notes = []
     others = sorted({part.user or "another user" for part in job.parts if not part.is_ours})
     if others:
-        notes.append(f"it belongs to {' and '.join(others)}: only what may be read is shown")
+        notes.append(f"it belongs to {' and '.join(others)}: only what you may read is shown")
     run = schedulers.get_scheduler(job.scheduler).find_run_id(job.parts[0].info.comment)
     if run:
         notes.append(f"vjob submitted it as {run}, whose folder was removed or is not known here")
     else:
-        notes.append("vjob did not submit it: no plan, no beats, no exit codes of ranks")
+        notes.append("vjob did not submit it: no plan, heartbeats or exit codes of its ranks")
     has_begun = any(part.started is not None for part in job.parts)
     if has_begun and not job.files and not job.notes:
-        notes.append("Slurm names no file of its output: an interactive job, or /dev/null")
+        notes.append("Slurm names no output file (an interactive job, or /dev/null)")
     return notes
 
 

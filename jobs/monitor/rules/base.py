@@ -196,8 +196,8 @@ def list_alive(snapshot: Snapshot) -> list[Rank]:
 
 Values = Mapping[str, Any]
 CANCEL = Remedy(Action.CANCEL)
-NO_STEP = NotKnown("no line and no trace tells of a step")
-NO_TOTAL = NotKnown("neither the conf nor a line tells the number of steps")
+NO_STEP = NotKnown("no line and no trace shows a step")
+NO_TOTAL = NotKnown("neither the conf nor a line gives the number of steps")
 
 
 def conclude(

@@ -362,7 +362,7 @@ def test_a_lost_result_is_said_to_be_lost(
         job.results()
     said = str(caught.value)
     assert (
-        f"rank 1 ended well, but its result {job.task(1).paths.result_pickle} is not there" in said
+        f"rank 1 succeeded, but its result {job.task(1).paths.result_pickle} does not exist" in said
     )
     assert "log_folder that every node sees" in said
     assert job.task(0).result() == 2
@@ -428,7 +428,7 @@ def test_a_run_folder_that_was_removed_is_missed(executor: submitit.AutoExecutor
     wait_for(lambda: job.state == "COMPLETED", 60)
     shutil.rmtree(job.folder)
     for ask in (job.result, job.exception, job.done, job.wait):
-        with pytest.raises(vjob.VjobError, match="is not there any more"):
+        with pytest.raises(vjob.VjobError, match="does not exist"):
             ask()
     with pytest.raises(vjob.VjobError, match="was the run folder removed"):
         job.cancel()
@@ -446,5 +446,5 @@ def test_another_users_pickle_is_not_opened(
     passing = shutil.ignore_patterns("local-bin.*")  # the supervisor removes it as it ends
     shutil.copytree(job.folder, copy, ignore=passing)
     os.chown(copy / what, 12345, -1)
-    with pytest.raises(vjob.VjobError, match="is another user's: a pickle runs code"):
+    with pytest.raises(vjob.VjobError, match="belongs to another user and is not read"):
         vjob.job(copy).result()

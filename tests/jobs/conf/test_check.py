@@ -65,13 +65,13 @@ def test_a_plain_name_is_fine(name: str) -> None:
 @pytest.mark.parametrize("name", ["last", "12", "L3"])
 def test_a_name_that_reads_as_a_job_is_refused(name: str) -> None:
     (problem,) = find_problems("", head=f"name: {name}\nprogram: {{script: t}}\n")
-    assert "would be taken for a job" in problem
+    assert "would be read as a job" in problem
 
 
 def test_group_names_are_safe_and_differ() -> None:
     assert find_in_groups("group: a.b", "group: x", "group: x") == [
-        "c:5: cluster.nodes[0].group = a.b: must be letters, digits, - and _, from a letter or "
-        "digit on, 64 at most",
+        "c:5: cluster.nodes[0].group = a.b: must be at most 64 letters, digits, - and _, a "
+        "letter or digit first",
         "c:7: cluster.nodes[2].group = x: must be unique; cluster.nodes[1] has this name too",
     ]
 
@@ -99,9 +99,9 @@ def test_gpus_are_a_type_and_a_number(gpus: str) -> None:
         ("gpus: 4, devices: [3, 4]", "devices[1]", "must be 0 to 3, as gpus is 4"),
         ("devices: [4, 5], ranks: 4", "ranks", "must be 2, one for each of devices"),
         ("interface: 'a b'", "interface", "must be auto or an interface"),
-        ("queue: 'a b'", "queue", "no spaces"),
+        ("queue: 'a b'", "queue", "without spaces"),
         ("sbatch: {time: 3}", "sbatch.time", "write `walltime_min: 3` in cluster"),
-        ("env: {1x: 3}", "env.1x", "a variable's name"),
+        ("env: {1x: 3}", "env.1x", "a name has letters"),
     ],
 )
 def test_a_group_is_checked_by_itself(group: str, key: str, message: str) -> None:
@@ -113,7 +113,7 @@ def test_a_world_that_does_not_come_out_names_what_is_left() -> None:
     groups = ("group: a, ranks: 4", "group: b, count: 6, ranks: 4")
     assert find_in_groups(*groups, text="parallel:\n  pipeline: 8\n") == [
         "c:4: parallel.pipeline = 8: 28 ranks (1x4 + 6x4) make 3 replicas of 8 (pipeline 8 x "
-        "tensor 1) and leave 4 over; change them, or the nodes' count or ranks"
+        "tensor 1) and leave 4 over; change these, or the nodes' count or ranks"
     ]
     assert find_in_groups(*groups, text="parallel: {pipeline: 7, data: 2}\n") == [
         "c:3: parallel.data = 2: pipeline 7 x data 2 x tensor 1 = 14 ranks, but the nodes have 28 "
@@ -144,8 +144,8 @@ def test_a_script_of_unknown_layers_cannot_be_shallower_than_asked() -> None:
     text = "parallel: {pipeline: 8}\nmorph: {enabled: true}\n"
     (problem,) = find_in_groups("group: a, count: 4", text=text)
     assert problem == (
-        "c:3: parallel.pipeline = 8: 8 stages on 4 ranks (4x1): less depth needs "
-        "parallel.partition, for the number of layers"
+        "c:3: parallel.pipeline = 8: 8 stages on 4 ranks (4x1): to use fewer stages vjob needs "
+        "the number of layers; set parallel.partition"
     )
     cut = text.replace("pipeline: 8", "pipeline: 8, partition: 1-1-1-1-1-1-1-1")
     assert find_in_groups("group: a, count: 4", text=cut) == []
@@ -155,9 +155,9 @@ def test_where_only_the_number_of_ranks_morphs_there_are_no_stages() -> None:
     on = "morph: {enabled: true, mode: world}\n"
     assert find_problems(on) == []
     (problem,) = find_problems(on + "parallel: {pipeline: 2}\n")
-    assert "parallel.pipeline = 2: cannot be with morph.mode: world" in problem
+    assert "parallel.pipeline = 2: conflicts with morph.mode: world" in problem
     problems = find_problems(on + "parallel: {partition: '4'}\n")
-    assert any("parallel.partition = 4: cannot be with morph.mode" in said for said in problems)
+    assert any("parallel.partition = 4: conflicts with morph.mode" in said for said in problems)
     head = "name: run\nprogram: pretrain_gpt\nmodel: gpt2-small\ndata: {synthetic: true}\n"
     saves = head + "train: {checkpoint: {folder: ckpt}}\n"
     (problem,) = find_problems(on, head=saves)
@@ -179,8 +179,8 @@ def test_a_run_that_may_morph_needs_checkpoints_and_may_have_several_kinds_of_no
 
 def test_tensor_groups_lie_within_a_node_and_divide_the_heads() -> None:
     assert find_in_groups("group: a, count: 3, ranks: 4", text="parallel: {tensor: 3}\n") == [
-        "c:3: parallel.tensor = 3: tensor groups lie within a node, and 3 does not divide the 4 "
-        "ranks of a node in group a"
+        "c:3: parallel.tensor = 3: 3 does not divide the 4 ranks of a node in group a; a "
+        "tensor group must lie within one node"
     ]
     assert find_in_groups("group: a, ranks: 3", text=MODEL + "parallel: {tensor: 3}\n") == [
         "c:4: parallel.tensor = 3: must divide the model's 8 heads"
@@ -198,61 +198,61 @@ def test_tensor_groups_lie_within_a_node_and_divide_the_heads() -> None:
         ("parallel: {context: 2}", None),
         ("parallel: {context: 2, pipeline: 8}", "context = 2: must divide parallel.data, 1"),
         ("parallel: {context: 8}", "context = 8: must divide model.sequence, 1028"),
-        ("parallel: {context: 2, tensor: 2}", "parallel.tensor = 2: cannot be with"),
+        ("parallel: {context: 2, tensor: 2}", "parallel.tensor = 2: conflicts with"),
         (
             "parallel: {context: 2}\nmorph: {enabled: true}\ntrain: {checkpoint: {folder: c}}",
-            "parallel.context = 2: cannot be with morph.enabled",
+            "parallel.context = 2: conflicts with morph.enabled",
         ),
         (
             "parallel: {context: 2, pipeline: auto}\ntrain: {global_batch_size: 64}",
-            "parallel.context = 2: cannot be with a layout",
+            "parallel.context = 2: conflicts with a layout",
         ),
-        ("parallel: {context: 2}\ntrain: {compile: true}", "train.compile = True: cannot be"),
+        ("parallel: {context: 2}\ntrain: {compile: true}", "train.compile = True: conflicts"),
         (
             "parallel: {tensor: 8, sequence_parallel: true}",
             "parallel.tensor 8 must divide model.sequence, 1028",
         ),
         (
             "parallel: {tensor: 2, schedule: 1f1b}\ntrain: {compile: true}",
-            "train.compile = True: cannot be with parallel.tensor above 1",
+            "train.compile = True: conflicts with parallel.tensor above 1",
         ),
         ("parallel: {schedule: 1f1b}\ntrain: {compile: true, optimizer: {name: lamb}}", None),
         ("train: {precision: fp8}", None),
         (
             "parallel: {tensor: 2}\ntrain: {precision: fp8}",
-            "train.precision = fp8: cannot be with parallel.tensor above 1",
+            "train.precision = fp8: conflicts with parallel.tensor above 1",
         ),
         (
             "parallel: {tensor: 2}\ntrain: {optimizer: {name: lamb}}",
-            "train.optimizer.name = lamb: looks at whole weights",
+            "train.optimizer.name = lamb: needs whole weights",
         ),
         (
             "parallel: {zero: 2, schedule: 1f1b}\ntrain: {cuda_graphs: true}",
-            "parallel.zero = 2: cannot be with train.cuda_graphs; use 0 or 1",
+            "parallel.zero = 2: conflicts with train.cuda_graphs; use 0 or 1",
         ),
         (
             "parallel: {zero: 3, schedule: 1f1b, recompute: offload}",
-            "parallel.zero = 3: cannot be with parallel.recompute: offload; use 1 or 2",
+            "parallel.zero = 3: conflicts with parallel.recompute: offload; use 1 or 2",
         ),
         (
             "parallel: {schedule: 1f1b, recompute: selective}\ntrain: {compile: true}",
-            "parallel.recompute = selective: cannot be with train.compile",
+            "parallel.recompute = selective: conflicts with train.compile",
         ),
         (
             "parallel: {schedule: varuna, recompute: offload}",
-            "parallel.recompute = offload: cannot be with parallel.schedule: varuna, which recom",
+            "parallel.recompute = offload: conflicts with parallel.schedule: varuna, which recom",
         ),
         (
             "parallel: {tensor: 2, schedule: 1f1b}\ntrain: {cuda_graphs: true}",
-            "train.cuda_graphs = True: cannot be with parallel.tensor above 1",
+            "train.cuda_graphs = True: conflicts with parallel.tensor above 1",
         ),
         (
             "parallel: {zero: 3, schedule: 1f1b}\ntrain: {compile: true}",
-            "parallel.zero = 3: cannot be with train.compile; use 1 or 2",
+            "parallel.zero = 3: conflicts with train.compile; use 1 or 2",
         ),
         (
             "parallel: {zero: 3}\ntrain: {optimizer: {name: lamb}}",
-            "parallel.zero = 3: holds slices",
+            "parallel.zero = 3: splits tensors",
         ),
         ("parallel: {schedule: zbv}\ntrain: {compile: true}", None),
     ],
@@ -287,9 +287,9 @@ def test_the_global_batch_is_a_multiple_of_what_the_replicas_take() -> None:
         ("0-10", "1f1b", "the first and the last number must be at least 1"),
         ("4-5", "1f1b", "sums to 9, but the model has 8 layers (10 with both ends)"),
         ("8", "1f1b", "has 1 numbers, but parallel.pipeline is 2"),
-        ("4-4", "interleaved", "the same number of chunks on each of 2 stages: 4, 6, ..."),
-        ("3-3-2", "interleaved", "the same number of chunks"),
-        ("4-4", "zbv", "zbv has two chunks a stage: 4"),
+        ("4-4", "interleaved", "equally many chunks on each of 2 stages: 4, 6, ..."),
+        ("3-3-2", "interleaved", "equally many chunks"),
+        ("4-4", "zbv", "zbv has two chunks per stage: 4"),
     ],
 )
 def test_a_partition_fits_the_stages_and_the_model(
@@ -319,8 +319,8 @@ def test_a_text_that_is_no_partition_is_refused_where_it_stands(text: str) -> No
         (65535, ""),
         (80, "must be 1024 to 65535, or auto"),
         (65536, "must be 1024 to 65535, or auto"),
-        (32768, "Linux hands out to outgoing connections"),
-        (60999, "Linux hands out to outgoing connections"),
+        (32768, "Linux gives to outgoing connections"),
+        (60999, "Linux gives to outgoing connections"),
     ],
 )
 def test_a_port_lies_outside_the_ephemeral_range(port: int, message: str) -> None:
@@ -338,7 +338,7 @@ def test_options_that_we_set_ourselves_name_the_key_to_use() -> None:
     assert find_problems(text) == [
         "c:4: cluster.sbatch.partition = a: cannot be given here: write `queue: a` in a "
         "group of cluster.nodes, such as `nodes: [{queue: a}]`",
-        "c:4: cluster.sbatch.--nice = 3: must be an option's long name without dashes before it, "
+        "c:4: cluster.sbatch.--nice = 3: must be an option's long name, without leading dashes, "
         'such as "nice"',
         "c:4: cluster.sbatch.reservation = 'a\\nb': must be a single value on one line",
         "c:4: cluster.sbatch.exclusive = null: must have a value; true for an option that takes "
@@ -349,7 +349,7 @@ def test_options_that_we_set_ourselves_name_the_key_to_use() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("cluster: {hetero: split}", "cluster.hetero = split: is for several groups"),
+        ("cluster: {hetero: split}", "cluster.hetero = split: needs several groups"),
         ("cluster: {account: 'a b'}", "cluster.account = a b: must be a name without spaces"),
         ("cluster: {exclude: ['a b']}", "cluster.exclude[0] = a b: must be a node name"),
         ("cluster: {walltime_min: 0}", "cluster.walltime_min = 0: must be at least 1"),
@@ -360,7 +360,7 @@ def test_options_that_we_set_ourselves_name_the_key_to_use() -> None:
         ("container: {image: x, mounts: ['a:/b:rw']}", "must be source:target"),
         (
             "cluster: {address: a}\nmorph: {enabled: true, mode: world}",
-            "cluster.address = a: cannot be with morph, where any node may come first",
+            "cluster.address = a: conflicts with morph, where any node may come first",
         ),
         ("cluster: {scheduler: machines}", "machines: needs cluster.machine_list, a file with"),
         ("cluster: {ssh_config: a}", "cluster.ssh_config = /conf/a: needs cluster.machine_list"),
@@ -371,12 +371,15 @@ def test_options_that_we_set_ourselves_name_the_key_to_use() -> None:
         (
             "cluster: {machine_list: a, nodes: [{group: a}, {group: b}]}\n"
             "morph: {enabled: true, mode: world}",
-            "cluster.machine_list = /conf/a: with morph wants one group in cluster.nodes, not 2",
+            "cluster.machine_list = /conf/a: with morph requires one group in cluster.nodes, not 2",
         ),
-        ("container: {workdir: x}", "container.workdir = x: is a folder inside the container"),
+        (
+            "container: {workdir: x}",
+            "container.workdir = x: must be an absolute path of a folder in",
+        ),
         (
             "train: {checkpoint: {folder: a, local: b}}",
-            "train.checkpoint.local = b: is a folder on",
+            "train.checkpoint.local = b: must be an absolute path of a folder on",
         ),
         ("train: {checkpoint: {local: /b}}", "needs train.checkpoint.folder"),
         ("train: {optimizer: {betas: [0.9, 1]}}", "betas[1] = 1.0: must be at least 0 and less"),
@@ -387,7 +390,7 @@ def test_options_that_we_set_ourselves_name_the_key_to_use() -> None:
             "model.dropout = 1.0: must be less",
         ),
         ("data: {}", "data = a mapping: must have prefix, or synthetic: true"),
-        ("data: {prefix: a, synthetic: true}", "cannot be together with data.prefix"),
+        ("data: {prefix: a, synthetic: true}", "conflicts with data.prefix"),
         ("data: {synthetic: true, split: '1,2'}", "data.split = 1,2: must be three shares"),
         ("data: {synthetic: true, split: '0,0,0'}", "data.split = 0,0,0: must be three shares"),
         ("data: {synthetic: true, split: '1..2,0,0'}", "must be three shares"),
@@ -401,14 +404,14 @@ def test_options_that_we_set_ourselves_name_the_key_to_use() -> None:
         ("morph: {manager_failures: 0}", "morph.manager_failures = 0: must be at least 1"),
         ("profile: {ranks: [0, 1]}", "profile.ranks[1] = 1: must be a rank, 0 to 0"),
         ("prices: {a10: -1}", "prices.a10 = -1.0: must be at least 0"),
-        ("notify: {mail: me}", "notify.mail = me: must be a mail address"),
+        ("notify: {mail: me}", "notify.mail = me: must be an email address"),
         ("notify: {webhook: hooks}", "notify.webhook = <redacted>: must be a URL"),
         ("env: {RANK: 1}", "env.RANK = 1: RANK is set by vjob: it follows from cluster.nodes"),
         ("env: {ROLE_RANK: 1}", "ROLE_RANK is set by vjob for each rank, as torchrun sets it"),
         ("env: {MASTER_PORT: 1}", "MASTER_PORT is set by vjob: it is cluster.port"),
-        ("env: {VJOB_X: 1}", "names that begin with VJOB_ are vjob's own"),
-        ("env: {a-b: 1}", "env.a-b = 1: a variable's name"),
-        ("pass_env: [HOME, 'a b']", "pass_env[1] = a b: a variable's name"),
+        ("env: {VJOB_X: 1}", "names that begin with VJOB_ are reserved for vjob"),
+        ("env: {a-b: 1}", "env.a-b = 1: a name has letters"),
+        ("pass_env: [HOME, 'a b']", "pass_env[1] = a b: a name has letters"),
         ('log_folder: "a\\nb"', "a path must not contain line breaks"),
     ],
 )
@@ -434,7 +437,7 @@ def test_split_jobs_cannot_be_requeued_one_by_one() -> None:
     nodes = "nodes: [{group: a}, {group: b}]"
     assert find_problems(f"cluster: {{hetero: hetjob, requeue: true, {nodes}}}\n") == []
     [problem] = find_problems(f"cluster: {{hetero: split, requeue: true, {nodes}}}\n")
-    assert problem.startswith("c:3: cluster.requeue = True: cannot be with cluster.hetero: split")
+    assert problem.startswith("c:3: cluster.requeue = True: conflicts with cluster.hetero: split")
 
 
 def test_the_same_error_is_started_anew_only_where_others_are() -> None:
@@ -477,7 +480,7 @@ container: {image: x.sqsh, mounts: ["b:/b", "/no/where:/c", ".:/d"]}
         (
             "c:4",
             "container.image",
-            "not found; an image of a registry is written docker://name:tag",
+            "not found; write an image from a registry as docker://name:tag",
         ),
         ("c:4", "container.mounts[0]", "/b not found"),
     ]
@@ -490,7 +493,7 @@ def test_a_reference_without_its_scheme_is_spelled_out(tmp_path: Path) -> None:
     conf, lines = parse_conf_lines(text, "c", tmp_path, environ={})
     (problem,) = check_conf(conf, lines, base=tmp_path)
     assert problem.key == "container.image"
-    assert problem.message.endswith("is written docker://nvcr.io#nvidia/pytorch:25.11-py3")
+    assert problem.message.endswith("registry as docker://nvcr.io#nvidia/pytorch:25.11-py3")
 
 
 def test_a_path_outside_the_confs_folder_may_be_inside_the_image(tmp_path: Path) -> None:

@@ -35,6 +35,6 @@ RUNTIME_NAMES = typing.get_args(typing.get_args(get_hints(Container)["runtime"])
 @pytest.mark.parametrize("runtime", RUNTIME_NAMES)
 def test_a_runtime_that_this_version_lacks_is_refused_with_those_it_has(runtime: str) -> None:
     problems = find_problems(f"container: {{image: x, runtime: {runtime}}}\n")
-    has = f"is not in this version of vjob; it has {', '.join(RUNTIMES)} and none"
+    has = f"is not supported by this version of vjob; use {', '.join(RUNTIMES)} or none"
     lacks = [f"c:3: container.runtime = {runtime}: {has}"]
     assert problems == ([] if runtime in ("auto", "none", *RUNTIMES) else lacks)

@@ -154,7 +154,7 @@ def test_a_cycle_is_refused_where_it_closes(tmp_path: Path) -> None:
         ("include: 3\n", "include = 3: cannot be read"),
         ("include: {a: b}\n", "include: must be the name of a file, or a list of them"),
         ("include:\n", "include: must be the name of a file, or a list of them"),
-        ("include: list.yaml\n", "include = list.yaml: is no mapping of keys, and so no conf"),
+        ("include: list.yaml\n", "include = list.yaml: must be a conf, a mapping of keys"),
         ("include: /dev/zero\n", "include = /dev/zero: is a device, not a file"),
     ],
 )
@@ -166,10 +166,10 @@ def test_what_cannot_be_included_is_said(tmp_path: Path, text: str, says: str) -
 
 def test_only_a_file_includes_and_no_override_does(tmp_path: Path) -> None:
     assert find_more("include: base.yaml\n") == [
-        "conf.yaml:3: include: only a conf that is a file includes others"
+        "conf.yaml:3: include: only a conf file can include others"
     ]
     (said,) = find(tmp_path, "include=x.yaml", conf=MINIMAL)
-    assert "include = x.yaml: is read from the conf alone; set the keys themselves" in said
+    assert "include = x.yaml: is read from the conf only; set the keys themselves" in said
 
 
 def test_a_reference_takes_the_value_and_its_type() -> None:
@@ -233,23 +233,23 @@ def test_an_override_is_referred_to_and_may_refer() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("${train.step}", '${train.step} is no key of the conf; did you mean "train.steps"?'),
+        ("${train.step}", '${train.step} is not a conf key; did you mean "train.steps"?'),
         ("a/${steps}", "did you mean ${train.steps} or ${train.evaluate.steps}?"),
-        ("${HOME}/x", "a variable of the submitting shell goes by pass_env: [HOME]"),
-        ("${workdir}", "comes back to itself: workdir > workdir"),
-        ("${log_folder}", "comes back to itself: log_folder > workdir > log_folder"),
+        ("${HOME}/x", "to pass a variable of your shell, write pass_env: [HOME]"),
+        ("${workdir}", "refers back to itself: workdir > workdir"),
+        ("${log_folder}", "refers back to itself: log_folder > workdir > log_folder"),
         ("${train.checkpoint.local}", "has no value: set train.checkpoint.local"),
         ("${parallel.data}", "is auto, which is not known yet: write parallel.data, or refer"),
         ("x${cluster}", "${cluster} has no value: set cluster"),
-        ("x${env}", "${env} is a list or a mapping: only a whole value can be one"),
-        ("${env.API_TOKEN}", "is a secret: it goes by env or pass_env alone"),
+        ("x${env}", "${env} is a list or a mapping, which cannot be a part of a text"),
+        ("${env.API_TOKEN}", "is a secret: pass it by env or pass_env"),
         ("${x", "is not closed by }; for a literal ${ write $${"),
     ],
 )
 def test_what_cannot_be_filled_is_said_with_its_line(text: str, says: str) -> None:
     said = find_more(f"env: {{API_TOKEN: abc}}\nlog_folder: '${{workdir}}'\nworkdir: '{text}'\n")
     assert any(one.startswith("conf.yaml:5: workdir = ") and says in one for one in said) or (
-        "comes back" in says and any("comes back to itself" in one for one in said)
+        "refers back" in says and any("refers back to itself" in one for one in said)
     )
     assert not any("must be" in one for one in said)
 
@@ -259,7 +259,7 @@ def test_a_mapping_with_a_secret_goes_nowhere_but_into_an_environment() -> None:
     found = parse(text + "cluster: {nodes: [{group: a, env: '${env}'}]}\n")
     assert found.cluster.nodes[0].env == {"API_TOKEN": "abc"}
     for key in ("env", "notify"):
-        with pytest.raises(ConfError, match="holds a secret"):
+        with pytest.raises(ConfError, match="contains a secret"):
             parse(text + f"cluster: {{sbatch: '${{{key}}}'}}\n")
 
 
@@ -269,4 +269,4 @@ def test_references_that_grow_without_bound_are_refused() -> None:
     assert len(said) == 1 and "longer than" in said[0]
     texts = [f"  A{n}: '${{env.A{n + 1}}}'" for n in range(60)]
     said = find_more("env:\n" + "\n".join([*texts, "  A60: xx"]) + "\nworkdir: ${env.A0}\n")
-    assert len(said) == 1 and "goes through more than 50 keys" in said[0]
+    assert len(said) == 1 and "refers through more than 50 keys" in said[0]

@@ -190,7 +190,7 @@ def test_init_writes_a_conf_with_the_program_of_its_kind(tmp_path: Path) -> None
     assert done.exit_code == 0 and f"vjob submit {folder}/conf.yaml" in done.stdout
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert names == {"conf.yaml", "tiny/__init__.py", "tiny/train.py"}
-    assert "Have these" not in (folder / "conf.yaml").read_text()
+    assert "Put these" not in (folder / "conf.yaml").read_text()
     shown = CliRunner().invoke(cli, ["submit", str(folder / "conf.yaml"), "--dry-run"])
     assert shown.exit_code == 0, shown.output
     again = CliRunner().invoke(cli, ["init", "--for", "ddp", str(folder)])

@@ -51,9 +51,9 @@ def test_a_key_of_earlier_versions_is_read_where_it_asks_for_nothing() -> None:
     assert parse_more("train: {checkpoint: {memory_every: 0}}") == parse(MINIMAL)
     assert parse_more("profile: {traces: null}") == parse(MINIMAL)
     (problem,) = find_more("profile: {traces: /x}")
-    assert "unknown key; the report reads no files of torch.profiler" in problem
+    assert "unknown key; the report does not read files of torch.profiler" in problem
     (problem,) = find_more("train: {checkpoint: {memory_every: 5}}")
-    assert "unknown key; copies in memory are no more; lower train.checkpoint.every" in problem
+    assert "unknown key; copies in memory were removed; lower train.checkpoint.every" in problem
 
 
 def test_the_conf_of_the_design_is_read_as_written() -> None:
@@ -303,10 +303,10 @@ def test_a_variable_that_the_submitting_shell_lacks_is_a_problem_of_its_line() -
 
     def find(environ: dict[str, str] | None) -> list[str]:
         problems = check_conf(conf, lines, base=BASE, require_paths=False, environ=environ)
-        return [str(problem) for problem in problems if "variable's name" not in problem.message]
+        return [str(problem) for problem in problems if "a name has" not in problem.message]
 
     assert find({"HF_HOME": "/hf"}) == [
-        "c:5: pass_env[1] = HF_TOKEN: is not set in this shell; set it, or take it out"
+        "c:5: pass_env[1] = HF_TOKEN: is not set in this shell; set it, or remove it here"
     ]
     assert find({"HF_HOME": "", "HF_TOKEN": "x"}) == [] and find(None) == []
 
@@ -351,7 +351,7 @@ def test_what_is_no_file_is_not_read_as_a_conf(tmp_path: Path) -> None:
     with (tmp_path / "large").open("wb") as handle:
         handle.truncate(3 << 30)
     for path, said in (
-        (tmp_path / "pipe", "is a pipe into which nobody writes"),
+        (tmp_path / "pipe", "is a pipe that nobody writes to"),
         (Path("/dev/zero"), "is a device, not a file"),
         (tmp_path / "large", "is larger than 8 MB"),
     ):

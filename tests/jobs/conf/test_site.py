@@ -120,7 +120,7 @@ def test_a_user_cannot_open_a_lock_nor_make_one(environ: dict[str, str]) -> None
     assert said.startswith(".config/vjob/site.yaml:1: cluster.account = mine: All jobs are")
     path.write_text("locked: {cluster.qos: mine}\n")
     (said,) = refuse(environ)
-    assert said.endswith("only the site's file locks keys")
+    assert said.endswith("only the site file can lock keys")
 
 
 def test_one_file_serves_several_clusters(environ: dict[str, str]) -> None:
@@ -143,7 +143,7 @@ def test_one_file_serves_several_clusters(environ: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("- a", "site.yaml:1: a site's file is a mapping of keys"),
+        ("- a", "site.yaml:1: a site file must be a mapping of keys"),
         ("a: [", "site.yaml:1: not YAML: "),
         ("mesage: x", 'site.yaml:1: mesage = x: unknown key; did you mean "message"?'),
         ("defaults: 3", "site.yaml:1: defaults: must be a mapping, with the keys of a conf"),
@@ -315,7 +315,7 @@ def test_a_choice_says_why_the_queues_before_it_did_not_fit() -> None:
         "  gpu2 has a10:4 and v100:8",
         "  cpu has no GPUs",
     ]
-    with pytest.raises(InputError, match="nothing says which queues there are"):
+    with pytest.raises(InputError, match="the queues are not known"):
         choose_queue(NodeGroup(group="g"), 60, [], "the site's queues")
 
 

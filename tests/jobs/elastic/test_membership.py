@@ -196,7 +196,7 @@ def test_what_is_over_or_fixed_does_not_grow(cluster: Cluster, tmp_path: Path) -
     with pytest.raises(InputError, match="is over: COMPLETED; submit its conf again"):
         grow(run, 1)
     (tmp_path / "other").mkdir()
-    with pytest.raises(InputError, match="keeps its nodes to the end"):
+    with pytest.raises(InputError, match="of run cannot change"):
         grow(make_run(tmp_path / "other", SINGLE), 1)
 
 
@@ -210,7 +210,7 @@ def test_shrinking_takes_back_what_waits_then_the_last_to_come(
     said = membership.shrink(run, count=3, hosts=())
     assert cluster.cancelled == [second] and left(run) == [5]
     assert said == [
-        "join2: its job of 2 nodes, which had not begun, is cancelled",
+        "join2: its job of 2 nodes had not started and was cancelled",
         "h5: asked to leave at the next checkpoint",
     ]
     assert membership.shrink(run, count=None, hosts=["h2"]) == [

@@ -71,7 +71,7 @@ def test_a_node_joins_and_leaves_again_and_the_loss_stays_the_same(vjob: Vjob) -
     text = vjob("status", run.name, "--once", code=None).stdout
     assert f"joined by job {said['job']}  RUNNING  local[2-3]" in text
     assert vjob("grow", run.name, "--count", "1", code=2).stderr.startswith(
-        "vjob: 4 nodes and 1 more are over morph.max_nodes, 4"
+        "vjob: 4 nodes and 1 more exceed morph.max_nodes, 4"
     )
     assert "local2, local3: asked to leave" in vjob("shrink", run.name, "--count", "2").stdout
     wait_for_morphs(vjob, run, 2)

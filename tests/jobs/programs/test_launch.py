@@ -167,12 +167,12 @@ def test_auto_becomes_what_the_program_needs(
         (
             "{script: t.py, launch: python}",
             TWO,
-            "program.launch = python: is one process, and clust",
+            "program.launch = python: is one process, but clust",
         ),
         (
             "{script: t.py, launch: python}",
             ONE + "morph: {enabled: true, mode: world}\n",
-            "program.launch = python: cannot be with morph.enabled",
+            "program.launch = python: conflicts with morph.enabled",
         ),
         (
             "{command: torchrun t.py}",
@@ -187,14 +187,14 @@ def test_auto_becomes_what_the_program_needs(
         (
             "{command: torchrun t.py}",
             TWO + "profile: {nsys: true, ranks: [0]}\n",
-            "profile.ranks = [0]: is of single ranks",
+            "profile.ranks = [0]: is for single ranks",
         ),
         ("{module: train.py}", TWO, "program.module = train.py: must be a module's name"),
         ("{module: pkg/train}", TWO, "program.module = pkg/train: must be a module's name"),
-        ("{command: }", TWO, "must have a word: the program to run"),
-        ("{command: ['']}", TWO, "must have a word: the program to run"),
+        ("{command: }", TWO, "must not be empty: it names the program to run"),
+        ("{command: ['']}", TWO, "must not be empty: it names the program to run"),
         ("{script: t.py, args: ['${node.rank}']}", TWO, ""),
-        ("{script: t.py}", TWO + "env: {A: '${node.rank}'}\n", "is known on the node alone"),
+        ("{script: t.py}", TWO + "env: {A: '${node.rank}'}\n", "is known only on the node"),
         ("{command: 'torchrun --tp ${parallel.tensor}'}", TWO + "parallel: {tensor: 2}\n", ""),
     ],
 )

@@ -141,28 +141,28 @@ def test_a_built_in_program_is_checked_against_what_it_trains() -> None:
         ("data: {prefix: a}", "c:4: data.vocab = null: is required by pretrain_bert"),
         (
             "data: {prefix: 1 a 2 b, vocab: v}",
-            "data.prefix = 1 /conf/a 2 /conf/b: a BERT takes one",
+            "data.prefix = 1 /conf/a 2 /conf/b: pretrain_bert reads one",
         ),
         (
             "train: {compile: true}\nparallel: {zero: 3, schedule: 1f1b}",
-            "parallel.zero = 3: cannot be with train.compile",
+            "parallel.zero = 3: conflicts with train.compile",
         ),
         (
             "train: {optimizer: {name: lamb}}\nparallel: {zero: 3}",
-            "parallel.zero = 3: holds slices",
+            "parallel.zero = 3: splits tensors",
         ),
         (
             "train: {optimizer: {offload: true, apex: true}}",
-            "train.optimizer.offload = True: cannot be with train.optimizer.apex",
+            "train.optimizer.offload = True: conflicts with train.optimizer.apex",
         ),
         ("parallel: {tensor: 3}", "parallel.tensor = 3: must divide the model's 16 heads"),
         (
             "parallel: {tensor: 2}\ntrain: {optimizer: {name: lamb}}",
-            "train.optimizer.name = lamb: looks at whole weights",
+            "train.optimizer.name = lamb: needs whole weights",
         ),
         (
             "parallel: {tensor: 2, schedule: 1f1b}\ntrain: {compile: true}",
-            "train.compile = True: cannot be with parallel.tensor above 1",
+            "train.compile = True: conflicts with parallel.tensor above 1",
         ),
         (
             "parallel: {tensor: 2, sequence_parallel: true}",

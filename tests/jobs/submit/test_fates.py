@@ -312,22 +312,22 @@ def test_a_reference_is_checked_where_it_stands() -> None:
         "${steps}": "did you mean ${train.steps} or ${train.evaluate.steps}?",
         "${micro_batch}": 'did you mean "train.micro_batch_size"?',
         "${zzz}": "docs/conf.md lists them",
-        "${FOO}": "goes by pass_env: [FOO], and the program reads it from its environment",
-        "${FOO:-3}": "goes by pass_env: [FOO]",
+        "${FOO}": "write pass_env: [FOO] and read it in the program's environment",
+        "${FOO:-3}": "write pass_env: [FOO]",
         "${train": "is not closed by }",
-        "${}": "is no key of the conf",
-        "${train.optimizer}": "has keys of its own: name one, such as ${train.optimizer.name}",
+        "${}": "is not a conf key",
+        "${train.optimizer}": "is a section: name a key in it, such as ${train.optimizer.name}",
         "${cluster.nodes}": "is a list of groups: name one, ${cluster.nodes[0].count}",
-        "${cluster.nodes[3].count}": "is no key of the conf",
+        "${cluster.nodes[3].count}": "is not a conf key",
         "${train.checkpoint.local}": "has no value: set train.checkpoint.local",
-        "${env.X}": "refers to a text with references",
+        "${env.X}": "has references in it",
     }.items():
         (said,) = say(text)
         assert said.startswith("--set: env.X = ") and words in said, said
-        assert "$${" in said or "name one" in said or "set " in said or "refers" in said
+        assert "$${" in said or "name " in said or "set " in said or "references" in said
     conf = ["program.args=['--k', '${env.MY_TOKEN}']", "env.MY_TOKEN=x"]
     (problem,) = read(SCRIPT, conf)[2]
-    assert "is a secret, and arguments show in process lists" in problem.message
+    assert "is a secret, but process lists show arguments" in problem.message
 
 
 def test_a_reference_to_a_default_that_follows_from_others_is_what_it_comes_to() -> None:

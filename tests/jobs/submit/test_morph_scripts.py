@@ -184,7 +184,7 @@ def test_a_reference_to_the_number_of_nodes_is_refused() -> None:
     text = CONF.replace("train.py}", 'train.py, args: ["${cluster.nodes[0].count}"]}')
     conf, lines = parse_conf_lines(text, "c", BASE, environ={})
     problems = [str(one) for one in check_conf(conf, lines, base=BASE, require_paths=False)]
-    assert any("the script reads it from VJOB_NUM_NODES" in one for one in problems), problems
+    assert any("read VJOB_NUM_NODES in the script" in one for one in problems), problems
     conf, lines = parse_conf_lines(text.replace("true", "false"), "c", BASE, environ={})
     assert not list(check_conf(conf, lines, base=BASE, require_paths=False))
 

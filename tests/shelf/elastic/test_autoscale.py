@@ -138,7 +138,7 @@ def test_idle_nodes_join_once_and_the_reason_is_told(cluster: Idle, tmp_path: Pa
     (event,) = [one for one in read_events(run) if one["kind"] == "grow-asked"]
     assert "by a count of slots and ranks" in event["why"]
     assert look(run) == [] and cluster.asked == 2, "one on its way is enough"
-    with pytest.raises(InputError, match="on its way already"):
+    with pytest.raises(InputError, match="is already waiting to join"):
         membership.grow(run, count=1, queue=None, walltime_min=None, why="another one thinks so")
     assert membership.grow(run, count=1, queue=None, walltime_min=None), "a person may"
     cluster.states["11"] = JobState.RUNNING

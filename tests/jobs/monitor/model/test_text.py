@@ -101,7 +101,7 @@ def test_what_follows_from_the_end_of_a_rank_is_folded_below_its_error() -> None
         f"""
 errors, oldest first
   n1 rank 5 | ValueError: x  (x64)
-  8 lines of ranks that lost another one, and of launchers, such as
+  8 lines from launchers or about the loss of another rank, such as
     n1 rank 2 | {closed}
 """
         in text

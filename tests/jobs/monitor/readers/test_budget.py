@@ -72,5 +72,5 @@ def test_an_exception_after_which_its_rank_went_on_is_called_caught(tmp_path: Pa
     for one, said in ((own, True), (replace(own, code=1), False)):
         found = find_first_error(*([Log(path, "n0")] for _ in range(2)), exits=[one])
         assert found is not None
-        caught = "caught: rank 0 went on after it and exited 0"
+        caught = "caught: rank 0 continued after it and exited 0"
         assert (caught in list(render(found))) is said

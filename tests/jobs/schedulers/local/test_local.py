@@ -298,7 +298,7 @@ def test_logs_of_a_rank_or_node_that_is_none_name_those_that_are(vjob: Vjob) -> 
     vjob.wait_over(run)
     for options in ((), ("-f",)):
         said = vjob("logs", "last", "--rank", "0", "--rank", "99", *options, code=2)
-        assert said.stderr == f"vjob: {run.name} has no rank 99; it has 0 to 3\n"
+        assert said.stderr == f"vjob: {run.name} has no rank 99, only 0 to 3\n"
         said = vjob("logs", "last", "--node", "zz", "--node", "local0", *options, code=2)
         assert said.stderr == f"vjob: {run.name} has no node zz; it has local0, local1\n"
 
