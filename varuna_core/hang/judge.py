@@ -22,6 +22,8 @@ from varuna_core.hang.flight import Flight, Gap, find_gap, find_last
 from varuna_core.hang.signs import NodeSigns, RankSigns
 
 HALTED_S = 25.0
+DEAD_S = 10.0
+"""A process that has ended is dead until its agent reaps it; below this age that is no sign."""
 STILL_S = 20.0
 """For ranks that wait in different collectives: as long without any change."""
 MISMATCHED_S = 35.0
@@ -52,7 +54,11 @@ def find_halted(
     ranks: Sequence[RankSigns], node: str, now: float, num_nodes: int = 1
 ) -> Finding | None:
     """A rank of this node that is stopped or dead, from its own agent's sight."""
-    halted = [one for one in ranks if one.is_halted and not one.is_watched]
+    halted = [
+        one
+        for one in ranks
+        if one.halted_s >= (DEAD_S if one.state in "ZX" else 0.1) and not one.is_watched
+    ]
     if not halted or any(one.is_watched for one in ranks):
         return None
     first = max(halted, key=lambda one: (one.halted_s, -one.rank))

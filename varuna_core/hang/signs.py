@@ -57,10 +57,6 @@ class RankSigns:
     """Innermost frame of its main thread: `sleep (train.py:33)`; empty where nobody could ask."""
     calls: Flight = field(default_factory=dict)
 
-    @property
-    def is_halted(self) -> bool:
-        return self.halted_s > 0
-
 
 @dataclass(frozen=True)
 class NodeSigns:

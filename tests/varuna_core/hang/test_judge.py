@@ -173,6 +173,8 @@ def test_a_node_that_says_nothing_leaves_it_open():
 @pytest.mark.parametrize(
     ("state", "halted_s", "is_watched", "expected"),
     [
+        ("X", 0.1, False, None),  # it has just ended, and its agent has not reaped it yet
+        ("Z", 5.0, False, None),
         ("T", 31.0, False, (HangWitness.STOPPED, True)),
         ("Z", 31.0, False, (HangWitness.DEAD, True)),
         ("T", 5.0, False, (HangWitness.STOPPED, False)),
