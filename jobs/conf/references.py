@@ -82,8 +82,7 @@ def list_problems(conf: JobConf) -> Iterator[KeyProblem]:
 def _find_problem(conf: JobConf, key: str, place: str) -> str:
     """Return why a reference cannot be filled; empty if it can."""
     if key in NODE_KEYS:
-        only = "is known only on the node: refer to it in program.args or program.command"
-        return "" if place.startswith(OF_COMMAND) else only
+        return ""
     if not _KEY.fullmatch(key):
         shell = _VARIABLE.fullmatch(key) is not None
         return f"is not a conf key; {_explain_shell(key) if shell else LITERAL}"

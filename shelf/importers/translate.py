@@ -31,6 +31,7 @@ from vjob.shelf.importers.bash.recording import (
     SEARCH_PATHS,
     SUFFIXES,
     Recording,
+    Word,
     list_arguments,
     read_script,
     read_text,
@@ -52,6 +53,8 @@ ACCEPTED = (
     "a folder of such scripts"
 )
 MOST_SHOWN = 8
+NODE_REFERENCES = {"${MASTER_ADDR}": "${master.address}", "${MASTER_PORT}": "${master.port}"}
+"""References of the conf to what ranks alone know: `setup` runs before their nodes have met."""
 _SYNTAX = re.compile(r"syntax error|unexpected (?:EOF|token|end of file)|here-document")
 _UNBOUND = re.compile(r": (\$?\w+): (?:unbound variable|parameter (?:null or )?not set)")
 _SETUP = ("module", "ml", "conda", "mamba", "micromamba", "spack")
@@ -439,33 +442,58 @@ def _build_env(draft: Draft, launch: Launch) -> None:
     pass_env: list[str] = []
     own = {name: (word, launch.command.where) for name, word in launch.command.env.items()}
     for name, (word, where) in {**own, **draft.added}.items():
-        value, said = None if word.is_open else word.text, spell(name, word.text)
+        value, said = _find_env_value(draft, word), spell(name, word.text)
         if name in list_own_env() or name.startswith(("VJOB_", "BASH_FUNC_")) or name in NO_KEY:
             continue
         if name in ("PATH", *SEARCH_PATHS) and (value is not None or word.shell):
-            text = f'"{value}"' if value is not None else word.shell
-            line = f"export {name}={text}"
-            draft.values.setdefault("setup", []).append(line)
-            draft.record(f"{where}: {line}", "setup")
+            text = f'"{word.text}"' if value is not None else word.shell
+            _export_in_setup(draft, where, f"{name}={text}")
             continue
         if is_secret(name):
             pass_env.append(name)
             draft.note(f"{where}: {name} looks secret: set it in your shell; pass_env hands it on")
-        elif value is None and word.shell:
-            line = f"export {name}={word.shell}"
-            draft.values.setdefault("setup", []).append(line)
-            draft.record(f"{where}: {line}", "setup")
+        elif value is None and word.shell and not word.unknown & NODE_REFERENCES.keys():
+            _export_in_setup(draft, where, f"{name}={word.shell}")
         elif value is None:
-            draft.note(f"{where}: {said} is left out: it is not known")
+            draft.note(f"{where}: {said} is left out: {_explain_open(word)}")
         elif problem := find_text_problem(value):
             draft.note(f"{where}: {said} is left out: {problem}")
         else:
-            env[name] = draft.expand(value)
+            env[name] = value
             draft.record(f"{where}: {said}", f"env.{name}")
     if env:
         draft.values["env"] = env
     if pass_env:
         draft.values["pass_env"] = pass_env
+
+
+def _find_env_value(draft: Draft, word: Word) -> str | None:
+    """The value of a variable in `env`, with references to the address and port of rank 0; None if
+    it has other unknown parts."""
+    if word.unknown - NODE_REFERENCES.keys() or PLACEHOLDER.fullmatch(word.text):
+        return None
+    pattern = "|".join(map(re.escape, word.unknown)) or "(?!)"
+    pieces = re.split(f"({pattern})", word.text)
+    return "".join(
+        NODE_REFERENCES[piece] if piece in word.unknown else draft.expand(piece) for piece in pieces
+    )
+
+
+def _explain_open(word: Word) -> str:
+    """Explain why no value is known for a variable."""
+    if not word.shell:
+        return "it is not known"
+    names = sorted(word.unknown - NODE_REFERENCES.keys())
+    return (
+        f"setup knows {', '.join(names)} but not the address and port of rank 0, and env knows "
+        "these alone; build it in the program"
+    )
+
+
+def _export_in_setup(draft: Draft, where: str, assignment: str) -> None:
+    line = f"export {assignment}"
+    draft.values.setdefault("setup", []).append(line)
+    draft.record(f"{where}: {line}", "setup")
 
 
 def _list_tested(draft: Draft, launch: Launch) -> None:

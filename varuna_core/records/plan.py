@@ -342,7 +342,7 @@ def escape_placeholders(word: str) -> str:
 LAYOUT_KEYS = ("parallel.pipeline", "parallel.data", "parallel.partition")
 """Keys of a conf whose values follow the nodes of a run that may morph."""
 NODE_KEYS = ("node.rank", "node.count", "node.ranks", "master.address", "master.port")
-"""References in the words of a program that each node fills in, as it starts the program."""
+"""References in a program's words and environment that each node fills in at its start."""
 _MARK = re.compile("\0([a-z.]+)\0")
 
 
@@ -356,6 +356,22 @@ def fill_node_keys(word: str) -> str:
     return re.sub(f"\0({'|'.join(map(re.escape, NODE_KEYS))})\0", r"%{\1}", word)
 
 
+def compute_node_values(plan: Plan, node: NodePlan, address: str, port: int) -> Dict[str, str]:
+    """The values of NODE_KEYS on this node."""
+    return {
+        "node.rank": str(node.index),
+        "node.count": str(plan.num_nodes),
+        "node.ranks": str(node.group.inner_ranks or node.group.ranks),
+        "master.address": address,
+        "master.port": str(port),
+    }
+
+
+def fill_marks(text: str, values: Mapping[str, str]) -> str:
+    """The text with these values in place of their marks; other marks stay."""
+    return _MARK.sub(lambda match: values.get(match[1], match[0]), text)
+
+
 def fill_layout(plan: Plan) -> Plan:
     """The plan of an attempt with its layout in place of the marks."""
     values = {
@@ -364,15 +380,12 @@ def fill_layout(plan: Plan) -> Plan:
         "parallel.partition": plan.partition or "auto",
     }
 
-    def fill(text: str) -> str:
-        return _MARK.sub(lambda match: values[match[1]], text)
-
     def fill_env(env: Dict[str, str]) -> Dict[str, str]:
-        return {name: fill(text) for name, text in env.items()}
+        return {name: fill_marks(text, values) for name, text in env.items()}
 
     return replace(
         plan,
-        command=tuple(map(fill, plan.command)),
+        command=tuple(fill_marks(word, values) for word in plan.command),
         env=fill_env(plan.env),
         groups=tuple(replace(group, env=fill_env(group.env)) for group in plan.groups),
     )

@@ -194,7 +194,7 @@ def test_auto_becomes_what_the_program_needs(
         ("{command: }", TWO, "must not be empty: it names the program to run"),
         ("{command: ['']}", TWO, "must not be empty: it names the program to run"),
         ("{script: t.py, args: ['${node.rank}']}", TWO, ""),
-        ("{script: t.py}", TWO + "env: {A: '${node.rank}'}\n", "is known only on the node"),
+        ("{script: t.py}", TWO + "env: {A: '${node.rank}'}\n", ""),
         ("{command: 'torchrun --tp ${parallel.tensor}'}", TWO + "parallel: {tensor: 2}\n", ""),
     ],
 )

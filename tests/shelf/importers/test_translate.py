@@ -99,6 +99,18 @@ def test_what_only_the_job_knows_is_filled_in_there(tmp_path: Path) -> None:
     assert "a shell in the job fills in ${MASTER_ADDR}, ${SLURM_JOB_ID}" in notes
 
 
+def test_a_variable_with_the_first_nodes_name_reaches_the_ranks(tmp_path: Path) -> None:
+    head = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+    text = f"#SBATCH -N 2\nexport HEAD={head}\nexport URL=tcp://$HEAD:29511\n"
+    text += "export BOTH=$HEAD-$SLURM_JOB_ID\nexport OUT=o-$SLURM_JOB_ID\nsrun python t.py"
+    conf, notes = translate(tmp_path, text)
+    assert conf["env"] == {
+        "HEAD": "${master.address}", "URL": "tcp://${master.address}:29511"
+    }  # fmt: skip
+    assert conf["setup"] == ['export OUT=o-"${SLURM_JOB_ID}"']  # before the nodes meet
+    assert "BOTH=${MASTER_ADDR}-${SLURM_JOB_ID} is left out" in notes
+
+
 @pytest.mark.parametrize(
     ("text", "reason", "said"),
     [

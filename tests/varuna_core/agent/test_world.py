@@ -74,6 +74,15 @@ def test_only_torchruns_ranks_have_its_defaults(launch: str) -> None:
         assert ("TORCH_NCCL_ASYNC_ERROR_HANDLING" in told) is (launch == TORCHRUN)
 
 
+def test_a_variable_may_refer_to_the_address_of_rank_0() -> None:
+    group = make_group("a", 1, 1, env={"AT": "tcp://\0master.address\0:\0master.port\0"})
+    plan = make_plan(group, env={"NODE": "\0node.rank\0 of \0node.count\0"})
+    meeting = Meeting(Path("/run"), 0, Path("/run"), "10.0.0.1", 6000, None, "n0")
+    for container in (None, make_container()):
+        env = build_rank(plan, plan.node(0), 0, meeting, {"PATH": "/bin"}, container).env
+        assert "tcp://10.0.0.1:6000" in str(env) and "0 of 1" in str(env)
+
+
 def test_what_slurm_says_enters_a_container() -> None:
     plan = make_plan(make_group("a", 1, 2), scheduler="slurm")
     meeting = Meeting(Path("/run"), 0, Path("/run"), "10.0.0.1", 6000, None, "n0", "7", ("n0",))

@@ -21,7 +21,7 @@ from varuna_core.agent.processes.process import find_program, run
 from varuna_core.agent.setup.site import WRONG_INPUT, Refusal, Site
 from varuna_core.agent.setup.world import is_kept_of_slurm
 from varuna_core.records.nodes import FAIL, OK, Check
-from varuna_core.records.plan import GPUS, ContainerPlan, Plan
+from varuna_core.records.plan import GPUS, ContainerPlan, Plan, compute_node_values
 from varuna_core.records.training import VARIABLES
 
 ENTRY_VARIABLE = "VJOB_ENTER"
@@ -173,11 +173,7 @@ def fill_in(words: Sequence[str], site: Site, rank: int | None = None) -> tuple[
         "batch_share": str(_share_batch(site.plan)),
         "user": f"{os.getuid()}:{os.getgid()}",
         "holder": str(site.facts.holder),
-        "node.rank": str(site.node.index),
-        "node.count": str(site.plan.num_nodes),
-        "node.ranks": str(site.node.group.inner_ranks or site.node.group.ranks),
-        "master.address": site.master.address,
-        "master.port": str(site.master.port),
+        **compute_node_values(site.plan, site.node, site.master.address, site.master.port),
     }
     by_vendor = {} if site.container is None else site.container.gpu_options
     options = by_vendor.get(site.accelerator.name, ())

@@ -27,7 +27,14 @@ from varuna_core.agent.setup.world import (
     leave_agent,
     place_rank,
 )
-from varuna_core.records.plan import ContainerPlan, GroupPlan, NodePlan, Plan
+from varuna_core.records.plan import (
+    ContainerPlan,
+    GroupPlan,
+    NodePlan,
+    Plan,
+    compute_node_values,
+    fill_marks,
+)
 from varuna_core.records.rank_map import locate_ranks
 from varuna_core.records.runfolder import RunFolder
 
@@ -90,7 +97,10 @@ def build_rank(
     job = find_job_id(plan.scheduler, own, meeting.job_id)
     base = leave_agent(own, str(meeting.run), under_slurm=job is not None)
     base = {name: value for name, value in base.items() if not _STRAY.match(name)}
-    asked = {**plan.env, **node.group.env}
+    values = compute_node_values(plan, node, meeting.address, meeting.port)
+    asked = {
+        name: fill_marks(text, values) for name, text in {**plan.env, **node.group.env}.items()
+    }
     fixed = {
         **_world(plan, node, local_rank, meeting, job),
         **(_place(plan, rank) if plan.launch != NODE else _count_inner_ranks(node)),
