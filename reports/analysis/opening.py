@@ -29,6 +29,9 @@ def write_opening(job: Job, analysis: Analysis, findings: Sequence[Finding]) -> 
     total = value_of(head.num_steps)
     if took_s is not None:
         went += f" after {format_duration(took_s)}"
+        queued_s = value_of(head.queued_s) or 0.0
+        if queued_s >= MUCH_START * took_s:
+            went += f", {format_duration(queued_s)} of it before the start"
     if step is not None:
         went += f", at step {step:,}" + (f" of {total:,}" if total else "")
     if head.slower:
@@ -36,7 +39,7 @@ def write_opening(job: Job, analysis: Analysis, findings: Sequence[Finding]) -> 
     elif (step_s := value_of(head.step_s)) is not None:
         went += f", {format_pace(step_s)} a step (the median of all)"
     if not isinstance(head.goodput, NotKnown):
-        went += f"; {format_bounded(head.goodput)} of the time was steps"
+        went += f"; {format_bounded(head.goodput)} of the time since the start was steps"
         if isinstance(head.start, Value) and head.start.value >= MUCH_START:
             went += f", {format_share(head.start.value)} its start-up"
     if head.hung:

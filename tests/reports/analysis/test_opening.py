@@ -42,7 +42,16 @@ def test_it_says_how_the_run_went_as_far_as_is_known(
 ) -> None:
     job, analysis = read
     said = write_opening(replace(job, state=state), analysis, [])
-    assert said.startswith(f"{went} after 90 s, at step 5 of 9; 80 % to 90 % of the time")
+    assert said.startswith(f"{went} after 90 s, at step 5 of 9; 80 % to 90 % of the time since")
+
+
+def test_it_says_how_much_of_the_time_was_a_wait(read: tuple[Job, Analysis]) -> None:
+    """It said "ended well after 2 min; 80 % of the time was steps" of 99 s in the queue."""
+    job, analysis = read
+    for queued_s, has in ((60.0, True), (2.0, False)):
+        head = replace(analysis.headline, queued_s=Value(queued_s))
+        said = write_opening(job, replace(analysis, headline=head), [])
+        assert ("after 90 s, 60 s of it before the start, at" in said) is has
 
 
 def test_it_says_what_a_hang_cost(read: tuple[Job, Analysis]) -> None:
@@ -59,7 +68,7 @@ def test_it_names_a_start_up_that_took_much_of_the_time(read: tuple[Job, Analysi
     for share, has in ((0.64, True), (0.04, False)):
         head = replace(analysis.headline, goodput=Value(0.3), start=Value(share))
         said = write_opening(job, replace(analysis, headline=head), [])
-        assert ("30 % of the time was steps, 64 % its start-up" in said) is has
+        assert ("30 % of the time since the start was steps, 64 % its start-up" in said) is has
 
 
 def test_it_names_the_first_change_that_a_finding_asks_for(read: tuple[Job, Analysis]) -> None:
