@@ -608,6 +608,7 @@ def _format_time(at: float) -> str:
 
 def _on_training(job: Job, analysis: Analysis) -> Iterator[Finding]:
     curves = analysis.curves
+    is_own = job.plan.program in OWN_PROGRAMS
     table = curves.table
     loss = pd.to_numeric(table["loss"], errors="coerce") if len(table) else table["loss"]
     if curves.nan or (len(loss) and not loss.dropna().empty and loss.isin([float("inf")]).any()):
@@ -617,7 +618,9 @@ def _on_training(job: Job, analysis: Analysis) -> Iterator[Finding]:
             weight=2.0,
             sentence=f"The loss was not a number in {curves.nan} iterations.",
             evidence="number of nan iterations in the log",
-            key="train.optimizer.lr or train.precision",
+            key="the script's learning rate or precision"
+            if is_own
+            else "train.optimizer.lr or train.precision",
         )
     steps = int(table["step"].max()) if len(table) else 0
     if curves.skipped and steps:
@@ -629,7 +632,7 @@ def _on_training(job: Job, analysis: Analysis) -> Iterator[Finding]:
             sentence=f"{curves.skipped} of {steps} steps were skipped ({percent(share)}): "
             "gradients overflowed.",
             evidence="number of skipped iterations in the log",
-            key="train.loss_scale or train.precision" if share > 0.02 else "",
+            key="train.loss_scale or train.precision" if share > 0.02 and not is_own else "",
         )
     known = [value for value in loss.dropna() if np.isfinite(value)]
     if len(known) > 1:
@@ -637,7 +640,8 @@ def _on_training(job: Job, analysis: Analysis) -> Iterator[Finding]:
             rule="loss",
             values={**asdict(measure_trend(known)), "best": min(known)},
             weight=0.0,
-            sentence=f"The loss {_describe_trend(known)}, at best {min(known):.4g}.",
+            sentence=f"The loss{', where it was a number,' if curves.nan else ''} "
+            f"{_describe_trend(known)}, at best {min(known):.4g}.",
             evidence=f"{len(known)} lines of the log",
             key="",
         )

@@ -20,7 +20,8 @@ def write_opening(job: Job, analysis: Analysis, findings: Sequence[Finding]) -> 
     head = analysis.headline
     went = "The run is not known to have ended"
     if has_ended_well(job):
-        went = "The run ended well"
+        is_doubted = any(one.rule == "not a number" for one in findings)
+        went = "The run ended" if is_doubted else "The run ended well"
     elif has_ended_badly(job):
         went = "The run did not end well"
     elif goes_on(job):

@@ -263,8 +263,13 @@ SPELLINGS: Mapping[Target, Mapping[Context, str]] = {
         "the learning rate (train.optimizer.lr, or the script's own in program.args)",
         "the learning rate",
     ),
-    Target.GRADIENT_CLIPPING: _conf("train.clip_grad_norm", "the limit on the gradient norm"),
-    Target.PRECISION: _conf("train.precision", "the precision"),
+    Target.GRADIENT_CLIPPING: _conf(
+        "the limit on the gradient norm (train.clip_grad_norm, or the script's own)",
+        "the limit on the gradient norm",
+    ),
+    Target.PRECISION: _conf(
+        "the precision (train.precision, or the script's own)", "the precision"
+    ),
     Target.CHECKPOINT: _conf("train.checkpoint.folder", "the folder of checkpoints"),
     Target.KEPT_CHECKPOINTS: _conf("train.checkpoint.keep", "the number of checkpoints kept"),
     Target.WORKERS: _everywhere("the number of data workers"),

@@ -7,6 +7,7 @@ returns values and remedies, and no words of its own.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from vjob.jobs.monitor.model.snapshot import (
     JobRow,
     Line,
     Node,
+    Point,
     Rank,
     Snapshot,
     Verdict,
@@ -180,6 +182,15 @@ def find_step_line(snapshot: Snapshot, step: int | None = None) -> Line | None:
                 rank = int(tag.group(1)) if tag is not None else None
                 return Line(text=text, node=node.name, rank=rank, file=f"{node.name}.out")
     return None
+
+
+def find_bad_loss(points: Sequence[Point]) -> Point | None:
+    """Return the last point with a loss if this loss is not a number, in a step that was taken."""
+    point = next((one for one in reversed(points) if one.loss is not None or one.nan), None)
+    if point is None:
+        return None
+    is_bad = point.loss is not None and not math.isfinite(point.loss) and not point.skipped
+    return point if is_bad or point.nan else None
 
 
 def find_failed(snapshot: Snapshot) -> RankExit | None:

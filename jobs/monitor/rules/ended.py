@@ -45,6 +45,7 @@ from vjob.jobs.monitor.model.snapshot import Health, Line, Snapshot, Verdict
 from vjob.jobs.monitor.rules.base import (
     OVER_WORDS,
     conclude,
+    find_bad_loss,
     find_failed,
     find_life,
     format_line,
@@ -532,15 +533,16 @@ def done(snapshot: Snapshot) -> Verdict | None:
     is_saved = is_short(snapshot) and snapshot.checkpoint_step is not None
     end = End(EndCause.CANCELLED)  # whoever left early goes on as whoever was told to
     again = list_remedies(end, checkpoint_step=snapshot.checkpoint_step) if is_saved else ()
+    doubts = _list_doubts(snapshot)
     return conclude(
         Health.DONE,
         "done",
         {
             **steps,
             "how": how or NotKnown("no record and no outcome tells how"),
-            "is_short": is_short(snapshot),
+            "is_doubted": bool(doubts),
         },
-        details=_list_doubts(snapshot),
+        details=doubts,
         remedies=(*again, *show(snapshot, Target.REPORT)),
         end=snapshot.end or snapshot.attempt_end or _find_good_end(snapshot),
     )
@@ -643,14 +645,19 @@ def _count_unwritten(snapshot: Snapshot) -> int:
 
 
 def _list_doubts(snapshot: Snapshot) -> tuple[Finding, ...]:
-    """Return a finding for a job that ended well although its lines show fewer steps than it was
-    to do: it stopped early, or its logs lack lines. Return nothing where all steps are shown."""
-    if is_short(snapshot):
-        return (Finding("stopped early"),)
+    """Return findings for a job that exited 0 although its lines show fewer steps than it was to
+    do (it stopped early, or its logs lack lines), or a last loss that is not a number."""
+    found = []
     unwritten = _count_unwritten(snapshot)
-    if not unwritten or not _lacks_steps(snapshot):
-        return ()
-    return (Finding("logs lack lines", values={"num_bytes": unwritten}),)
+    if is_short(snapshot):
+        found.append(Finding("stopped early"))
+    elif unwritten and _lacks_steps(snapshot):
+        found.append(Finding("logs lack lines", values={"num_bytes": unwritten}))
+    points = snapshot.progress.points if snapshot.progress is not None else ()
+    bad = find_bad_loss(points)
+    if bad is not None:
+        found.append(Finding("ended without a loss", values={"step": bad.step}))
+    return tuple(found)
 
 
 def _ended_well(snapshot: Snapshot) -> bool:

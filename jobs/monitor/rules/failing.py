@@ -22,6 +22,7 @@ from vjob.jobs.monitor.rules.base import (
     Values,
     cancel,
     conclude,
+    find_bad_loss,
     find_failed,
     find_life,
     find_node,
@@ -411,12 +412,10 @@ def not_a_number(snapshot: Snapshot) -> Verdict | None:
     points = _live_points(snapshot)
     if not points and snapshot.loss is not None and is_live(snapshot):
         points = (snapshot.loss,)
-    point = next((item for item in reversed(points) if item.loss is not None or item.nan), None)
+    point = find_bad_loss(points)
     if point is None:
         return None
     is_bad = point.loss is not None and not math.isfinite(point.loss) and not point.skipped
-    if not is_bad and not point.nan:
-        return None
     first = _first_bad(points)
     line = next((x for x in snapshot.errors if x.kind == "not a number"), None)
     saved = snapshot.checkpoint_step

@@ -216,7 +216,7 @@ def _no_room(values: Values) -> str:
 
 def _done(values: Values) -> str:
     after = f" after {_step(values)}" if "step" in values else ""
-    ended = "it ended" if values.get("is_short") else "it ended well"
+    ended = "it ended" if values.get("is_doubted") else "it ended well"
     return join([f"{ended}{after}", values["how"] if _is_known(values["how"]) else ""], ": ")
 
 
@@ -787,6 +787,11 @@ SENTENCES: Mapping[str, Callable[[Values], str]] = {
     "files in the copy": _files_in_the_copy,
     # Details.
     "submitted": lambda v: f"submitted {format_duration(v['age_s'])} ago",
+    "ended without a loss": lambda v: (
+        f"its loss is not a number in the last line that has one, of step {v['step']}"
+        if v["step"] >= 0
+        else "its loss is not a number in the last line that has one"
+    ),
     "stopped early": lambda v: "it stopped before its last step",
     "logs lack lines": lambda v: (
         f"{v['num_bytes']:,} bytes of its logs could not be written, so later steps are not known"

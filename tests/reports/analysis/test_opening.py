@@ -54,6 +54,15 @@ def test_it_says_how_much_of_the_time_was_a_wait(read: tuple[Job, Analysis]) -> 
         assert ("after 90 s, 60 s of it before the start, at" in said) is has
 
 
+def test_a_run_whose_loss_was_not_a_number_did_not_end_well(read: tuple[Job, Analysis]) -> None:
+    job, analysis = read
+    bad = Finding(
+        rule="not a number", weight=2.0, sentence="The loss was not a number.", evidence="", key=""
+    )
+    said = write_opening(replace(job, state="COMPLETED"), analysis, [bad])
+    assert said.startswith("The run ended after")
+
+
 def test_it_says_what_a_hang_cost(read: tuple[Job, Analysis]) -> None:
     job, analysis = read
     head = replace(analysis.headline, hung="rank 1 is stopped", hung_hours=0.5)

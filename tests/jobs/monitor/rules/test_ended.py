@@ -61,6 +61,19 @@ def test_steps_that_could_not_be_printed_on_a_full_disk_may_have_been_done() -> 
     )
 
 
+def test_a_job_that_exits_0_with_a_loss_that_is_no_number_did_not_end_well() -> None:
+    """It trained for 196 steps with a loss of nan, and was DONE without a word of it."""
+    ended = over(healthy(), "COMPLETED", outcome=make_outcome(0, "all ranks exited 0"))
+    *before, last = make_points([STEP_S] * 60)
+    for changed in (replace(last, loss=float("nan")), replace(last, loss=None, nan=1)):
+        said = judge(with_points(ended, (*before, changed), num_steps=last.step, is_asked=True))
+        assert said.health is Health.DONE and "ended well" not in said.reason
+        assert "not a number" in said.facts[0]
+    skipped = replace(last, loss=float("nan"), skipped=1)  # for overflow, as fp16 does now and then
+    asked = judge(with_points(ended, (*before, skipped), num_steps=last.step, is_asked=True))
+    assert asked.facts == ()
+
+
 def test_a_script_that_counts_from_0_did_not_stop_before_its_last_step() -> None:
     ended = over(healthy(), "COMPLETED", outcome=make_outcome(0, "all ranks exited 0"))
     points = make_points([STEP_S] * 29)
