@@ -367,8 +367,7 @@ class Supervisor:
 
     def _end_failed(self, rank: int, returncode: int, ended: float) -> None:
         value = self._write(rank, returncode, ended, stopped=False)
-        how = f"was ended by {value.signal}" if value.signal else f"exited {value.code}"
-        self._fail(rank, value.code, f"{how}: {value.last_words}".rstrip(": "))
+        self._fail(rank, value.code, value.how)
 
     def _fail(self, rank: int, code: int, how: str) -> None:
         """After the exit file: whoever reads the stop finds the culprit's record."""

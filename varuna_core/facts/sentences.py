@@ -185,10 +185,17 @@ def _rank(end: End) -> str:
     """A rank that ended by itself, with its exception, else the last line that it wrote."""
     if end.rank is None:
         return _quote(end)
-    how = f"was ended by {end.signal}" if end.signal else f"exited {end.code}"
-    said = _find(end, RAISED) or _find(end, "error file") or _find(end, LAST_LINE)
-    tail = f": {said.text}" if said is not None and said.text else ""
-    return f"{name_rank(end.rank, end.node)} {how}{tail}"
+    raised, last = _find(end, RAISED) or _find(end, "error file"), _find(end, LAST_LINE)
+    words = (one.text if one is not None else "" for one in (raised, last))
+    return f"{name_rank(end.rank, end.node)} {describe_exit(end.code, end.signal, *words)}"
+
+
+def describe_exit(code: Optional[int], signal: Optional[str], raised: str, last: str) -> str:
+    """How a rank ended, and the exception or the last line that it wrote. A line before a signal
+    may be any: it is quoted as what it is, and is no cause."""
+    how = f"was ended by {signal}" if signal else f"exited {code}"
+    between = "; the last line that it wrote: " if signal and not raised else ": "
+    return between.join(filter(None, (how, raised or last)))
 
 
 def _memory(end: End) -> str:

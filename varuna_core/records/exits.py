@@ -18,7 +18,7 @@ from varuna_core.facts import legacy
 from varuna_core.facts.cause import OF_RANK, Actor, End, EndCause, parse_cause, parse_end
 from varuna_core.facts.deciding import FALLOUT
 from varuna_core.facts.known import Evidence, Sure
-from varuna_core.facts.sentences import LAST_LINE, NOTES, RAISED, STOP, describe_end
+from varuna_core.facts.sentences import LAST_LINE, NOTES, RAISED, STOP, describe_end, describe_exit
 from varuna_core.records.files import (
     list_names,
     make,
@@ -76,6 +76,11 @@ class RankExit:
     def last_words(self) -> str:
         """The exception, else the last line of stderr, which may be anything."""
         return self.exception or self.last_error
+
+    @property
+    def how(self) -> str:
+        """`exited 1: ValueError: x`, or `was ended by SIGTERM`."""
+        return describe_exit(self.code, self.signal, self.exception, self.last_error)
 
 
 @dataclass(frozen=True)

@@ -228,14 +228,8 @@ def _find_culprit(snapshot: Snapshot) -> tuple[int, str, str | None, str] | None
     first = find_failed(snapshot)
     if first is None:
         return None
-    how = f"was ended by {first.signal}" if first.signal else f"exited {first.code}"
-    tail = f": {first.last_words}" if first.last_words else ""
-    return (
-        first.rank,
-        first.node,
-        first.signal,
-        f"{format_rank(first.rank, first.node)} {how}{tail}",
-    )
+    said = f"{format_rank(first.rank, first.node)} {first.how}"
+    return first.rank, first.node, first.signal, said
 
 
 def _lost_a_node(snapshot: Snapshot) -> bool:

@@ -73,14 +73,8 @@ def rank_failed(snapshot: Snapshot) -> Verdict | None:
 
 
 def exit_values(item: RankExit) -> dict[str, Any]:
-    """A rank that ended by itself, and the last line that it wrote to standard error."""
-    return {
-        "rank": item.rank,
-        "node": item.node,
-        "signal": item.signal,
-        "code": item.code,
-        "last_error": item.last_words,
-    }
+    """A rank that ended by itself, with the last line that it wrote to standard error."""
+    return {"rank": item.rank, "node": item.node, "how": item.how}
 
 
 def asked_to_end(snapshot: Snapshot) -> Verdict | None:

@@ -233,11 +233,7 @@ def _abandoned(values: Values) -> str:
 
 def _exit(values: Values) -> str:
     """`rank 3 on n061 exited 1: ValueError: x`."""
-    signal = values["signal"]
-    how = f"was ended by {signal}" if signal else f"exited {values['code']}"
-    return join(
-        [f"{format_rank(values['rank'], values['node'])} {how}", values["last_error"]], ": "
-    )
+    return f"{format_rank(values['rank'], values['node'])} {values['how']}"
 
 
 def _asked_to_end(values: Values) -> str:
@@ -526,7 +522,9 @@ def _slower(values: Values) -> str:
 
 
 def _healthy(values: Values) -> str:
-    pace = f", {format_pace(values['step_s'])} a step" if _is_known(values["step_s"]) else ""
+    unit = values.get("unit", "step")
+    a_unit = f"a{'n' * (unit == 'epoch')} {unit}"
+    pace = f", {format_pace(values['step_s'])} {a_unit}" if _is_known(values["step_s"]) else ""
     tail = _time(values, "left_s", ", {} left")
     if _is_known(values.get("limit_left_s")):
         needed, left = format_duration(values["left_s"]), _until(values["limit_left_s"])

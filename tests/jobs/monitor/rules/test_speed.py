@@ -68,6 +68,13 @@ def test_the_early_pace_is_that_of_the_counter_before_the_last_points() -> None:
     assert (verdict.health, verdict.rule) == (Health.SLOW, "slower")
 
 
+def test_epochs_have_a_pace_of_epochs() -> None:
+    snapshot = with_points(healthy(), make_points([STEP_S] * 60))
+    assert snapshot.progress is not None
+    snapshot = replace(snapshot, progress=replace(snapshot.progress, unit="epoch"))
+    assert "s an epoch" in judge(snapshot).reason
+
+
 def jitter(spread: float = 0.05) -> float:
     return DRAW.lognormvariate(0, spread)
 
