@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 from varuna_core.facts.catalogue.known_line import Proof
@@ -17,6 +18,7 @@ from varuna_core.records.exits import count_ends
 from varuna_core.records.formatting import format_duration, format_pace, format_size
 from varuna_core.records.logs.tail import clean, clean_name, fold
 from vjob.jobs.monitor.model.snapshot import (
+    COUNTED,
     ENDED,
     FORMAT,
     Echo,
@@ -24,6 +26,7 @@ from vjob.jobs.monitor.model.snapshot import (
     JobRow,
     Line,
     Node,
+    Point,
     Progress,
     Snapshot,
     Verdict,
@@ -71,10 +74,12 @@ def render(snapshot: Snapshot, verdict: Verdict | None, *, all_nodes: bool) -> s
     # The batch script's lines say once more that somebody ended it.
     errors = (x for x in snapshot.errors if x.rank is not None or not is_cancel)
     others = [line for line in errors if line not in shown]
-    lines = [*_render_head(snapshot, verdict), *_render_errors(others)]
     is_over = verdict.health in ENDED if verdict is not None else snapshot.record_state == "ended"
+    lines = [*_render_head(snapshot, verdict, is_over=is_over), *_render_errors(others)]
     for node in nodes:
-        lines += _render_node(node, snapshot.now, is_over=is_over)
+        exits = (rank.exit for rank in snapshot.ranks if rank.node == node.name)
+        how = count_ends((exit.code, exit.stopped) for exit in exits if exit is not None)
+        lines += _render_node(node, snapshot.now, how, is_over=is_over)
     num_hidden = len(snapshot.nodes) - len(nodes)
     if num_hidden:
         lines.append(f"and {num_hidden} more nodes; --all shows them")
@@ -104,7 +109,7 @@ def choose_nodes(snapshot: Snapshot, verdict: Verdict | None) -> tuple[Node, ...
     return tuple(node for node in nodes if node.name in chosen)
 
 
-def _render_head(snapshot: Snapshot, verdict: Verdict | None) -> list[str]:
+def _render_head(snapshot: Snapshot, verdict: Verdict | None, *, is_over: bool) -> list[str]:
     word = snapshot.state if verdict is None else f"{snapshot.state}  {verdict.health.value}"
     lines = [f"{snapshot.run}  {word}".rstrip()]
     if snapshot.message and not _tells_end(snapshot, verdict):
@@ -138,7 +143,7 @@ def _render_head(snapshot: Snapshot, verdict: Verdict | None) -> list[str]:
         how = f"{PHRASES[EndCause(earlier.cause)]}; " if earlier.cause else ""
         lines.append(f"  attempt {earlier.number} ended{step}: {how}{fold(earlier.reason)}")
     if snapshot.progress is not None:
-        lines.append(f"  {format_progress(snapshot)}")
+        lines.append(f"  {format_progress(snapshot, is_over=is_over)}")
     if snapshot.commit:
         lines.append(f"  commit {clean(snapshot.commit)}")
     lines.append(f"  files {snapshot.folder}")
@@ -192,7 +197,7 @@ def _count_ends(snapshot: Snapshot) -> str:
     return f": {words}" if words else ""
 
 
-def format_progress(snapshot: Snapshot) -> str:
+def format_progress(snapshot: Snapshot, *, is_over: bool) -> str:
     """`step 30 of 50, 1.42 s a step (the median of the last 10 readings), loss 10.1772, 3 s ago`;
     empty where nothing tells."""
     progress = snapshot.progress
@@ -207,7 +212,7 @@ def format_progress(snapshot: Snapshot) -> str:
         words.append(f"loss {loss:.6g}")
     if progress.at is not None:
         words.append(f"{format_duration(snapshot.now - progress.at)} ago")
-    if snapshot.phase is not None:
+    if snapshot.phase is not None and not is_over:
         words.append(f"now at a{'n' if snapshot.phase.name[0] in 'aeiou' else ''} "
                      f"{snapshot.phase.name}")  # fmt: skip
     if snapshot.checkpoint_step is not None and snapshot.checkpoint_at is not None:
@@ -249,13 +254,14 @@ def _place(line: Line) -> str:
     return f"{where} | " if where else ""
 
 
-def _render_node(node: Node, now: float, *, is_over: bool) -> list[str]:
+def _render_node(node: Node, now: float, how: str, *, is_over: bool) -> list[str]:
+    """Render a node's last lines below its name; `how` says how its ranks ended."""
     words = []
     if node.ranks:
         first, last = node.ranks[0], node.ranks[-1]
         words.append(f"ranks {first}-{last}" if first != last else f"rank {first}")
-    if node.phase == "done" or (node.phase and not is_over):
-        words.append(node.phase)
+    if how or node.phase == "done" or (node.phase and not is_over):
+        words.append(how or node.phase)
     alive = max(filter(None, (node.beat_at, node.log_at)), default=None)
     if alive is not None and node.phase != "done":
         words.append(f"{'last seen' if is_over else 'alive'} {format_duration(now - alive)} ago")
@@ -300,5 +306,15 @@ def _render_times(progress: Progress | None) -> list[str]:
     points = [point for point in progress.points if point.step_s is not None] if progress else []
     if not points:
         return []
-    lines = [f"  iteration {point.step} : {point.step_s:.4f} s" for point in points[-NUM_POINTS:]]
-    return ["iteration times", *lines]
+    if progress is None or progress.source != COUNTED:
+        lines = [f"  {_name_steps([point])} : {point.step_s:.4f} s" for point in points]
+        return ["iteration times", *lines[-NUM_POINTS:]]
+    # Of the counter there is one mean for all steps of a second or more.
+    windows = [(mean, list(some)) for mean, some in groupby(points, lambda point: point.step_s)]
+    lines = [f"  {_name_steps(some)} : {mean:.4f} s" for mean, some in windows]
+    return ["iteration times, means of a second or more", *lines[-NUM_POINTS:]]
+
+
+def _name_steps(points: Sequence[Point]) -> str:
+    first, last = points[0].step, points[-1].step
+    return f"iteration {last}" if first == last else f"iterations {first} to {last}"

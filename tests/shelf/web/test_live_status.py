@@ -69,7 +69,9 @@ def test_one_run_has_one_step_time_everywhere() -> None:
     page = build_job_page(snapshot, HEALTHY)
     heading = "".join(line.plain for line in render_heading(snapshot, HEALTHY, ASCII, 200, 9))
     assert "2.95 s a step" in verdict.reason, verdict
-    assert "2.95 s a step (the median of the last 10 readings)" in format_progress(snapshot)
+    assert "2.95 s a step (the median of the last 10 readings)" in format_progress(
+        snapshot, is_over=False
+    )
     assert dict(page.progress)["a step takes"] == "2.95 s (the median of the last 10 readings)"
     counted = replace(snapshot.progress, source=COUNTED)
     assert counted.pace_covers == "(the median of the last 10 means, of a second or more each)"

@@ -14,12 +14,14 @@ from varuna_core.facts.known import NotKnown, Value
 from varuna_core.records.exits import Outcome, RankExit
 from varuna_core.records.formatting import format_duration
 from vjob.jobs.monitor.model.snapshot import (
+    COUNTED,
     Attempt,
     Echo,
     Health,
     JobRow,
     Line,
     Node,
+    Phase,
     Point,
     Progress,
     Rank,
@@ -81,7 +83,7 @@ errors, oldest first
 n0  (ranks 0-3, running, alive 3 s ago)
   out  a
   out  b
-n1  (ranks 4-7, err 1,548 lines)
+n1  (ranks 4-7, 1 failed, err 1,548 lines)
   err  ValueError: x
 settings as the run printed them
   WORLD_SIZE: 16   <- 8 was asked for (n0)
@@ -89,6 +91,25 @@ iteration times
   iteration 40 : 1.5000 s
   iteration 50 : 1.4238 s"""
     )
+
+
+def test_the_counter_has_one_mean_for_the_steps_of_a_second() -> None:
+    """Each step of a second was said to have taken their mean, to the tenth of a millisecond."""
+    points = tuple(Point(step=step, step_s=0.25 if step < 44 else 0.3) for step in range(41, 46))
+    counted = Progress(step=45, points=points, source=COUNTED)
+    assert render(make(progress=counted), None, all_nodes=False).endswith(
+        """
+iteration times, means of a second or more
+  iterations 41 to 43 : 0.2500 s
+  iterations 44 to 45 : 0.3000 s"""
+    )
+
+
+def test_a_job_that_is_over_is_not_at_a_checkpoint_now() -> None:
+    phase = Phase(name="checkpoint", since=900.0, line=LINE)
+    for state, has in (("submitted", True), ("ended", False)):
+        text = render(make(record_state=state, phase=phase), None, all_nodes=False)
+        assert ("now at a checkpoint" in text) is has
 
 
 def test_what_follows_from_the_end_of_a_rank_is_folded_below_its_error() -> None:
