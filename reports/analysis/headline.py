@@ -290,7 +290,7 @@ def list_facts(found: Headline) -> Iterator[Fact]:
         yield Fact("took", format_duration(found.duration_s.value) + queued)
     if isinstance(found.last_step, Value):
         total = value_of(found.num_steps)
-        of = f" of {total:,}" if total else ""
+        of = f" of {total:,}" if total and found.last_step.value <= total else ""
         counted = " counted" if found.is_counted else ""
         steps = f"{found.last_step.value:,}{counted}{of}"
         yield Fact("steps", f"{steps}, {each}" if each else steps)

@@ -107,10 +107,10 @@ def name_step(
     step: int, total: int | None = None, *, is_counted: bool = False, unit: str = "step"
 ) -> str:
     """`step 30 of 50`, or `30 optimizer steps of this attempt` where only their number is known."""
-    whole = f" of {total}" if total else ""
+    whole = f" of {total}" if total and step <= total else ""  # nanoGPT does one more
     if not is_counted:
         return f"{unit} {step}{whole}"
-    plural = "" if total is None and step == 1 else "s"
+    plural = "" if not whole and step == 1 else "s"
     return f"{step}{whole} optimizer step{plural}{'' if whole else ' of this attempt'}"
 
 

@@ -261,7 +261,7 @@ def _render_node(node: Node, now: float, how: str, *, is_over: bool) -> list[str
         first, last = node.ranks[0], node.ranks[-1]
         words.append(f"ranks {first}-{last}" if first != last else f"rank {first}")
     if how or node.phase == "done" or (node.phase and not is_over):
-        words.append(how or node.phase)
+        words.append((how.removeprefix("1 ") if len(node.ranks) == 1 else how) or node.phase)
     alive = max(filter(None, (node.beat_at, node.log_at)), default=None)
     if alive is not None and node.phase != "done":
         words.append(f"{'last seen' if is_over else 'alive'} {format_duration(now - alive)} ago")

@@ -187,6 +187,7 @@ def test_a_silent_scheduler_is_told_with_the_age_of_its_word() -> None:
 def test_a_count_of_this_attempt_says_so() -> None:
     """A script that went on from step 250 was at 65 optimizer steps."""
     assert name_step(65, is_counted=True) == "65 optimizer steps of this attempt"
+    assert name_step(201, 200) == "step 201", "it was said to be one of 200"
     assert name_step(1, 2, is_counted=True) == "1 of 2 optimizer steps"
 
 
