@@ -2,6 +2,7 @@
 
     python -m benchmarks.hostile [--draws 5000] [--seed 1] [--folder DIR] [--only N ...] [--write]
     python -m benchmarks.hostile --defect NAME ... [--write]     in how many draws it is found
+    python -m benchmarks.hostile --places [--write]              clocks and mounts in a run (root)
 
 A draw takes the folder of a run, changes it one to four times by size, count, kind, pattern and
 value (draws.py), and in two of five draws makes calls of the file system fail (faults.c, built
@@ -42,7 +43,7 @@ from random import Random
 from typing import Any
 
 from benchmarks import RESULTS
-from benchmarks.hostile import dry_runs
+from benchmarks.hostile import dry_runs, places
 from benchmarks.hostile.draws import DRAWS, TABLES, Draw, many, numbers, table, take_back
 from benchmarks.machine import read_processor
 
@@ -101,7 +102,6 @@ class Drawn:
 
 def prepare(top: Path) -> dict[str, Path]:
     """The folders of a run that really ran, and of one of which Slurm has taken the job."""
-    (top / "here").mkdir(parents=True)
     (top / "bin").mkdir()
     put_tables(top)
     for name in TABLES:
@@ -349,7 +349,9 @@ def start(words: Sequence[str]) -> int:
     folder = tempfile.mkdtemp(prefix="hostile-")
     env = {**os.environ, "HOSTILE_TOP": folder, "HOME": folder, "COLUMNS": "80"}
     env["PATH"] = f"{folder}/bin:{env['PATH']}"
+    Path(folder, "here").mkdir()
     library = Path(folder, "faults.so")
+    command = [sys.executable, "-m", "benchmarks.hostile", *words]
     if compiler := shutil.which("cc"):
         source = Path(__file__).with_name("faults.c")
         subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
@@ -357,7 +359,8 @@ def start(words: Sequence[str]) -> int:
     else:
         print("no cc: no call of the file system fails in this run")
     try:
-        command = [sys.executable, "-m", "benchmarks.hostile", *words]
+        if "--places" in words:
+            return places.start(Path(folder), command, env)
         return subprocess.run(command, env=env, check=False).returncode
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -371,6 +374,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--folder", type=Path, help="keeps the draws, so that calls add up")
     parser.add_argument("--only", type=int, nargs="+", help="draws by number, with their output")
     parser.add_argument("--defect", nargs="+", help="names of defects.py, or all: put back")
+    parser.add_argument("--places", action="store_true", help="clocks and mounts in a run alone")
     parser.add_argument("--dry-runs", action="store_true", help="large confs alone")
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args(words)
@@ -378,6 +382,10 @@ def main(words: Sequence[str] | None = None) -> None:
         sys.exit(start(list(words) if words is not None else sys.argv[1:]))
     top = Path(os.environ["HOSTILE_TOP"])
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    if given.places:
+        kept["clocks"] = places.measure(top)
+        write(kept, given.write)
+        return
     good = prepare(top)
     os.chdir(top / "here")
     if given.dry_runs:
@@ -393,13 +401,19 @@ def main(words: Sequence[str] | None = None) -> None:
         from benchmarks.hostile.defects import DEFECTS
 
         for name in DEFECTS if given.defect == ["all"] else given.defect:
-            row = find_defect(name, given.seed, top, good)
-            kept.setdefault("defects", {})[name] = {"what": DEFECTS[name].what, **row}
+            found = find_defect(name, given.seed, top, good)
+            row = kept.setdefault("defects", {}).setdefault(name, {"what": DEFECTS[name].what})
+            row.setdefault("draws", {})[str(given.seed)] = found.pop("draw")
+            row.update(found if found["as"] or "as" not in row else {})
             print(name, row, flush=True)
     elif not given.dry_runs:
         folder = given.folder or top / "rows"
         kept["draws"] = run_draws(given.seed, given.draws, given.minutes, top, good, folder)
-    if given.write:
+    write(kept, given.write)
+
+
+def write(kept: dict[str, Any], is_asked: bool) -> None:
+    if is_asked:
         KEPT.write_text(json.dumps(kept, indent=1) + "\n")
         PAGE.write_text(render(kept))
 
@@ -454,8 +468,15 @@ def render(kept: dict[str, Any]) -> str:
             "Draws of commands or changes that a defect does not concern are counted and not run.",
             "",
         ]
-        head = ("defect", "found by draw", "as", "changes")
-        lines += _render_table(head, [tuple(row.values()) for row in rows.values()])
+        seeds = sorted({seed for row in rows.values() for seed in row["draws"]})
+        head = ("defect", *(f"draw of seed {seed}" for seed in seeds), "as", "changes")
+        lines += _render_table(
+            head,
+            [
+                (row["what"], *(row["draws"].get(seed, "") for seed in seeds), row["as"], row["by"])
+                for row in rows.values()
+            ],
+        )
     if rows := kept.get("programs"):
         lines += ["## Programs of a review", ""]
         lines += [
@@ -468,6 +489,17 @@ def render(kept: dict[str, Any]) -> str:
         lines += ["## Places that fail in training", ""]
         lines += ["Staged by hand in a mount namespace, two ranks of a script.", ""]
         lines += _render_table(("place", "what is said now", "what was said before"), rows)
+    if rows := kept.get("clocks"):
+        lines += ["## Clocks and mounts in a run", ""]
+        lines += [
+            f"Two ranks of {places.NUM_STEPS} steps of {places.STEP_S} s; at step 20 the clock of "
+            "all processes steps, with the times of their files, or the run folder is read-only "
+            "for good. The clock steps on an hour again in a report and a status of the run's end.",
+            "",
+        ]
+        names = ("place", "status said", "end", "s of the ranks", "duration, s", "a step, s",
+                 "goodput", "wrong")  # fmt: skip
+        lines += _render_table(names, [[*row[:-1], row[-1] or "nothing"] for row in rows])
     return "\n".join(lines + dry_runs.render(kept.get("dry_runs", [])))
 
 

@@ -62,7 +62,8 @@ def _pick(run: Path, random: Random) -> Path:
 
 def sparse(run: Path, random: Random, large: Path) -> str:
     """A file of very many bytes; more often than not one that grows as a run goes on."""
-    grows = [path for path in list_files(run) if path.suffix in (".out", ".times", ".jsonl")]
+    kind = random.choice((".out", ".times", ".jsonl"))
+    grows = [path for path in list_files(run) if path.suffix == kind]
     path = random.choice(grows) if grows and random.random() < 0.7 else _pick(run, random)
     size = random.choice((3 << 28, 10 << 30, TB))
     with contextlib.suppress(OSError):

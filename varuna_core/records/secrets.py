@@ -638,6 +638,14 @@ HARMLESS = (
 )  # fmt: skip
 """Words of high entropy that may be seen, each with the reason."""
 _HARMLESS = re.compile("|".join(rf"(?:{pattern})" for pattern, _ in HARMLESS))
+FOLDERS = (
+    (r"(?<![\w.-])((?:/var/tmp|/tmp|/dev/shm)/)([\w.~@%+=-]{1,100})", "everybody can list these"),
+    (r"(/)(tmp[a-z0-9_]{8}|tmp\.[A-Za-z0-9]{10})(?![\w.~%+=-])", "folder of tempfile or mktemp"),
+    (r"(?<![\w.-])(/nix/store/)([0-9a-z]{32}-[\w.+-]{1,100})", "package of Nix"),
+    (r"(/)([a-z][\w.+-]{0,60}-\d[\w.]{0,30}-[a-z2-7]{32})(?![\w.~%+=-])", "package of Spack"),
+)
+"""Names of folders that were drawn by chance and may be seen, after what stands before them."""
+_FOLDERS = [re.compile(pattern) for pattern, _ in FOLDERS]
 
 
 def find_drawn(text: str, known_folders: Collection[str] = ()) -> Iterator[str]:
@@ -645,6 +653,8 @@ def find_drawn(text: str, known_folders: Collection[str] = ()) -> Iterator[str]:
 
     `known_folders` are names that others may see where they stand in a path.
     """
+    for folder in _FOLDERS:
+        text = folder.sub(lambda match: match[1] + " " * len(match[2]), text)
     for name in known_folders:
         text = re.sub(rf"(?<=/){re.escape(name)}(?![\w.~%+=-])", " " * len(name), text)
     harmless = [match.span() for match in _HARMLESS.finditer(text)]

@@ -26,6 +26,9 @@ from varuna_core.records.secrets import (
         "GPU-8f14e45f-ceea-467f-a8b2-3d1f0c9b7e65",
         "models--meta-llama--Llama-3.1-8B/snapshots/0e9e39f249a16976918f6564b8830bc894c89659/x.json",
         "/scratch/project_465000123/checkpoints/gpt2-xl-20261128-184500/iter_0000500/rank0.pt",
+        "TMPDIR=/tmp/vjob-q7zm4tk9 /scratch/me/tmpq7zm4tk9/x /var/tmp/tmp.q7Zm4Tk9Xw",
+        "/nix/store/0c4k9xw2lr8bn5v1q7zm4tk9xw2lr8bn-python3/bin",
+        "/sw/linux-rhel9-zen3/gcc-12.2.0/python-3.11.7-q7zm4tk2xw2lr6bn5vq7zm4tk2xw2lr6/lib",
         "NVIDIA-A100-SXM4-80GB CUDA_VISIBLE_DEVICES PYTORCH_CUDA_ALLOC_CONF expandable_segments",
         "BertForSequenceClassification Qwen2.5-Coder-7B-Instruct llama3_8b_fp8_e4m3 MLP_FC2_BIAS",
         "torch==2.9.0+cu128 nvidia-cublas-cu12==12.8.4.1 transformers==4.57.1",
@@ -46,9 +49,15 @@ def test_a_word_in_no_list_is_held_for_its_entropy() -> None:
 
 def test_a_folder_of_the_runs_own_path_may_be_seen_there_and_nowhere_else() -> None:
     name = "q7Zm" + "4Tk9" + "Xw2Lr8" + "Bn5V"
-    assert withhold(f"/tmp/{name}/log", [name]) == f"/tmp/{name}/log"
-    for text in (f"/tmp/{name}/log {name}", f"/tmp/{name}.d/log", f"/tmp/{name[1:]}/log"):
+    assert withhold(f"/data/{name}/log", [name]) == f"/data/{name}/log"
+    for text in (f"/data/{name}/log {name}", f"/data/{name}.d/log", f"/data/{name[1:]}/log"):
         assert name[1:] not in withhold(text, [name])
+
+
+def test_what_stands_below_a_temporary_folder_or_in_an_address_is_held() -> None:
+    name = "q7Zm" + "4Tk9" + "Xw2Lr8" + "Bn5V"
+    for text in (f"/tmp/x/{name}/y z", f"https://host/tmp/{name}", f"/tmp{name}/log z"):
+        assert name not in withhold(text)
 
 
 @pytest.mark.parametrize(
