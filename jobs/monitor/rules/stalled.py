@@ -522,11 +522,14 @@ def running(snapshot: Snapshot) -> Verdict | None:
             return _late_start(snapshot, values)
     elif not is_plain and (is_told or not signs.are_running):  # a built-in one prints its steps
         return None
+    is_early = age < HINT_S and signs.num_bytes < MUCH_OUTPUT
     reason = (
         "no line that it printed is known as a step" if signs.num_bytes else "it printed nothing"
     )
+    if signs.num_bytes and is_early:
+        reason = "no step has been seen yet"
     steps = NotKnown(snapshot.doubt.value if snapshot.doubt is not None else reason)
-    hint = () if is_told or (age < HINT_S and signs.num_bytes < MUCH_OUTPUT) else (TELL_STEPS,)
+    hint = () if is_told or is_early else (TELL_STEPS,)
     return conclude(
         Health.RUNNING,
         "running",

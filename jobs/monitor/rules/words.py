@@ -370,8 +370,8 @@ def _tell_action(hang: Hang, now: float) -> str:
     at = hang.seen_at if hang.acts_at is None else hang.acts_at
     when = f"in {format_duration(at - now)}" if at > now + 1 else "now"
     if hang.action is HangAction.REPORT:
-        word = f"STALLED {when} without a step; " if at > now + 1 else ""
-        return f"{word}nothing is done about it (on_hang, vjob guard)"
+        word = f"the hang is certain {when} if no step comes; " if at > now + 1 else ""
+        return f"{word}vjob does not act on it (on_hang, vjob guard)"
     return {
         HangAction.RESTART: f"its ranks are ended and started again {when}",
         HangAction.REQUEUE: f"the job goes back into the queue {when}",

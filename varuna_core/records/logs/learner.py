@@ -53,7 +53,7 @@ _LARGEST = 1e12
 class Doubt(str, Enum):
     """Reasons why the steps of lines that flow are not known."""
 
-    FEW = "a counter with fewer than three readings"
+    FEW = "too few lines so far to tell which number counts steps"
     RIVALS = "two counters are about as likely"
     LOST = "the number that counted steps does not grow any more"
     LENGTH = "steps are counted in each epoch, and nothing says how many it has"

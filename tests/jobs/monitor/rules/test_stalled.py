@@ -82,7 +82,7 @@ def test_a_hang_in_the_first_steps_says_when_it_will_be_called_stalled() -> None
         (20, 0, 0.0, "STARTING"),
         (20, 0, 99.0, "STARTING"),  # imports
         (90, 0, 0.0, "STARTING"),  # ranks connect
-        (20, 40, 0.0, "RUNNING: no line that it printed is known as a step"),
+        (20, 40, 0.0, "RUNNING: no step has been seen yet"),
         (20, 4000, 0.0, "RUNNING: no line that it printed is known as a step; set progress"),
         (90, 40, 0.0, "RUNNING: no line that it printed is known as a step; set progress"),
         (90, 0, 99.0, "RUNNING: it printed nothing; set progress"),
@@ -336,7 +336,7 @@ def test_an_error_from_before_a_checkpoint_does_not_end_it() -> None:
         (HangAction.RESTART, NOW + 12, "its ranks are ended and started again in 12 s"),
         (HangAction.REQUEUE, NOW, "the job goes back into the queue now"),
         (HangAction.STOP, NOW + 12, "the run is ended in 12 s"),
-        (HangAction.REPORT, None, "nothing is done about it"),
+        (HangAction.REPORT, None, "vjob does not act on it"),
     ],
 )
 def test_a_hang_that_is_suspected_says_what_will_be_done_and_when(
@@ -353,7 +353,10 @@ def test_a_hang_that_is_suspected_says_what_will_be_done_and_when(
     ("action", "words"),
     [
         (HangAction.RESTART, "its ranks are ended and started again in 45 s"),
-        (HangAction.REPORT, "STALLED in 45 s without a step; nothing is done about it"),
+        (
+            HangAction.REPORT,
+            "the hang is certain in 45 s if no step comes; vjob does not act on it",
+        ),
     ],
 )
 def test_a_run_that_may_hang_is_not_called_healthy(action: HangAction, words: str) -> None:
