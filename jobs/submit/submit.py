@@ -420,7 +420,7 @@ def write_run_folder(ready: Prepared, run: RunFolder) -> None:
     if trackers:
         write_json(run.trackers, {name: dict(values) for name, values in trackers.items()})
     needed = {ACCELERATORS: list_plugins(ACCELERATORS), "vjob.trackers": [*trackers]}
-    write_bundle(run.agent, plugins=needed)
+    write_bundle(run.agent, plan=ready.plan, plugins=needed)
     if ready.conf.program.kind in BUILT_IN:
         write_program(run.program)
     if ready.conf.program.kind == FUNCTION:

@@ -2,6 +2,8 @@
 programs with all of varuna_core into `program.pyz`, so that ranks need torch and nothing of vjob;
 and what runs a pickled function, likewise, into `function.pyz`.
 
+`agent.pyz` holds what nodes can import in this run: its entry points, and what they import in turn.
+
 Beside each source lies what this Python compiles it to, which the same version of Python on a node
 takes as it is: compiling is half of an agent's start. Any other one finds by the number in front
 that it is not for it, and compiles the source (PEP 552: an unchecked hash-based pyc).
@@ -13,22 +15,40 @@ compressed: a stripped python3 may lack zlib.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import importlib.util
 import io
 import marshal
 import os
+import re
 import sys
 import zipfile
 from pathlib import Path
 from types import CodeType
-from typing import Mapping, Optional, Sequence
+from typing import Callable, Collection, Iterator, Mapping, Optional, Sequence
 
 import varuna_core
 from varuna_core.plugins.seam import collect_for_nodes
+from varuna_core.records.plan import Plan
 
 _FOLDERS = ("facts", "records", "hang", "plugins", "agent", "morph", "trace")
+_ALWAYS = (
+    "agent.cli",
+    "trace.startup.sitecustomize",
+    "trace.startup.counter",
+    "trace.startup.reporter",
+    "records.logs.step_counts",
+)
+"""Modules that every run starts, or that its ranks load by their path."""
+ENTRIES: Mapping[str, Callable[[Plan], bool]] = {
+    "morph.cli": lambda plan: plan.morphing is not None,
+    "agent.track.tracker": lambda plan: plan.track is not None,
+    "trace.hook": lambda plan: plan.timeline,
+}
+"""Modules that only some runs start: another module's import does not bring them along."""
+_NAME = re.compile(r"varuna_core(\.\w+)+(?=:|$)")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _SHEBANG = b"#!/usr/bin/env python3\n"
 _MAIN = """\
@@ -62,21 +82,60 @@ sys.exit(main())
 """
 _ENVIRONMENT = "varuna_core.functions.environment:VjobJobEnvironment"
 _UNCHECKED = (1).to_bytes(4, "little")
-_MARSHAL = 2
-"""The last version whose bytes do not depend on who else holds an object."""
 _MOST_KEPT = 9
 """Bundles in the cache: three of each kind."""
 
 
 def write_bundle(
-    path: Path, *, compiled: bool = True, plugins: Optional[Mapping[str, Sequence[str]]] = None
+    path: Path,
+    *,
+    plan: Optional[Plan] = None,
+    compiled: bool = True,
+    plugins: Optional[Mapping[str, Sequence[str]]] = None,
 ) -> None:
     """Write agent.pyz; it lands whole or not at all. Without `compiled` it is a third as large.
 
-    `plugins` are those that nodes need: names by group.
+    Without a `plan` it serves any run. `plugins` are those that nodes need: names by group.
     """
     sources = {**collect_sources(), **collect_for_nodes(plugins or {})}
-    _write(path, _render("agent.pyz", sources) if compiled else render_bundle(sources))
+    some = [name for name, is_needed in ENTRIES.items() if plan is None or is_needed(plan)]
+    entries = [*_ALWAYS, *some]
+    if compiled:
+        _write(path, _render("agent.pyz", sources, entries))
+    else:
+        _write(path, render_bundle(select_imported(sources, entries)))
+
+
+def select_imported(sources: Mapping[str, bytes], entries: Collection[str]) -> dict[str, bytes]:
+    """Select the sources that entry points and plug-ins import, at once or later."""
+    modules = {re.sub(r"(/__init__)?\.py$", "", each).replace("/", "."): each for each in sources}
+    left_out = {f"varuna_core.{name}" for name in ENTRIES if name not in entries}
+    found = {"__main__"}
+    todo = [f"varuna_core.{name}" for name in entries]
+    todo += [name for name in modules if name.startswith("varuna_core.plugins.carried")]
+    while todo:
+        name = todo.pop()
+        if name in found or name in left_out or not name.startswith("varuna_core"):
+            continue
+        found.add(name)
+        todo.append(name.rpartition(".")[0])
+        todo += _list_imports(sources[modules[name]]) if name in modules else ()
+    return {each: sources[each] for name, each in modules.items() if name in found}
+
+
+def _list_imports(source: bytes) -> Iterator[str]:
+    """List the modules that a source imports, some with the name of what it takes from one.
+
+    A text `module:attribute`, or with a module's name alone, may be a row of a table of plug-ins.
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{each.name}" for each in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            named = _NAME.match(node.value)
+            yield from [named[0]] if named else []
 
 
 def write_program(path: Path) -> None:
@@ -130,16 +189,20 @@ def collect_sources() -> dict[str, bytes]:
     return {"__main__.py": _MAIN.encode(), **sources}
 
 
-def _render(name: str, sources: Mapping[str, bytes]) -> bytes:
-    """The bundle with what its sources are compiled to, from the cache where it was made before."""
-    key = hashlib.sha256(f"{name} {sys.version}".encode())
+def _render(name: str, sources: Mapping[str, bytes], entries: Sequence[str] = ()) -> bytes:
+    """The bundle with what its sources are compiled to, from the cache where it was made before.
+
+    With `entries` it holds what they import alone.
+    """
+    key = hashlib.sha256(f"{name} {sys.version} {' '.join(entries)}".encode())
     for each in sorted(sources):
         key.update(f"{each} {len(sources[each])} ".encode() + sources[each])
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     kept = Path(base) / "vjob" / "bundles" / f"{key.hexdigest()}.pyz"
     with contextlib.suppress(OSError):
         return kept.read_bytes()
-    data = render_bundle({**sources, **compile_sources(name, sources)})
+    chosen = select_imported(sources, entries) if entries else sources
+    data = render_bundle({**chosen, **compile_sources(name, chosen)})
     with contextlib.suppress(OSError):  # a home that is full, or of somebody else
         kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         _write(kept, data)
@@ -157,10 +220,28 @@ def compile_sources(archive: str, sources: Mapping[str, bytes]) -> dict[str, byt
             code = compile(source, f"{archive}/{name}", "exec", dont_inherit=True)
             if sys.version_info < (3, 11) and _has_set(code):
                 continue  # written in the order of hashes, which differ from process to process
-            with contextlib.suppress(ValueError):  # slices, of Python 3.14
-                head = importlib.util.MAGIC_NUMBER + _UNCHECKED + importlib.util.source_hash(source)
-                found[f"{name}c"] = head + marshal.dumps(code, _MARSHAL)
+            head = importlib.util.MAGIC_NUMBER + _UNCHECKED + importlib.util.source_hash(source)
+            held = list(_list_parts(code))
+            found[f"{name}c"] = head + marshal.dumps(code)
+            held.clear()
     return found
+
+
+def _list_parts(value: object) -> Iterator[object]:
+    """List all that a module's code is made of.
+
+    marshal marks an object that anybody else holds, so the bytes would depend on what else this
+    process has read. Held by the caller, all of them are marked.
+    """
+    yield value
+    if isinstance(value, CodeType):
+        value = (
+            *(value.co_consts, value.co_names, value.co_varnames, value.co_cellvars),
+            *(value.co_freevars, value.co_filename, getattr(value, "co_qualname", value.co_name)),
+        )
+    if isinstance(value, (tuple, frozenset)):
+        for each in value:
+            yield from _list_parts(each)
 
 
 def _has_set(code: CodeType) -> bool:

@@ -125,7 +125,7 @@ class Stage:
         self.python = python
         self.nodes: list[subprocess.Popen[str]] = []
         write_plan(self.run.plan, plan)
-        write_bundle(self.run.agent)
+        write_bundle(self.run.agent, plan=plan)
 
     @property
     def attempt(self) -> AttemptFolder:

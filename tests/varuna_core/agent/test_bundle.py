@@ -1,15 +1,19 @@
 """agent.pyz: one file, the same bytes each time, and commands that teach."""
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests import ROOT
-from varuna_core.agent.bundle import compile_sources, render_bundle, write_bundle
+from tests.varuna_core.agent.local_run import make_plan
+from varuna_core.agent.bundle import ENTRIES, compile_sources, render_bundle, write_bundle
+from varuna_core.records.plan import MorphPlan, TrackPlan
 
 MODULE = """
 from typing import NamedTuple
@@ -40,6 +44,7 @@ try:
 except RuntimeError:
     traceback.print_exc()
 """
+IMPORT = re.compile(r"^\s*(?:from|import) (varuna_core[\w.]*)", re.M)
 SOURCES = {"__main__.py": MAIN, "place.py": MODULE.encode()}
 
 
@@ -128,12 +133,37 @@ def test_a_home_that_cannot_be_written_to_is_no_obstacle(
     assert not [name for name in names if name.endswith(".pyc")]
 
 
-def test_it_holds_the_agent_and_the_records_and_nothing_else(bundle: Path) -> None:
-    names = zipfile.ZipFile(bundle).namelist()
-    folders = {"/".join(name.split("/")[:-1][:2]) for name in names}
-    parts = ("", "/facts", "/records", "/hang", "/plugins", "/agent", "/morph", "/trace")
-    assert folders == {"", *(f"varuna_core{part}" for part in parts)}
-    assert "varuna_core/records/plan.py" in names and "__main__.py" in names
+PLAN = make_plan()
+PLANS = {
+    "": PLAN,
+    "morph": replace(PLAN, morphing=MorphPlan(1, 1, requeue=False, save_s=1)),
+    "agent/track": replace(PLAN, track=TrackPlan(id="a", python="python3", config={})),
+    "trace/hook": replace(PLAN, timeline=True),
+}
+
+
+@pytest.mark.parametrize("part", PLANS)
+def test_it_holds_all_that_a_run_can_import_and_little_else(part: str, tmp_path: Path) -> None:
+    """A module that a node lacks would end the run: every import statement is looked at."""
+    write_bundle(tmp_path / "agent.pyz", plan=PLANS[part])
+    with zipfile.ZipFile(tmp_path / "agent.pyz") as archive:
+        names = [name for name in archive.namelist() if name.endswith(".py")]
+        sources = {name: archive.read(name).decode() for name in names}
+    modules = {re.sub(r"(/__init__)?\.py$", "", name).replace("/", ".") for name in sources}
+    entries = {f"varuna_core.{name}" for name in ENTRIES}
+    for name, source in sources.items():
+        missing = set(IMPORT.findall(source)) - modules
+        assert missing <= entries or name == "varuna_core/__init__.py", name
+    for one in ("morph", "agent/track", "trace/hook"):
+        found = [name for name in names if name.startswith(f"varuna_core/{one}")]
+        assert (len(found) > 2 or found == ["varuna_core/trace/hook.py"]) == (one == part), found
+    assert not modules & {"varuna_core.agent.bundle", "varuna_core.planner", "varuna_core.runtime"}
+    inside = sorted(name for name in modules if not name.endswith(("__main__", "sitecustomize")))
+    code = "import importlib, sys; sys.path.insert(0, sys.argv[1]); "
+    code += "print(*(importlib.import_module(name).__file__ for name in sys.argv[2:]))"
+    result = call("-c", code, str(tmp_path / "agent.pyz"), *inside)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count(f"{tmp_path}/agent.pyz/") == len(inside)
 
 
 def test_help_shows_the_order_of_the_commands(bundle: Path) -> None:

@@ -74,7 +74,7 @@ class Elastic:
         write_plan(self.run.plan, plan)
         training = replace(GPT, pipeline=3, checkpoint_folder=store)
         self.run.training.write_text(render_training(training))
-        write_bundle(self.run.agent)
+        write_bundle(self.run.agent, plan=plan)
         self.started: list[subprocess.Popen[str]] = []
 
     def start(self, *words: str, session: str = "7.0", node: int = 0) -> subprocess.Popen[str]:
