@@ -11,6 +11,7 @@ from varuna_core.facts.cause import End
 from varuna_core.facts.finding import dump_value
 from varuna_core.facts.known import Evidence, NotKnown, Sure, Value, Within, as_json
 from varuna_core.records.formatting import format_duration
+from varuna_core.records.logs.tail import COLOUR
 from vjob.reports.analysis.accounting import describe_class, format_least
 from vjob.reports.analysis.findings import Finding
 from vjob.reports.analysis.headline import Headline, list_facts
@@ -95,7 +96,7 @@ def _to_plain(value: Any) -> Any:
 
 
 def _clean(line: str) -> str:
-    return "".join(char if char.isprintable() else "?" for char in line)
+    return "".join(char if char.isprintable() else "?" for char in COLOUR.sub("", line))
 
 
 def _render_findings(findings: list[Finding]) -> Iterator[str]:

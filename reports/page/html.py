@@ -23,6 +23,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from varuna_core import __version__
+from varuna_core.records.logs.tail import COLOUR
 from vjob.reports.analysis.findings import Finding
 from vjob.reports.analysis.headline import Fact
 from vjob.reports.page.sections import ReportTable, shorten
@@ -178,7 +179,8 @@ def _clean(value: Any) -> Any:
         or (value.isascii() and value.isprintable())
     ):
         return value
-    return "".join(char if char.isprintable() or char == "\n" else "?" for char in value)
+    plain = COLOUR.sub("", value)
+    return "".join(char if char.isprintable() or char == "\n" else "?" for char in plain)
 
 
 def _environment() -> jinja2.Environment:

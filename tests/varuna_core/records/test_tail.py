@@ -14,6 +14,7 @@ from varuna_core.records.logs.tail import ANCHOR_BYTES, LONGEST, Follower, clean
 
 def test_escapes_cannot_reach_the_terminal() -> None:
     assert clean("\x1b]0;owned\x07 ok\tx") == "\\x1b]0;owned\\x07 ok\tx"
+    assert clean("\x1b[1monly if you trust it\x1b[0m.\x1b[2J") == "only if you trust it.\\x1b[2J"
 
 
 def test_of_a_progress_bar_only_the_last_state_shows(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ SMALLEST_CUT = 64 * 1024
 """A log that was cut is never smaller."""
 MOVED_BYTES = 256 * 1024 * 1024
 """As far back as a place is looked for in a log that was cut."""
+COLOUR = re.compile(r"\x1b\[[0-9;]{0,40}m")
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 _SPELLED = {
@@ -37,8 +38,9 @@ _SPELLED = {
 
 
 def clean(text: str) -> str:
-    """Escapes, control characters and marks that turn text around as `\\x1b`; tabs stay."""
-    return text if CONTROL.search(text) is None else text.translate(_SPELLED)
+    """Return `text` without its colours, and with other control characters and marks that turn
+    text around spelled out, as in `\\x07`; tabs stay."""
+    return text if CONTROL.search(text) is None else COLOUR.sub("", text).translate(_SPELLED)
 
 
 def fold(text: str) -> str:
