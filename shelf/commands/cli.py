@@ -95,7 +95,7 @@ COMMANDS: Mapping[str, tuple[BuiltIn, ...]] = {
         _row(
             "plan",
             "plan:plan",
-            "Find the fastest layout of CONF's model on its nodes, and prove it.",
+            "Find the fastest layout of CONF's model on its nodes, and say what is proved.",
         ),
         _row(
             "profile",

@@ -123,7 +123,7 @@ def plan(
     written: Path | None,
     as_json: bool,
 ) -> None:
-    """Find the fastest layout of CONF's model on its nodes, and prove it.
+    """Find the fastest layout of CONF's model on its nodes, and say what is proved.
 
     Keys of parallel that CONF writes are kept; those that it leaves out or sets to auto are free.
 
