@@ -1,7 +1,7 @@
 """The training runtime, and the torch-free records and node agent that every part of vjob shares.
 
-Importing this package imports nothing else: a bare container and the node agent rely on it. The
-names that users need load what they need when they are asked for.
+Importing this package imports no other module, because the node agent and bare containers rely on
+it. The public names are loaded lazily, on first access.
 """
 
 from __future__ import annotations

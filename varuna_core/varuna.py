@@ -1,4 +1,4 @@
-"""Varuna: a model with CutPoints trained as pipeline stages and replicas, spelled as in Varuna.
+"""Train a model with CutPoints as pipeline stages and replicas, with the original Varuna's API.
 
     model = Varuna(model, stage_to_rank_map, dummy_inputs, batch_size, chunk_size, device="cpu")
     optimizer = torch.optim.AdamW(model.parameters())
@@ -7,8 +7,8 @@
     optimizer.step()
     model.zero_grad()
 
-Loss, gradients and updates equal those of the plain model on the global batch, in fp16 and bf16
-(precision.py) too. runtime/assembly.py makes the parts; checkpoints are rank_module.py's.
+Loss, gradients and updates equal those of the plain model on the global batch, also in fp16 and
+bf16 (precision.py). runtime/assembly.py builds the parts; rank_module.py has the checkpoints.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ log = logging.getLogger(__name__)
 
 
 class Varuna(RankModule):
-    """This rank's part of the model; `parameters()` are its own, under the plain model's names."""
+    """This rank's part of the model; `parameters()` returns this part's, under the plain names."""
 
     def __init__(
         self,
@@ -90,19 +90,19 @@ class Varuna(RankModule):
         options: Options | None = None,
         **deprecated: Any,
     ) -> None:
-        """`batch_size` is that of all replicas, `chunk_size` a micro-batch's. Inputs are a dict by
-        the names of the model's forward, or a list in their order.
+        """`batch_size` is over all replicas, `chunk_size` is one micro-batch. Inputs are a dict
+        keyed by the parameters of the model's forward, or a list in their order.
 
-        `stage_to_rank_map` "0,2;1,3;" is stage 0 on ranks 0 and 2, stage 1 on ranks 1 and 3; so is
-        [[0, 2], [1, 3]]. `precision` is fp32, bf16 or fp16, the last of which `fp16=True` says too.
-        `shared_weights` are pairs of names that are one weight, besides tied parameters, which are
-        found. `device` is by default the GPU of `local_rank`, else of LOCAL_RANK. `from_cache` is
-        Varuna's and has no effect: the dry run is made at each start. `options` has the rest; given
-        here, they are still taken, with a warning.
+        `stage_to_rank_map` "0,2;1,3;" puts stage 0 on ranks 0 and 2, stage 1 on ranks 1 and 3, as
+        does [[0, 2], [1, 3]]. `precision` is fp32, bf16 or fp16; `fp16=True` also selects the last.
+        `shared_weights` lists pairs of names that are one weight; tied parameters are found without
+        it. `device` defaults to the GPU of `local_rank`, else of LOCAL_RANK. `from_cache` has no
+        effect and exists for compatibility: every start makes a dry run. `options` has all other
+        options; as keywords here, they are deprecated.
 
-        Arguments that are not given come from the conf when the script runs under vjob
-        (runtime/arguments.py); the ranks then meet over gloo if the script has not seen to it.
-        Elsewhere sizes must be given, and a stage map for more than one rank.
+        Under vjob, omitted arguments are read from the conf (runtime/arguments.py), and the ranks
+        initialize a gloo process group if the script has not. Otherwise, pass the sizes and, for
+        more than one rank, a stage map.
         """
         if dummy_inputs is FROM_CONF:
             raise TypeError("Varuna needs dummy_inputs: a sample batch, or get_batch(size, device)")
@@ -171,7 +171,7 @@ class Varuna(RankModule):
         self.memory_limit = options.memory_limit
         self.place, self.replica = parts.place, parts.replica
         self.samples = parts.samples
-        """The samples of the global batch that this rank is to be given."""
+        """The samples of the global batch that the caller must pass to this rank."""
 
         self.plans, self.stage_map = parts.plans, parts.plans.stage_map
         self.adapting = self._find_adapting(recompute)
@@ -181,10 +181,10 @@ class Varuna(RankModule):
         self.exchange, self._splitter = parts.exchange, parts.splitter
         self._names = parts.names
         self.last_grad_norm: Tensor | None = None
-        """Norm of the last step's gradients before clipping, not read from the device."""
+        """Norm of the last step's gradients before clipping, as a tensor still on the device."""
 
         self._untouched: list[tuple[nn.Parameter, int]] = []
-        """Parameters before the first step, and how often each had been changed."""
+        """Parameters before the first step, each with its version counter."""
 
         weakref.finalize(self, self.links.close)  # at exit too
 
@@ -192,7 +192,7 @@ class Varuna(RankModule):
 
     @property
     def optimizer(self) -> Any:
-        """The optimizer given to `set_optimizer`, or a list of several; None before the call."""
+        """Return the optimizer given to `set_optimizer`, or a list of several; None before that."""
         held = [*self.updates.optimizers]
         return held if len(held) > 1 else next(iter(held), None)
 
@@ -203,11 +203,11 @@ class Varuna(RankModule):
         init_loss_scale: float = 2**20,
         min_loss_scale: float = 1.0,
     ) -> Any:
-        """Take the optimizer that the user steps, torch's or any with `param_groups` and `step()`,
-        or a list of several, each of parameters of its own.
+        """Register the optimizer that the user steps: torch's, any with `param_groups` and
+        `step()`, or a list of optimizers with separate parameters.
 
-        The loss scale is by default the conf's, or "dynamic". All of them are fp16's, where a
-        `step()` after an overflow does nothing. Returns the optimizer.
+        The loss scale defaults to the conf's, or "dynamic". The scale arguments apply only to fp16,
+        where `step()` does nothing after an overflow. Return the optimizer.
         """
         held = [*optimizer] if isinstance(optimizer, (list, tuple)) else [optimizer]
         check_optimizers(held, {id(parameter) for parameter in self.parameters()})
@@ -222,8 +222,8 @@ class Varuna(RankModule):
         return optimizer
 
     def _warn_of_no_updates(self) -> None:
-        """Warn once where the gradients of the first step were cleared and changed nothing: an
-        optimizer that was made before Varuna holds other parameters."""
+        """Warn once if the gradients of the first step were cleared but no parameter changed: an
+        optimizer created before Varuna holds other parameters."""
         masters = [p for p in self._masters.by_name.values() if p.requires_grad]
         if self.iteration == 0:
             self._untouched = [(p, p._version) for p in masters]
@@ -240,13 +240,13 @@ class Varuna(RankModule):
             self._untouched = []
 
     def _name_pieces(self) -> str:
-        """Name the option that gives this rank pieces of tensors; empty if it has whole ones."""
+        """Return the option by which this rank holds parts of tensors; empty if none."""
         if self._masters.slices:
             return "zero=3"
         return "tensor parallelism" if self.sharding is not None else ""
 
     def _name_spread(self) -> str:
-        """Name the option that gives this rank a part of the parameters; empty if it has all."""
+        """Return the option by which this rank holds only some parameters; empty if none."""
         if self.stage_map.depth > 1:
             return f"{self.stage_map.depth} pipeline stages"
         return self._name_pieces() or ("zero" if self._masters.owned is not None else "")
@@ -272,15 +272,15 @@ class Varuna(RankModule):
         *,
         outputs: Names | None = None,
     ) -> tuple[Tensor, bool] | tuple[Tensor, bool, dict[str | int, Any]]:
-        """Forward and backward of the replica's batch: the global mean loss, and the overflow.
+        """Run forward and backward on the replica's batch; return the global mean loss and an
+        overflow flag, equal on every rank.
 
-        Gradients add to what is there, as in plain PyTorch; both are the same on every rank. An
-        overflow is a gradient of fp16 that is not finite, on any rank; in fp32 and bf16 it is never
-        told: then the loss or `last_grad_norm` is not finite.
+        Gradients accumulate, as in plain PyTorch. The flag is True if fp16 gradients are not finite
+        on any rank; in fp32 and bf16 it is always False: check the loss or `last_grad_norm`
+        instead.
 
-        With `outputs`, keys of a dict, attributes or places in a tuple, there is a third thing:
-        these parts of what the model returned, by name, as batch/outputs.py joins them. All ranks
-        ask for the same.
+        With `outputs` (dict keys, attributes or tuple indices; the same on all ranks), also return
+        these parts of the model's output, by name, joined as in batch/outputs.py.
         """
         form = self.split.record.loss
         if form.problem is not None:
@@ -354,11 +354,11 @@ class Varuna(RankModule):
         return (loss, overflow) if asked is None else (loss, overflow, parts)
 
     def evaluate(self, inputs: Inputs, outputs: bool | Literal["last"] = False) -> Any:
-        """The mean loss of the global batch without gradients, the same on every rank.
+        """Return the mean loss of the global batch without gradients, equal on every rank.
 
-        With `outputs` instead what the model returns, of the replica's batch, as
-        `outputs.join_outputs` says: True on all ranks of the replica, "last" on the one that
-        holds the last stage (None elsewhere). The model need then return no loss.
+        If `outputs` is set, return instead the model's output for the replica's batch, joined by
+        `outputs.join_outputs`: with True on all ranks of the replica, with "last" only on the rank
+        of the last stage (None elsewhere). The model need not return a loss then.
         """
 
         def run(microbatches: list[MicroBatch], size: int) -> Tensor:
@@ -386,8 +386,8 @@ class Varuna(RankModule):
         return self._guarded(inputs, collect if outputs else run, bounded=False)
 
     def forward(self, *inputs: Any, **by_name: Any) -> Any:
-        """Evaluate the replica's batch without gradients, as a plain script calls its model: the
-        same as `evaluate(inputs, outputs=True)`, on every rank."""
+        """Evaluate the replica's batch without gradients, like a plain model's call: the same as
+        `evaluate(inputs, outputs=True)`, on every rank."""
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "Varuna trains on whole batches: call step(inputs), which runs forward and "
@@ -396,7 +396,7 @@ class Varuna(RankModule):
         return self.evaluate(self._names.bind(inputs, by_name), outputs=True)
 
     def close(self) -> None:
-        """Wait for checkpoints on their way and take leave of the other ranks; done at exit too."""
+        """Wait for pending checkpoints and disconnect from the other ranks; also called at exit."""
         if self._steps is not None:
             self._steps.end()
         try:
@@ -410,7 +410,7 @@ class Varuna(RankModule):
         run: Callable[[list[MicroBatch], int], Any],
         bounded: bool = True,
     ) -> Any:
-        """Run on the batch; a failure here or on another rank ends the step on all."""
+        """Run on the batch; a failure on this or another rank ends the step on all ranks."""
         self.links.expect_open()
         try:
             inputs = self._names.name(inputs)
@@ -447,8 +447,8 @@ class Varuna(RankModule):
             raise RankFailed(f"{self.links.name} stops: {first_error}") from error
 
     def _compare_first(self, inputs: Mapping[str, Any]) -> None:
-        """Compare the first batch with that of the replica's other ranks: its shapes must be the
-        same, and other values are warned of."""
+        """Compare the first batch with those of the replica's other ranks: raise an error if the
+        shapes differ, and warn if the values differ."""
         meeting, self._first_batch = self._first_batch, None
         if meeting is None:
             return
@@ -465,7 +465,7 @@ class Varuna(RankModule):
         log.warning("%s", text)
 
     def _join_asked(self, asked: StepOutputs, microbatches: Sequence[MicroBatch]) -> Any:
-        """The parts of this step's outputs, on all ranks of the replica."""
+        """Return the requested outputs of this step, on all ranks of the replica."""
         joined = None
         if self.engine.last is not None:
             sizes, dims = [micro.size for micro in microbatches], self._splitter.list_dims()
@@ -473,7 +473,7 @@ class Varuna(RankModule):
         return self._spread_from_last(joined)
 
     def _spread_from_last(self, value: Any) -> Any:
-        """Send a value of the last stage to all ranks of the replica."""
+        """Broadcast a value from the last stage to all ranks of the replica."""
         last = self.stage_map.slice(0).ranks[self.stage_map.placement[-1]]
         return spread(value, self.links.pipeline, last[self.replica], self.device)
 
@@ -485,8 +485,7 @@ class Varuna(RankModule):
         return Adapting(self.plans, self.links, times, self._find_memory if must_fit else None)
 
     def _set_memory_limit(self) -> None:
-        """Set the memory limit from the second step on: the first one has measured what graphs
-        hold."""
+        """Set the memory limit at the second step, after the first one has measured the graphs."""
         if not self.plans.lacks_memory or not self.iteration:
             return
         memory = self._find_memory()
@@ -495,7 +494,7 @@ class Varuna(RankModule):
             self.engine.passes.meter = None
 
     def _find_memory(self) -> Memory | None:
-        """Bytes that the graphs of all stages hold, and may; None while that is not known."""
+        """Return the bytes of all stages' graphs and their limits; None while these are unknown."""
         meter, limit = self.engine.passes.meter, self.memory_limit
         if meter is None:
             return None
@@ -504,8 +503,8 @@ class Varuna(RankModule):
         return agree_on_memory(meter, limit, self.links)
 
     def _plan(self, num_microbatches: int) -> tuple[tuple[Action, ...], int]:
-        """This rank's actions for so many micro-batches, verified when first asked for, and how
-        many forwards may be run before their turn."""
+        """Return this rank's actions for this number of micro-batches, verified at first use, and
+        the number of forwards that may run early."""
         if not num_microbatches:
             return (), 0
         plan = self.plans.find(num_microbatches)

@@ -1,4 +1,4 @@
-"""A rank as submitit sees it: its files, its place in the job, and the signals that it answers.
+"""submitit's view of a rank: the rank's files, its position in the job, and its signal handlers.
 
 `submitit.JobEnvironment()` finds `VjobJobEnvironment` by the entry point of an installed vjob, or
 of `function.pyz` itself, where ranks have no vjob. Signals:
@@ -8,8 +8,8 @@ of `function.pyz` itself, where ranks have no vjob. Signals:
                 others: wait; their agents end them
     TERM        rank 0: checkpoint() ─► function/submitted.pkl ─► exit, where the scheduler said so
 
-submitit's rule decides whether it was a timeout, and how many of those a function has. A rank does
-not call Slurm: in a container there is none, and a requeue would kill ranks that are not done.
+submitit's rule decides whether a signal means a timeout, and how many timeouts a function may have.
+A rank does not call Slurm: containers lack Slurm, and a requeue would kill unfinished ranks.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from varuna_core.records.runfolder import AttemptFolder, RunFolder
 MAY_REQUEUE = "VJOB_REQUEUE"
 """Variable set for ranks whose job the batch script may requeue."""
 ASKED_TO_END = ("signal", "cancel")
-"""Kinds of stop after which a rank should save; after others a rank has failed."""
+"""Reasons for a stop after which a rank should save; after any other reason a rank has failed."""
 
 
 class VjobPaths(JobPaths):
-    """The files of a run under submitit's names; the folder is the run folder."""
+    """A run's files under submitit's attribute names; submitit's job folder is the run folder."""
 
     @property
     def _run(self) -> RunFolder:
@@ -68,8 +68,8 @@ class VjobPaths(JobPaths):
         return self._locate_log("err")
 
     def _locate_log(self, kind: str) -> Path:
-        """Return the log of the rank's node in the last attempt, or in attempt 0 before there is
-        any; the rank's lines in it have its number."""
+        """Return the log of this rank's node in the last attempt, or in attempt 0 if no attempt
+        exists yet. Lines of this rank carry its number."""
         run = self._run
         attempts = run.attempts()
         attempt = attempts[-1] if attempts else run.attempt(0)
@@ -78,7 +78,7 @@ class VjobPaths(JobPaths):
 
 
 class VjobJobEnvironment(job_environment.JobEnvironment):
-    """The environment of a rank of vjob, for a function or a script."""
+    """`submitit.JobEnvironment` for a rank of a function or a script that runs under vjob."""
 
     _env: ClassVar[dict[str, str]] = {
         "job_id": "VJOB_JOB_ID",
@@ -107,7 +107,7 @@ class VjobJobEnvironment(job_environment.JobEnvironment):
 
     @property
     def attempt(self) -> AttemptFolder:
-        """The files of this start of the ranks."""
+        """Return the files of the current attempt."""
         return RunFolder(Path(os.environ["VJOB_RUN"])).attempt(int(os.environ["VJOB_ATTEMPT"]))
 
     @property
@@ -142,7 +142,7 @@ class VjobJobEnvironment(job_environment.JobEnvironment):
 
 
 def _leads_there(host: str, *, is_alone: bool) -> bool:
-    """Return True if nodes reach the host by its name, as far as this node can tell."""
+    """Return True if, as far as this node can tell, other nodes can reach the host by its name."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
@@ -157,9 +157,9 @@ def export_torch(
 ) -> helpers.TorchDistributedEnvironment:
     """Replace `TorchDistributedEnvironment.export` in a rank of a function.
 
-    submitit's own version refuses if RANK and its like are set, since they may be another job's;
-    here they are this job's, and stay. It also assumes equally many ranks on each node, and counts
-    a node's GPUs from 0, whichever of them the rank may see.
+    submitit's own version raises an error if RANK and similar variables are already set, since they
+    might belong to another job; here they belong to this job and are kept. submitit also assumes
+    equally many ranks on each node, and numbers GPUs from 0 whichever GPUs the rank may see.
     """
     self.master_addr = os.environ["MASTER_ADDR"]
     self.local_world_size = int(os.environ["LOCAL_WORLD_SIZE"])
@@ -172,7 +172,7 @@ def export_torch(
 
 
 class Left(SystemExit):
-    """Raised in a function to leave its rank after the state was saved."""
+    """Raised in a function to end its rank after the state was saved."""
 
 
 class Signals(job_environment.SignalHandler):
@@ -184,7 +184,7 @@ class Signals(job_environment.SignalHandler):
         super().__init__(env, paths, submission)
         self.vjob_env = env
         self.exit_code: int | None = None
-        """Exit code of a rank that leaves, whatever its function does with `Left`."""
+        """Exit code of a rank that raised `Left`, even if its function catches the exception."""
         self._is_leaving = False
         self._pid = os.getpid()
         function = submission.function
@@ -195,8 +195,8 @@ class Signals(job_environment.SignalHandler):
     def listen(self) -> None:
         """Install the handlers.
 
-        Without a checkpoint() the rank handles USR2 alone, and TERM ends it at once: `vjob cancel`
-        asks ranks that handle USR1 to save, and waits for them.
+        Without a checkpoint(), the rank handles only USR2, and TERM ends the rank at once: `vjob
+        cancel` asks only ranks that handle USR1 to save, and waits for them.
         """
         calls = {self.vjob_env._usr_sig()}
         if self._can_save:
@@ -231,7 +231,7 @@ class Signals(job_environment.SignalHandler):
         self._leave(0)
 
     def save_and_end(self, signum: int, frame: Any = None) -> None:
-        """Save without a requeue: the scheduler that ends the job decides what follows."""
+        """Save without a requeue: the scheduler that ends the job decides about a restart."""
         if os.getpid() != self._pid:  # a child that was forked from us, such as a data loader
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
@@ -263,7 +263,7 @@ class Signals(job_environment.SignalHandler):
         self.vjob_env.leave(REQUEUE, f"rank 0 {saved}; the job is requeued ({times} allowed)")
 
     def _save(self, countdown: int) -> str:
-        """Write the function with its new state; return why there is none, else an empty text."""
+        """Write the function with its new state; return the reason if it is not, else ""."""
         self._logger.info("Calling checkpoint method.")
         saved = self._delayed._checkpoint_function()
         if saved is None:

@@ -16,13 +16,13 @@ class FunctionFacts:
 
     name: str
     python: str
-    """Major and minor version, such as `3.11`: no other version runs the pickled code."""
+    """Major and minor version, such as `3.11`; other versions cannot run the pickled code."""
     cloudpickle: str
     submitit: str
 
 
 def describe_python() -> str:
-    """Return the version of this interpreter as spelled in the facts."""
+    """Return the version of this interpreter in the format used in facts.json."""
     return f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
@@ -40,5 +40,5 @@ def write_facts(run: RunFolder, name: str) -> FunctionFacts:
 
 
 def read_facts(run: RunFolder) -> FunctionFacts | None:
-    """Return the facts; None if they are missing or from another version of vjob."""
+    """Return the facts; None if the file is missing or from an incompatible vjob version."""
     return make(FunctionFacts, read_json(run.function_facts))

@@ -1,7 +1,7 @@
-"""Write pickles that only their owner can read, whole or not at all.
+"""Write pickles atomically, readable only by their owner.
 
-submitit's own `temporary_save_path` follows the umask, fails on what a killed process left behind,
-and removes the old file before the new one is in place.
+submitit's own `temporary_save_path` follows the umask, fails on files left by a killed process, and
+removes the old file before the new one is in place.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from varuna_core.records.files import PRIVATE_FILE
 
 
 def write_pickle(path: Path, value: Any) -> None:
-    """Write with cloudpickle, which must be installed; an exception leaves the old file."""
+    """Write with cloudpickle, which must be installed; if this fails, the old file remains."""
     import cloudpickle
 
     part = path.with_name(f".{path.name}.part")
@@ -33,7 +33,7 @@ def write_pickle(path: Path, value: Any) -> None:
 
 
 def write_error(path: Path, text: str) -> None:
-    """Write the result of a failed rank as submitit reads it, without cloudpickle."""
+    """Write the result of a failed rank in submitit's format, without cloudpickle."""
     part = path.with_name(f".{path.name}.part")
     with _open_private(part) as handle:
         pickle.dump(("error", text), handle, pickle.HIGHEST_PROTOCOL)

@@ -1,10 +1,10 @@
-"""One rank of a function: `python function.pyz RUN_FOLDER`, with the environment of any rank.
+"""Entry point of one rank of a function: `python function.pyz RUN_FOLDER`, in a rank's environment.
 
     facts.json ─► same Python? ─► submitted.pkl ─► the function ─► function/<rank>.result.pkl
                                                                └─► its traceback, exit code 1
 
-What goes wrong before the function runs lands in the result file too, in a sentence: the Python of
-the node is another, or lacks submitit, or a module of the function's.
+Errors that occur before the function runs are also written to the result file, with an explanation:
+the node's Python has another version, or lacks submitit or a module that the function needs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from varuna_core.functions.environment import Signals
 
 LANDING_S = 60.0
-"""Seconds to wait for the pickle to appear on this node, as long as submitit waits."""
+"""Seconds to wait for the pickle to appear on this node; submitit waits equally long."""
 POLL_S = 0.5
 OURS = ("varuna_core.functions", "submitit.core.utils", "pickle")
 """Modules whose frames are removed from the beginning of a traceback."""
@@ -91,7 +91,7 @@ class FunctionRank:
         return 1
 
     def _load(self, facts: FunctionFacts | None) -> tuple[Signals, Callable[[], Any]]:
-        """Unpickle the function and install its signal handlers; return both."""
+        """Unpickle the function, install its signal handlers, and return both."""
         name = "the function" if facts is None else facts.name
         place = self._name_place()
         try:
@@ -140,7 +140,7 @@ class FunctionRank:
         return code
 
     def _is_left(self) -> bool:
-        """Return True if another rank left with a checkpoint, so a failure here means nothing."""
+        """Return True if another rank left with a checkpoint, so a failure here is expected."""
         stop = read_stop(self.attempt)
         return stop is not None and stop["code"] == 0
 
@@ -149,7 +149,7 @@ class FunctionRank:
 
 
 def explain_python(facts: FunctionFacts, place: str) -> str:
-    """Return the message for a rank with another Python version than the submit's."""
+    """Return the message for a rank whose Python version differs from the one that submitted."""
     here = describe_python()
     return (
         f"RuntimeError: {facts.name} was pickled by Python {facts.python}, and Python {here} "
@@ -159,7 +159,7 @@ def explain_python(facts: FunctionFacts, place: str) -> str:
 
 
 def explain_result(value: Any, error: Exception) -> str:
-    """Return the message for a result that cannot be written."""
+    """Return the message for a result that cannot be pickled."""
     kind = type(value)
     if isinstance(error, OSError):
         return f"OSError: the result cannot be written: {error.strerror}: {error.filename}"
@@ -170,7 +170,7 @@ def explain_result(value: Any, error: Exception) -> str:
 
 
 def render_error(error: BaseException, more: str = "", *, whole: bool = True) -> str:
-    """Render a traceback that begins in the user's code, with `more` after its last line."""
+    """Render a traceback that begins in the user's code, and append `more`."""
     place = error.__traceback__ if whole else None
     while place is not None and place.tb_frame.f_globals.get("__name__", "").startswith(OURS):
         place = place.tb_next
@@ -179,7 +179,7 @@ def render_error(error: BaseException, more: str = "", *, whole: bool = True) ->
 
 
 def _compare_cloudpickle(facts: FunctionFacts | None) -> str:
-    """Return the cloudpickle versions if they differ: pickles may not be compatible."""
+    """Return both cloudpickle versions if they differ: the pickle may then be incompatible."""
     import cloudpickle
 
     if facts is None or facts.cloudpickle == cloudpickle.__version__:

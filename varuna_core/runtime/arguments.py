@@ -1,9 +1,9 @@
-"""Resolve arguments of Varuna that a script omits, from the conf of its run.
+"""Fill in the Varuna arguments that a script omits from the conf of its run.
 
-vjob sets a variable for each key that the conf contains (records/training.py); a run by hand has
-none of them and gets Varuna's defaults. An explicit argument takes precedence over the conf, with a
-warning if they differ, or an error if both cannot hold. All ranks resolve the same values, since
-they have the same variables and run the same script.
+vjob sets an environment variable for each key in the conf (records/training.py); a script started
+without vjob has no such variables and gets Varuna's defaults. An explicit argument takes precedence
+over the conf, with a warning if they differ, or an error if the two conflict. All ranks resolve the
+same values, since they have the same variables and run the same script.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ALL_VARIABLES = {**LAYOUT_VARIABLES, **VARIABLES}
 
 
 class _Omitted(Enum):
-    """Sentinel that no user passes by accident."""
+    """Sentinel type for an omitted argument, which users cannot pass by accident."""
 
     FROM_CONF = "from the conf"
 
@@ -42,7 +42,7 @@ class _Omitted(Enum):
 
 
 FROM_CONF: Final = _Omitted.FROM_CONF
-"""Default of arguments that the conf may set; passed explicitly, it also takes the conf's value."""
+"""Default of arguments that the conf may set; if passed explicitly, it selects the conf's value."""
 FromConf = Literal[_Omitted.FROM_CONF]
 T = TypeVar("T")
 Map = str | Sequence[Sequence[int]]
@@ -108,7 +108,7 @@ class ConfArguments:
     def choose_layout(
         self, given: Map | FromConf, tensor: int | FromConf, world: int
     ) -> tuple[Map, int]:
-        """Return the stage map and the number of ranks that share each layer."""
+        """Return the stage map and the tensor-parallel degree (ranks that shard each layer)."""
         conf_value = self.environ.get(LAYOUT_VARIABLES["parallel.order"])
         told_tensor = self.read("parallel.tensor", int) or 1
         conf_world = int(self.environ.get("WORLD_SIZE") or world)
@@ -139,7 +139,7 @@ class ConfArguments:
     def _check_layout(
         self, given: Map, tensor: int | FromConf, conf_value: str, told_tensor: int, world: int
     ) -> int:
-        """Return the tensor degree for a script's own map, which must agree with the conf's."""
+        """Return the tensor degree for a script's own map, which must agree with the conf's map."""
         asked = parse_stage_map(conf_value, world, told_tensor)
         # One stage and no sharing are what a conf has that says nothing of the layout.
         says_nothing = asked.depth == told_tensor == 1 and not self.is_cut
@@ -155,7 +155,7 @@ class ConfArguments:
 
     @property
     def is_cut(self) -> bool:
-        """True if the conf gives the number of layers for each stage."""
+        """Return True if the conf sets the number of layers of each stage."""
         return self.read("parallel.partition", str) is not None
 
     def _contradict(self, said: str, conf_value: str) -> str:
@@ -170,7 +170,7 @@ class ConfArguments:
     def choose_partition(
         self, given: str | Sequence[int] | Partition | FromConf | None
     ) -> Partition | None:
-        """Return the layers of each stage; None if the runtime is to balance them."""
+        """Return the layers of each stage; None if the runtime is to balance the stages."""
         conf_value = self.read("parallel.partition", Partition.parse)
         if given is FROM_CONF:
             return conf_value
@@ -182,7 +182,7 @@ class ConfArguments:
     def choose_costs(
         self, given: Costs | FromConf | None, partition: Partition | None, stages: int
     ) -> Costs | None:
-        """Return the given costs, or the planner's if the partition in use is the conf's."""
+        """Return the given costs, or the planner's if the partition in use comes from the conf."""
         if given is not FROM_CONF:
             return given
         text = self.environ.get("VJOB_COSTS")
@@ -211,8 +211,8 @@ class ConfArguments:
     def choose_sizes(
         self, batch: int | FromConf, chunk: int | FromConf, stages: StageMap
     ) -> tuple[int, int]:
-        """Return the samples of a step and of a micro-batch. Each may come from script or conf;
-        together they must divide as two values of a conf do."""
+        """Return the samples of a step and of a micro-batch. Each may come from the script or the
+        conf; together they must satisfy the divisibility rules of a conf."""
         keys = "train.global_batch_size", "train.micro_batch_size"
         whole = self.require("batch_size", batch, keys[0], int)
         part = self.require("chunk_size", chunk, keys[1], int)
@@ -245,7 +245,7 @@ class ConfArguments:
     def choose_recompute(
         self, given: Recompute | FromConf, device: torch.device, zero: int
     ) -> Recompute:
-        """Return the way of recompute; a conf's `auto` is `none` without a GPU or with zero 3."""
+        """Return the recompute mode; a conf's `auto` is `none` without a GPU or with ZeRO 3."""
         conf_value: Any = self.read("parallel.recompute", str)
         if given is FROM_CONF and conf_value == "auto" and (device.type != "cuda" or zero == 3):
             return "none"
@@ -275,7 +275,7 @@ class ConfArguments:
     # Checkpoints.
 
     def choose_folder(self, call: str, given: StrPath | FromConf) -> Path:
-        """Return the folder of checkpoints from the argument or the conf; one must be given."""
+        """Return the checkpoint folder from argument or conf; raise an error if neither is set."""
         path = given if given is FROM_CONF else Path(given)
         conf_value = self.read("train.checkpoint.folder", Path)
         if path is FROM_CONF:
@@ -299,5 +299,5 @@ class ConfArguments:
 
 
 def as_is(text: str) -> Any:
-    """Return the text unchanged, for arguments that may be of other types too."""
+    """Return the text unchanged; used for arguments whose other types need no parsing."""
     return text

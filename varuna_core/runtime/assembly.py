@@ -1,4 +1,4 @@
-"""Build all parts of one rank of a training, in order: `assemble`.
+"""Build the parts of one training rank in order; the entry point is `assemble`.
 
     stage map ─► place and replica of this rank
     model ─► split ─► plans of the schedule, which place the stages ─► this rank's stages
@@ -63,26 +63,26 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SharedWeights = Mapping[tuple[int, ...], Sequence[str]]
-"""Names of weights that several places hold, by the places."""
+"""Names of weights held by several places, keyed by the tuple of places."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankParts:
-    """Everything that one rank trains with."""
+    """The parts that one rank trains with."""
 
     place: int
     """This rank's column in the stage map."""
 
     replica: int
     samples: range
-    """The samples of the global batch that belong to this replica."""
+    """Samples of the global batch that this replica processes."""
 
     names: InputNames
     splitter: BatchSplitter
     split: Split
     plans: Plans
     sharding: Sharding | None
-    """How ranks share layers; None if each rank has whole layers."""
+    """How layers are sharded across ranks; None if each rank holds whole layers."""
 
     stages: RankStages
     links: Links
@@ -154,7 +154,7 @@ def assemble(
 def cut_model(
     model: nn.Module, dummies: Mapping[str, Any], ranks: StageMap, settings: VarunaSettings
 ) -> Split:
-    """Split the model into the stages of all ranks, in the precision that was asked for."""
+    """Split the model into the stages of all ranks, in the requested precision."""
     settings.precision.check_names(model, dummies)
     is_first = not dist.is_initialized() or dist.get_rank() == 0
     if is_first:
@@ -178,7 +178,7 @@ def cut_model(
 
 
 def refuse_offload(split: Split, settings: VarunaSettings) -> None:
-    """Refuse to offload graphs whose saved tensors torch does not let hooks see."""
+    """Refuse to offload graphs with saved tensors that torch's saved-tensor hooks cannot see."""
     if settings.recompute == "offload" and split.record.unhooked:
         raise SplitError(
             "the model uses torch.func.grad, vjp, jacrev or hessian, within which torch allows no "
@@ -190,7 +190,7 @@ def refuse_offload(split: Split, settings: VarunaSettings) -> None:
 def plan_schedule(
     split: Split, ranks: StageMap, samples: Sequence[range], settings: VarunaSettings
 ) -> Plans:
-    """Choose the schedule and the ranks of its stages; `samples` has each replica's share."""
+    """Choose the schedule and assign its stages to ranks; `samples` holds each replica's share."""
     costs = choose_costs(split, settings.costs)
     usual = max(1, -(-len(samples[0]) // settings.chunk_size))
     stage_map, name = settle_stages(
@@ -209,8 +209,8 @@ def plan_schedule(
 
 
 def choose_costs(split: Split, given: Costs | None) -> Costs:
-    """Return the given costs, or those counted by the dry run, with a backward as two forwards and
-    free messages."""
+    """Return the given costs, or estimates from the dry run, in which a backward costs two forwards
+    and messages are free."""
     if given is not None:
         if given.num_stages != len(split.stages):
             raise ValueError(f"costs of {given.num_stages} stages, there are {len(split.stages)}")
@@ -223,7 +223,7 @@ def choose_costs(split: Split, given: Costs | None) -> Costs:
 def share_layers(
     split: Split, stage_map: StageMap, rank: int, settings: VarunaSettings
 ) -> Sharding | None:
-    """Join the ranks that share this rank's layers; None if there is only one."""
+    """Create the sharding group for this rank's layers; None if no other rank shards them."""
     if stage_map.tensor == 1:
         return None
     from varuna_core.runtime.tensor_parallel.sharding import (
@@ -239,7 +239,7 @@ def share_layers(
 def make_stages(
     split: Split, indices: Sequence[int], sharding: Sharding | None, settings: VarunaSettings
 ) -> RankStages:
-    """Build this rank's stages; a model on the meta device gets its weights from the seed."""
+    """Build this rank's stages; weights of a meta-device model are initialized from the seed."""
     on_meta = any(parameter.is_meta for parameter in split.model.parameters())
     return RankStages.make(
         split,
@@ -257,7 +257,7 @@ def connect_rank(
     sharding: Sharding | None,
     settings: VarunaSettings,
 ) -> Links:
-    """Connect this rank to those that it exchanges tensors with."""
+    """Connect this rank to the ranks that it exchanges tensors with."""
     return connect(
         stage_map,
         rank,
@@ -280,7 +280,7 @@ def make_masters(
     settings: VarunaSettings,
     weight: MicroBatchWeight,
 ) -> tuple[Masters, Owners | None]:
-    """Make the weights equal on all ranks, and return the copies that an optimizer updates."""
+    """Make the weights equal on all ranks, and return the master copies for the optimizer."""
     full = stages.take_full()
     share_values({**stages.parameters(), **full}, stages.buffers().values(), shared, links)
     slices = {}
@@ -306,7 +306,7 @@ def build_engine(
     loss: LossForm,
     settings: VarunaSettings,
 ) -> Engine:
-    """Build the engine, which reports each gradient that it computes to `gradients`."""
+    """Build the engine, which notifies `gradients` of each gradient that it computes."""
     weight_grads = WeightGrads(gradients.note, gradients.find_wide)
     is_split = settings.precision.half is not None and not loss.num_terms
     times = find_times(plans.stage_map, settings)
@@ -348,8 +348,8 @@ def build_engine(
 
 
 def find_times(stage_map: StageMap, settings: VarunaSettings) -> ActionTimes | None:
-    """Return timers for a schedule that adapts to measured times; None if the schedule was named or
-    the user wants bitwise repeatable runs."""
+    """Return timers for a schedule that adapts to measured times; None if the user named a schedule
+    or asked for bitwise repeatable runs."""
     stays = settings.schedule != AUTO or not settings.opportunistic or stage_map.depth == 1
     if stays or torch.are_deterministic_algorithms_enabled():
         return None
@@ -360,7 +360,7 @@ def find_times(stage_map: StageMap, settings: VarunaSettings) -> ActionTimes | N
 def build_graphs(
     stages: RankStages, gradients: Gradients, loss: LossForm, settings: VarunaSettings
 ) -> CudaGraphs | None:
-    """Return the CUDA graphs; None if nothing is recorded, so gradients need no fixed memory."""
+    """Return the CUDA graphs; None if no stage is recorded, so gradients may change address."""
     if gradients.fixed is None:
         return None
     return CudaGraphs(
@@ -374,7 +374,7 @@ def build_graphs(
 
 
 def must_record(settings: VarunaSettings) -> bool:
-    """Return True if CUDA graphs were asked for and are possible; warn if they are not."""
+    """Return True if CUDA graphs are requested and supported; warn if they are unsupported."""
     if not settings.cuda_graphs:
         return False
     reason = why_none_recorded(settings.tensor, settings.zero, settings.device)
@@ -386,7 +386,7 @@ def must_record(settings: VarunaSettings) -> bool:
 def compile_modules(
     stages: RankStages, puts_off: bool, settings: VarunaSettings
 ) -> frozenset[nn.Module]:
-    """Apply torch.compile to modules of the stages if asked for; return all modules within."""
+    """Apply torch.compile to the stages' modules if requested; return those and their parts."""
     if not settings.compile:
         return frozenset()
     reason = why_none(settings.tensor, settings.zero)
@@ -397,7 +397,7 @@ def compile_modules(
 
 
 def return_freed_memory() -> None:
-    """Return freed memory to the system, which glibc would keep."""
+    """Return freed memory to the operating system; glibc would otherwise keep it."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:

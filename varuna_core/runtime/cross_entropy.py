@@ -1,9 +1,9 @@
-"""Compute the cross-entropy of many words in little memory: block by block of rows, in fp32.
+"""Compute the cross-entropy over a large vocabulary with little memory: in blocks of rows, in fp32.
 
-    torch's    logits, as fp32, log-softmax of all, gradient of it, gradient of the logits
-    here       logits, a number a row,              gradient of the logits
+    torch      holds logits, logits in fp32, log-softmax, its gradient, gradient of the logits
+    here       holds logits, one number per row,          gradient of the logits
 
-A block of rows fits in the cache, so this is faster too.
+A block of rows fits in the cache, so this is also faster.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 BLOCK = {"cpu": 2**20}
-"""Elements of a block, by type of device."""
+"""Number of elements of a block, by type of device."""
 BLOCK_ELSEWHERE = 2**25
 
 
 def cross_entropy(
     logits: Tensor, labels: Tensor, ignore_index: int = -100, reduction: str = "mean"
 ) -> Tensor:
-    """Return torch's cross-entropy, computed in fp32. `logits` has the words in its last dimension
-    and a label for each row; the mean is over labels that are not ignored."""
+    """Return torch's cross-entropy, computed in fp32. The last dimension of `logits` is the
+    vocabulary, and each row has one label; the mean is over labels that are not ignored."""
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction {reduction!r}: want 'mean' or 'sum'")
     flat, flat_labels = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)

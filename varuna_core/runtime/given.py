@@ -1,4 +1,4 @@
-"""Describe in words what a rank was given, so that equal things have equal descriptions."""
+"""Describe a rank's arguments as text, such that equal arguments have equal descriptions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPTIONS = (
 """Settings that must be equal on all ranks."""
 
 WARNED = ("torch", "operations")
-"""Names whose differences only cause a warning: ranks' own code may differ in what it prints."""
+"""Names whose differences only cause a warning: ranks may run code that only prints."""
 
 
 def describe_training(split: Split, ranks: StageMap, settings: VarunaSettings) -> Given:
@@ -42,7 +42,7 @@ def describe_training(split: Split, ranks: StageMap, settings: VarunaSettings) -
 
 
 def describe_operations(record: Record) -> str:
-    """Describe the dry run's operations, but not of a run on values, which depends on the batch."""
+    """Describe the dry run's operations, unless real values were used, which vary by batch."""
     if record.real:
         return "by values"
     return f"{record.num_operations} in the forward (of digest {record.digest:08x})"

@@ -1,5 +1,5 @@
-"""Varuna as a module: this rank's parameters under the plain model's names, its checkpoints, and
-what it does on a signal. saving.py does the work of a checkpoint.
+"""Varuna's interface as a module: this rank's parameters under the plain model's names,
+checkpoints, and signal handling. saving.py implements the checkpoints.
 
 model.checkpoint("ckpt", keep=3)            # every rank, between steps
 model.load_checkpoint("ckpt")               # every rank; the newest complete one
@@ -33,7 +33,7 @@ from varuna_core.runtime.step_trace import StepTrace
 log = logging.getLogger(__name__)
 
 LEFT_CODE = 0
-"""Exit code of ranks that saved because of a signal and left, which is no failure."""
+"""Exit code of ranks that save and leave because of a signal; the exit is not a failure."""
 
 P = TypeVar("P", bound="RankModule")
 
@@ -51,13 +51,13 @@ class RankModule(nn.Module):
         # An optimizer refuses to hold nothing, and a rank may have nothing to train.
         self._nothing = nn.Parameter(torch.empty(0, device=parts.split.device))
         self.iteration = 0
-        """Steps taken, including those that overflowed."""
+        """Number of steps taken, including steps that overflowed."""
 
         self.data_position: Any = None
-        """Where the data is, in the user's terms; rank 0's is saved with each checkpoint."""
+        """Position in the data, in any form that the user likes; each checkpoint saves rank 0's."""
 
         self.user_state: Any = None
-        """What else the user wants kept: numbers, words, lists, dicts, small tensors; rank 0's."""
+        """Further state to save: numbers, words, lists, dicts, small tensors; rank 0's is saved."""
 
         self._conf = ConfArguments()
         self._steps: StepTrace | None = None
@@ -81,15 +81,14 @@ class RankModule(nn.Module):
     # The module.
 
     def masters(self) -> dict[str, nn.Parameter]:
-        """The fp32 parameters that the optimizer updates, under each of their names in the plain
-        model; weights follow at the start of the next step. With ZeRO, those that this rank owns.
-        """
+        """Return the fp32 parameters that the optimizer updates, under each of their names in the
+        plain model. Weights follow at the next step. With ZeRO, only those that this rank owns."""
         return dict(self._masters.by_name)
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the masters, or an empty one on a rank without: optimizers need a parameter."""
+        """Yield the masters, or an empty parameter if this rank has none: optimizers need one."""
         dot = prefix + "." if prefix else ""
         named = list(self._masters.by_name.items())
         if remove_duplicate:
@@ -123,14 +122,14 @@ class RankModule(nn.Module):
     def gather_state_dict(
         self, file: StrPath | None = None, *, only_trained: bool = False
     ) -> dict[str, Tensor] | None:
-        """The plain model's whole state dict on rank 0, None on the others; every rank calls it.
+        """Return the plain model's state dict on rank 0, None on others; call this on every rank.
 
-        Masters (fp32) and persistent buffers on the CPU, under all names of the plain model, of any
-        layout: for its `load_state_dict`, or Hugging Face's `save_pretrained(state_dict=...)`.
-        With `file`, which ends in .safetensors or .pt, rank 0 writes it there instead: the former
-        holds one tensor in memory at a time. `only_trained` leaves out buffers and what is frozen:
-        the adapters alone, for peft's `save_pretrained(state_dict=...)`. An error is the same on
-        all ranks.
+        It has masters (fp32) and persistent buffers on the CPU under all names of the plain model,
+        for `load_state_dict` or Hugging Face's `save_pretrained(state_dict=...)`. If `file` is
+        given (.safetensors or .pt), rank 0 writes the dict to that file instead; for .safetensors,
+        with one tensor in memory at a time. `only_trained` skips buffers and frozen parameters:
+        adapters only, for peft's `save_pretrained(state_dict=...)`. An error is raised on all
+        ranks.
         """
         self.links.expect_open()
         target = None if file is None else Path(file)
@@ -156,8 +155,8 @@ class RankModule(nn.Module):
 
     @property
     def module(self) -> Any:
-        """The user's model as this rank has it, for calling its own methods. It has this rank's
-        `parameters()` and the stages that lie here, and cannot be run (rank_view.py)."""
+        """Return the user's model as a view, for calling its own methods. The view has this rank's
+        `parameters()` and stages, and cannot run a forward (rank_view.py)."""
         return self._view
 
     # Checkpoints.
@@ -181,19 +180,19 @@ class RankModule(nn.Module):
         *,
         keep: int | FromConf | None = FROM_CONF,
     ) -> PendingSave | None:
-        """Save into `varuna_ckpt_<step>` of a folder that all ranks see; every rank calls it.
+        """Save to `varuna_ckpt_<step>` in a folder that all ranks see; call this on every rank.
 
-        Folder, tempdir and keep are by default those of `train.checkpoint` in the conf of a run.
+        Folder, tempdir and keep default to those of `train.checkpoint` in the conf of a run.
 
-        `step` is the iteration if not given. With `tempdir`, a local folder, this returns at
-        once, with a thing whose `result()` waits until this rank's part is written; the next save's
-        call raises its error too, unless it found no room. A copy is made there under the next
-        step, before the optimizer's: until then let nothing else change weights. `shard` deals the
-        writing out over the replicas. `on_demand` returns when the whole checkpoint is complete, or
-        raises the same error on all ranks. `keep` so many, the newest.
+        `step` defaults to the iteration. With `tempdir`, a local folder, this returns a handle at
+        once, whose `result()` waits until this rank's part is written; the next save raises the
+        same error, unless the disk was full. The local copy is made during the next step, before
+        the optimizer's: do not change weights until then. `shard` divides the writing among
+        replicas. `on_demand` waits until the whole checkpoint is complete, or raises the same error
+        on all ranks. Only the newest `keep` checkpoints are kept.
 
-        A save that finds no room is skipped, with a warning, and the training goes on. One
-        `on_demand` waits for room, up to ten minutes, and then raises NoRoom.
+        If the disk is full, the save is skipped with a warning and training continues. With
+        `on_demand`, the save waits for space, up to ten minutes, and then raises NoRoom.
         """
         store = self._conf.choose_folder("checkpoint", global_store)
         number = self.iteration if step is None else step
@@ -213,15 +212,15 @@ class RankModule(nn.Module):
         *,
         missing_ok: bool = False,
     ) -> int:
-        """Take up a checkpoint of any layout, the newest if none is named; its number.
+        """Load a checkpoint of any layout (default: the newest), and return its number.
 
-        With `missing_ok` a folder without any complete checkpoint is a training's start: nothing
-        is loaded, and the number is that of the iteration, 0; not in a run that morphs and has
-        saved before, whose store is gone then.
+        If `missing_ok` and the folder has no complete checkpoint, load nothing and return the
+        iteration, 0; but raise an error in a run that may change its layout (morph) and has saved
+        before, since its folder is then missing.
 
-        Every rank calls it, before or after `set_optimizer` and `set_scheduler` and before the next
-        step. `iteration`, `data_position` and `user_state` are then as they were saved. An error is
-        the same on all ranks; after one, what the weights are is not known until another load.
+        Call this on every rank, before or after `set_optimizer` and `set_scheduler`, before the
+        next step. It restores `iteration`, `data_position` and `user_state`. An error is raised on
+        all ranks; the weights are then undefined until another load.
         """
         store = self._conf.choose_folder("load_checkpoint", global_store)
         try:
@@ -247,7 +246,7 @@ class RankModule(nn.Module):
         self.zero_grad()
 
     def set_scheduler(self, scheduler: Any) -> None:
-        """Set the learning rate scheduler that the user steps, to be saved and loaded too."""
+        """Set the learning rate scheduler that the user steps; checkpoints include its state."""
         self.saving.set_scheduler(scheduler)
 
     # Signals.
@@ -258,17 +257,17 @@ class RankModule(nn.Module):
         shard: bool = False,
         keep: int | FromConf | None = FROM_CONF,
     ) -> None:
-        """On SIGUSR1, SIGUSR2 or SIGTERM to any rank: all save where a step begins, and exit.
+        """Save and exit on all ranks at the next step if any rank gets SIGUSR1, SIGUSR2 or SIGTERM.
 
-        The exit code is 0; `left.json` in the folder says which checkpoint it was. A handler that
-        the user has for the signal is called there instead.
+        The exit code is 0; `left.json` in the folder names the checkpoint. If the user has a
+        handler for the signal, the handler is called at that point instead.
         """
         store = self._conf.choose_folder("save_on_signal", global_store)
         self._leave_to = store, {"shard": shard, "keep": self._conf.choose_keep(keep)}
         self._calls.listen()
 
     def _handle_signals(self) -> None:
-        """Act on the signal that all ranks agreed on in the last step, when a step begins."""
+        """Handle, at the start of a step, the signal that all ranks agreed on in the last step."""
         self._calls.claim_handlers()
         self.saving.step_begins()
         number = decode(self.agreement.told, CALLS)

@@ -1,11 +1,11 @@
-"""view_model: the user's model as this rank has it, for the methods of the user's own class.
+"""Provide a view of the user's model on this rank, to call the methods of the user's own class.
 
     optimizer = model.module.configure_optimizers(weight_decay, lr)
 
-A tree of objects of the user's classes. Their parameters are this rank's masters, of other ranks
-none; their buffers and plain attributes are those of the rank's stages, so that a method that sets
-`self.rate = 0.5` sets it where the forward reads it. What runs the model, or moves, copies or loads
-weights, is refused with what to call instead.
+The view is a tree of objects of the user's classes. Its parameters are only this rank's masters;
+its buffers and plain attributes are those of the rank's stages, so that a method that sets
+`self.rate = 0.5` affects the forward. Methods that run the model, or move, copy or load weights,
+raise an error that names the method to call instead.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ REFUSED = {
 
 @dataclass(frozen=True, kw_only=True)
 class _Source:
-    """The rank and module that a view shows."""
+    """The rank and module behind a view."""
 
     path: str
     parts: Sequence[nn.Module]
-    """The same module in each of the rank's stages."""
+    """The modules of this name in the rank's stages."""
 
     buffers: Mapping[str, nn.Module]
-    """The part that has each of the rank's own buffers, by name."""
+    """For each of the rank's own buffers, by name, the module that holds it."""
 
 
 class _View:
@@ -111,7 +111,7 @@ def _refuse(name: str, reason: str) -> Any:
 
 
 def _save_pretrained(self: Any, *args: Any, state_dict: Any = None, **options: Any) -> Any:
-    """Hugging Face's `save_pretrained`, refused unless given the weights of all ranks."""
+    """Call Hugging Face's `save_pretrained`, but refuse it without the weights of all ranks."""
     if state_dict is None:
         raise RuntimeError(
             "model.module: save_pretrained would write this rank's part alone: give it "
@@ -122,7 +122,7 @@ def _save_pretrained(self: Any, *args: Any, state_dict: Any = None, **options: A
 
 @cache
 def _make_class(kind: type) -> type:
-    """Return the class of views of a user's class; methods that it lacks are not refused."""
+    """Return a wrapper class for `kind`; it does not block methods that `kind` does not define."""
     body = {name: _refuse(name, why) for name, why in REFUSED.items() if hasattr(kind, name)}
     if hasattr(kind, "save_pretrained"):
         body["save_pretrained"] = _save_pretrained
@@ -136,7 +136,7 @@ def view_model(
     buffers: Sequence[Mapping[str, Tensor]],
     nothing: nn.Parameter,
 ) -> Any:
-    """Return the view of a rank with these stages' modules; `buffers` are each stage's own.
+    """Return the view of a rank with these stages' modules; `buffers` lists each stage's buffers.
 
     `nothing` is used if the rank has no master to train, since optimizers need a parameter.
     """

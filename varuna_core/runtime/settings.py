@@ -1,4 +1,4 @@
-"""Define Varuna's options as a user gives them, and its arguments once they are resolved."""
+"""Define Varuna's options as the user passes them, and its arguments once they are resolved."""
 
 from __future__ import annotations
 
@@ -21,88 +21,87 @@ from varuna_core.schedule.registry import AUTO, SCHEDULES
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a training is cut, scheduled and kept in memory: `Varuna(..., options=Options(zero=1))`.
+    """Options for layout, schedule and memory: `Varuna(..., options=Options(zero=1))`.
 
-    FROM_CONF is the conf's value in a run of vjob; elsewhere it is the default that is named.
+    FROM_CONF means the conf's value in a run of vjob, and the documented default elsewhere.
     """
 
     partition: str | Sequence[int] | Partition | FromConf | None = FROM_CONF
-    """Pieces of the model for each stage. N CutPoints make N + 1 pieces: the numbers sum to N + 1,
-    or to N - 1 without the first and the last piece. With a cut before each of 4 layers, both
-    `"2-3"` and `"1-2"` put the second cut between the stages. With several stages a rank it has a
-    number for each, in the order of the pipeline. Default: balanced by the costs that the dry run
-    counts."""
+    """Number of segments in each stage. N CutPoints give N + 1 segments: the numbers sum to N + 1,
+        or to N - 1 without the first and the last segment. With a cut before each of 4 layers, both
+        `"2-3"` and `"1-2"` put the second cut between the stages. With several stages per rank,
+        list all stages in pipeline order. Default: balanced by costs estimated in the dry run."""
 
     schedule: str | FromConf = FROM_CONF
     """`gpipe`, `1f1b`, `varuna`, `zero_bubble`, `interleaved`, `zbv`, or `auto`, the default: the
-    shortest as simulated, chosen again by times measured in training (schedule_design.md)."""
+        fastest in simulation, updated with times measured in training (schedule_design.md)."""
 
     stages_per_rank: int | FromConf = FROM_CONF
-    """Stages of each rank, with `interleaved` and `auto`; `zbv` has 2. Default: 1."""
+    """Number of stages on each rank, for `interleaved` and `auto`; `zbv` has 2. Default: 1."""
 
     tensor: int | FromConf = FROM_CONF
-    """Ranks that share each layer (tensor_parallel.md): entry k of the stage map then stands for
-    the ranks from k x tensor on. Default: 1."""
+    """Tensor-parallel degree (tensor_parallel.md): entry k of the stage map then stands for
+        `tensor` ranks, from rank k x tensor on. Default: 1."""
 
     tensor_plan: Mapping[str, Any] | None = None
-    """Modules that are shared, and how. Default: the model's own `tensor_parallel_plan`."""
+    """Modules to shard, and their styles. Default: the model's own `tensor_parallel_plan`."""
 
     recompute: Recompute | FromConf = FROM_CONF
-    """What is kept of activations: `none` (the default), `full`, `auto`, `selective` or `offload`
-    (activations.md)."""
+    """Recompute mode of activations: `none` (the default), `full`, `auto`, `selective` or `offload`
+        (activations.md)."""
 
     memory_limit: float | None = None
-    """Bytes that a rank's micro-batches may hold at once, with `recompute="auto"`. Default: the
-    GPU is asked."""
+    """Bytes that a rank's micro-batches may hold at once, with `recompute="auto"`. Default: read
+        from the GPU."""
 
     zero: int | FromConf = FROM_CONF
-    """What replicas share: 1 the optimizer's state, 2 gradients too, 3 weights too (zero.md).
-    Default: 0, nothing."""
+    """ZeRO stage: 1 shards optimizer state, 2 also gradients, 3 also weights, across replicas
+        (zero.md). Default: 0, none."""
 
     offload: str | FromConf | None = FROM_CONF
-    """`"optimizer"`: fp32 weights and the optimizer's state in host memory, and its step there."""
+    """`"optimizer"` keeps fp32 weights and optimizer state in host memory and steps there."""
 
     keep_fp32: Sequence[str] = ()
-    """Names of inputs and of modules (`"blocks.*.norm"`) that stay in fp32 in half precision, with
-    all that they contain."""
+    """Names of inputs and of modules (`"blocks.*.norm"`) that stay in fp32 in half precision,
+        including all submodules."""
 
     compile: bool | str = False
-    """Let torch.compile take the largest modules between two cuts; the name of a backend of
-    torch's."""
+    """Apply torch.compile to the largest modules between two cuts; a string selects the
+        backend."""
 
     cuda_graphs: bool = False
     """Record each stage's forwards and backwards as CUDA graphs."""
 
     seed: int | FromConf = FROM_CONF
-    """Seed of dropout, drawn by step, sample and segment and so the same in any layout, and of the
-    weights of a model on the meta device. Default: 1234."""
+    """Seed of dropout (derived from step, sample and segment, so equal in any layout) and of the
+        weights of a model on the meta device. Default: 1234."""
 
     state_dict: Mapping[str, Tensor] | None = None
-    """Weights to start from: any mapping of names, or `open_weights("folder/")`."""
+    """Initial weights: any mapping from names to tensors, or `open_weights("folder/")`."""
 
     hang_timeout_s: float | None = None
-    """Seconds that a rank waits for another one in a step before the run ends. Default: for
-    ever."""
+    """Seconds that a rank waits for another one in a step before the run fails. Default: no
+        limit."""
 
     opportunistic: bool = True
-    """Run forwards before their turn while a gradient is late; False keeps `varuna` to its list
-    and `auto` to its first order."""
+    """Run forwards early while a gradient is late; False makes `varuna` follow its schedule
+        strictly and `auto` keep its first schedule."""
 
     costs: Costs | FromConf | None = FROM_CONF
-    """Profiled times of actions and messages, which schedules are made for; the same on all ranks.
-    Default: what the plan of the conf's partition knows, else the dry run's count."""
+    """Profiled times of actions and messages, used to build schedules; equal on all ranks.
+        Default: the times in the plan of the conf's partition, else estimates of the dry run."""
 
     trace: ActionTrace | FromConf | None = FROM_CONF
-    """A function called after each action: `("0F3", begin, ready, end)` in seconds. Default: the
-    trace that `vjob report` draws, in a run of vjob."""
+    """Function called after each action with `("0F3", begin, ready, end)` in seconds. Default: in
+        a run of vjob, the trace that `vjob report` draws."""
 
 
 DEPRECATED = dict.fromkeys((field.name for field in fields(Options)), "2026-11-28")
-"""Keywords that Varuna itself took until this date, and accepts for a year after it."""
+"""Keyword arguments that Varuna itself took until this date, and accepts for one year after it."""
 
 
 def take_deprecated(options: Options, keywords: Mapping[str, Any]) -> Options:
-    """Add options given to Varuna itself, with one warning; refuse unknown keywords."""
+    """Add options passed to Varuna itself, with one warning; raise an error for unknown ones."""
     for word in keywords:
         if word not in DEPRECATED:
             known = ", ".join(DEPRECATED)
@@ -123,13 +122,13 @@ def take_deprecated(options: Options, keywords: Mapping[str, Any]) -> Options:
 
 @dataclass(frozen=True, kw_only=True)
 class VarunaSettings(Options):
-    """All arguments of a training, checked and resolved once, with nothing left to the conf."""
+    """All arguments of a training, validated, with values of the conf filled in."""
 
     batch_size: int
-    """Samples in a step, over all replicas."""
+    """Number of samples in a step, over all replicas."""
 
     chunk_size: int
-    """Samples in a micro-batch."""
+    """Number of samples in a micro-batch."""
 
     device: torch.device
     may_share: bool
@@ -137,7 +136,7 @@ class VarunaSettings(Options):
 
     precision: Precision
     shared_weights: Sequence[Sequence[str]] | None
-    """Groups of names for one parameter, besides those that the model ties."""
+    """Groups of names of one parameter, in addition to the model's own tied weights."""
 
     partition: Partition | None
     schedule: str
@@ -189,7 +188,7 @@ def check_memory_limit(recompute: str, memory_limit: float | None, device: torch
 
 
 def why_no_auto(device: torch.device, zero: int) -> str:
-    """Return why a conf's `recompute: auto` is not possible here; empty if it is."""
+    """Return why a conf's `recompute: auto` is unsupported here; empty if it is supported."""
     if device.type != "cuda":
         return "only a GPU's memory is measured"
     if zero == 3:

@@ -1,7 +1,7 @@
-"""Write the trace of a script's steps to the file that its run has for each rank.
+"""Write a trace of a script's steps to one file per rank in the run folder.
 
-A step lasts from one `Varuna.step` to the next, including the optimizer, the data and a checkpoint
-between them. A script that gives `trace=` writes steps itself, or none.
+A step lasts from one `Varuna.step` to the next, including the optimizer, data loading and
+checkpoints between the two. If a script passes `trace=`, it must write steps itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from varuna_core.trace.device import find_clock
 
 Read = Callable[[], int]
 NUM_EXCHANGES = 8
-"""Messages exchanged between two clocks, of which the quickest counts."""
+"""Number of messages exchanged between two clocks; the fastest one is used."""
 
 
 def open_rank_trace(
@@ -61,17 +61,17 @@ def open_rank_trace(
 
 
 class StepTrace:
-    """Begins and ends the steps in a rank's trace, unless the script uses `trace.step`."""
+    """Begins and ends the steps in a rank's trace, unless the script calls `trace.step` itself."""
 
     def __init__(
         self, writer: TraceWriter, span: Callable[[str], AbstractContextManager[Any]]
     ) -> None:
-        """`span` is `varuna_core.trace.span`, which knows the script's own spans around it."""
+        """`span` is `varuna_core.trace.span`, which tracks the script's own enclosing spans."""
         self.writer, self._span = writer, span
         self._last: float | None = None
-        """Time of the last activity in a step opened here; None before the first one."""
+        """Time of the last activity in a step opened by this class; None before the first step."""
         self._stepping: list[AbstractContextManager[Any]] = []
-        """The span of the optimizer step that is running."""
+        """The span of the optimizer step that is in progress."""
         atexit.register(self.end)  # before the writer's own: the last registered is the first
 
     def begin(self, step: int) -> None:
@@ -81,12 +81,12 @@ class StepTrace:
         self._last = time.perf_counter()
 
     def touch(self) -> None:
-        """Extend the open step, if this class opened it, to the present."""
+        """If this class opened the current step, extend the step to the present time."""
         if self._last is not None:
             self._last = time.perf_counter()
 
     def drop(self) -> None:
-        """Drop a failed step, which would be the shortest of all."""
+        """Drop a failed step, which would appear as the shortest step."""
         if self._last is not None:
             self.writer.drop_step()
         self._last = None
@@ -98,7 +98,7 @@ class StepTrace:
         self.touch()
 
     def watch_optimizer(self, optimizer: Any) -> None:
-        """Trace an optimizer's steps, if it has torch's hooks."""
+        """Trace an optimizer's steps, if it supports torch's step hooks."""
         before = getattr(optimizer, "register_step_pre_hook", None)
         after = getattr(optimizer, "register_step_post_hook", None)
         if before is not None and after is not None:
@@ -115,7 +115,7 @@ class StepTrace:
         self.touch()
 
     def end(self) -> None:
-        """End the last step at its last activity, without what the script does afterwards."""
+        """End the last step at its last activity, excluding later work of the script."""
         atexit.unregister(self.end)
         if self._last is not None:
             self.writer.end_step(self._last)
@@ -123,14 +123,14 @@ class StepTrace:
 
 
 def synchronise_clocks(writer: TraceWriter) -> None:
-    """Compare clocks if the ranks' group carries CPU tensors; every rank must call it."""
+    """Synchronize clocks if the ranks' group supports CPU tensors; every rank must call this."""
     if dist.is_initialized() and dist.get_world_size() > 1 and "gloo" in str(dist.get_backend()):
         exchange_clocks(writer)
 
 
 def exchange_clocks(trace: TraceWriter | None) -> None:
-    """Measure the offset of this rank's clock from rank 0's by messages back and forth. Every rank
-    must call it, also those without a trace."""
+    """Measure the offset of this rank's clock from rank 0's by exchanging messages. Every rank must
+    call this, including ranks without a trace."""
     read = time.time_ns if trace is None else trace.read_clock
     rank, world = dist.get_rank(), dist.get_world_size()
     if rank == 0:

@@ -1,7 +1,7 @@
 """Represent schedules as data: the actions of each rank, in order.
 
-Sends and receives are implicit: a stage sends its activation after `F` or `f` and the gradient of
-its input after `B` or `I`. Parsing does not check that a schedule can run; `verify` does.
+Sends and receives are implicit: a stage sends its activation after `F` or `f`, and its input's
+gradient after `B` or `I`. Parsing does not check that a schedule can run; `verify` does.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from typing import Literal, cast
 
 Kind = Literal["F", "f", "R", "B", "I", "W", "O", "L"]
 """F forward, keeping its graph; f forward, keeping only its inputs; R recompute the graph of an f;
-B backward of both gradients; I gradient of the inputs; W gradient of the weights; O copy a graph
-out of the device's memory; L load it again."""
+B backward for inputs and weights; I backward for inputs; W backward for weights; O offload a graph
+from device memory; L load it back."""
 
 FORWARDS = ("F", "f")
-"""Actions that make an activation to send."""
+"""Actions whose activation is sent."""
 BACKWARDS = ("B", "I")
-"""Actions that make a gradient to send."""
+"""Actions whose gradient is sent."""
 COPIES: tuple[Kind, ...] = ("O", "L")
-"""Actions that move a graph and compute nothing."""
+"""Actions that copy a graph and compute nothing."""
 
 _SPELLING = re.compile(r"(\d+)([FfRBIWOL])(\d+)")
 
 
 class ScheduleError(ValueError):
-    """Raised for a schedule that cannot be made, read or run; names rank, action and reason."""
+    """Raised if a schedule cannot be built, parsed or run; names the rank, action and reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A piece of a rank's work: a kind of action for a micro-batch on a stage."""
+    """A unit of a rank's work: one kind of action for one micro-batch on one stage."""
 
     kind: Kind
     stage: int
@@ -49,7 +49,7 @@ class Schedule:
     ranks: tuple[tuple[Action, ...], ...]
     """The actions of each rank, in order."""
     placement: tuple[int, ...]
-    """The rank of each stage."""
+    """The rank of each stage, by stage."""
     num_microbatches: int
 
     @property
@@ -68,7 +68,7 @@ class Schedule:
 
 
 def parse_action(text: str) -> Action:
-    """Parse `0F3` (stage 0, forward, micro-batch 3): torch's spelling, with f, R, O and L added."""
+    """Parse `0F3` (stage 0, forward, micro-batch 3): torch's format, plus f, R, O and L."""
     match = _SPELLING.fullmatch(text.strip())
     if match is None:
         raise ScheduleError(
@@ -79,12 +79,12 @@ def parse_action(text: str) -> Action:
 
 
 def render_csv(schedule: Schedule) -> str:
-    """Render a line for each rank, as `torch.distributed.pipelining` loads ("compute_only")."""
+    """Render one line per rank, in the "compute_only" format of `torch.distributed.pipelining`."""
     return "".join(",".join(map(str, actions)) + "\n" for actions in schedule.ranks)
 
 
 def parse_csv(text: str, name: str = "csv") -> Schedule:
-    """Parse the output of `render_csv`; empty cells (torch's idle steps) are dropped."""
+    """Parse the output of `render_csv`; empty cells (torch's idle steps) are ignored."""
     ranks = [
         tuple(parse_action(cell) for cell in line.split(",") if cell.strip())
         for line in text.splitlines()

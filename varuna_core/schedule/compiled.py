@@ -1,4 +1,4 @@
-"""Compile a schedule to numbers: its dependencies are found once and then timed for any costs.
+"""Compile a schedule to arrays of numbers, so that its times are quickly computed for any costs.
 
 ```
 action           rank   takes          makes
@@ -7,9 +7,9 @@ action           rank   takes          makes
 ```
 
 A rank runs its list in order and starts an action when the rank is free and the action's input has
-arrived. Sends cost the rank nothing. Messages from one rank to another use the link one after
-another, each for the time of its hop, as on a link limited by bandwidth. There are no clocks,
-threads or randomness. `simulate` compiles, times and draws a schedule once.
+arrived. Sends take no time of the rank. Messages from one rank to another occupy their link one
+after another, each for its hop's time, as on a bandwidth-limited link. The simulation uses no
+clocks, threads or random numbers. `simulate` compiles and times a schedule in one call.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KINDS: tuple[Kind, ...] = ("F", "f", "R", "B", "I", "W")
 """Kinds of action that compute."""
 _INDEX = {kind: index for index, kind in enumerate((*KINDS, *COPIES))}
 Counts = tuple[int, ...]
-"""Counts for one rank at one moment: graphs held and inputs held, for each of its stages."""
+"""Numbers of graphs and inputs that one rank holds at one moment, for each of its stages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +45,13 @@ class ScheduleTimes:
 
     makespan: float
     ends: tuple[float, ...]
-    """The end of each rank's last action."""
+    """End time of each rank's last action."""
     busy: tuple[float, ...]
-    """The work of each rank."""
+    """Busy time of each rank."""
     last_backward: tuple[float, ...]
-    """For each stage, the begin of the last action that makes weight gradients."""
+    """For each stage, the start time of its last action that computes weight gradients."""
     starts: tuple[float, ...] = ()
-    """The start of each action, in the order of `Compiled.actions`; only if asked for."""
+    """Start time of each action, in the order of `Compiled.actions`; only if requested."""
 
 
 class Compiled:
@@ -65,8 +65,8 @@ class Compiled:
         slots: dict[tuple[bool, int, int], int] = {}
         links: dict[tuple[int, int], int] = {}
         self.ops: list[tuple[int, int, int, int, int, int]] = []
-        """(rank, cost, slot it takes, slot it makes, link, hop) of each action, -1 for none. The
-        cost is kind x stages + stage, the hop 2 x boundary (+ 1 for gradients)."""
+        """(rank, cost, input slot, output slot, link, hop) of each action; -1 means none. The cost
+        index is kind x stages + stage, the hop index 2 x boundary (+ 1 for gradients)."""
         self.actions: list[tuple[int, Kind, int, int]] = []
         count = 0
         for rank, action in walk(schedule):
@@ -89,22 +89,22 @@ class Compiled:
 
     @cached_property
     def held(self) -> tuple[tuple[Counts, ...], ...]:
-        """Graphs and inputs that each rank holds, from `count_held`."""
+        """Return the numbers of graphs and inputs that each rank holds, from `count_held`."""
         return count_held(self.schedule)
 
     @cached_property
     def uses(self) -> Counter[int]:
-        """How often each cost is paid."""
+        """Return how often each cost occurs."""
         return Counter(op[1] for op in self.ops)
 
     @cached_property
     def final(self) -> tuple[int, ...]:
-        """For each stage, the index of the last action that makes weight gradients."""
+        """Return, for each stage, the index of its last action that computes weight gradients."""
         final = {action[2]: i for i, action in enumerate(self.actions) if action[1] in "BW"}
         return tuple(final.get(stage, -1) for stage in range(self.num_stages))
 
     def compute_last_cost(self, stage: int) -> int:
-        """Return the index of the cost of a stage's last action that makes weight gradients."""
+        """Return the cost index of a stage's last action that computes weight gradients."""
         return self.ops[self.final[stage]][1]
 
     def run(
@@ -116,10 +116,10 @@ class Compiled:
         keep_starts: bool = False,
         factors: Sequence[float] | None = None,
     ) -> ScheduleTimes:
-        """Time the schedule for `costs` of `list_costs` and two `hops` a boundary.
+        """Simulate the schedule with `costs` from `list_costs` and two `hops` per stage boundary.
 
-        `factors` multiply each action's cost. A message occupies its link for its hop, or for
-        `holds`.
+        Each action's cost is multiplied by its entry in `factors`. A message occupies its link for
+        the time of its hop, or of its entry in `holds`.
         """
         holds = hops if holds is None else holds
         free = [0.0] * self.num_ranks
@@ -159,7 +159,7 @@ class Compiled:
 
 
 def count_held(schedule: Schedule) -> tuple[tuple[Counts, ...], ...]:
-    """Return the distinct largest counts of graphs and inputs that each rank holds at once."""
+    """Return the distinct maximal numbers of graphs and inputs that each rank holds at once."""
     found = []
     for rank, actions in enumerate(schedule.ranks):
         stages = list_stages(schedule, rank)
@@ -184,23 +184,23 @@ def _keep_largest(counts: set[Counts]) -> tuple[Counts, ...]:
 
 
 def list_costs(costs: Costs) -> list[float]:
-    """Return costs of work as `Compiled.run` takes them: by kind, then by stage."""
+    """Return the costs of computations as `Compiled.run` takes them, by kind, then stage."""
     return [cost for kind in KINDS for cost in costs.by_kind[kind]]
 
 
 def list_all_costs(costs: Costs) -> list[float]:
-    """Return costs for schedules that may offload: those of copies follow those of work."""
+    """Return the costs for schedules that may offload: computations first, then copies."""
     return list_costs(costs) + [cost for kind in COPIES for cost in costs.by_kind[kind]]
 
 
 def list_hops(costs: Costs) -> list[float]:
-    """Return hops as `Compiled.run` takes them, equal in both directions."""
+    """Return the hops in the form that `Compiled.run` takes, equal in both directions."""
     return [hop for hop in costs.hops for _ in range(2)]
 
 
 def unlist_costs(listed: Sequence[float], hops: Sequence[float]) -> Costs:
-    """Return Costs from lists as `Compiled.run` takes them, with copies or without; of a hop's two
-    directions, the longer counts."""
+    """Return Costs from lists in the form that `Compiled.run` takes, with or without copies; for
+    each hop, the slower direction is used."""
     size = len(hops) // 2 + 1
     each = {kind: tuple(listed[at * size : (at + 1) * size]) for kind, at in _INDEX.items()}
     return Costs(
@@ -221,9 +221,9 @@ class ScheduleTiming:
 
     makespan: float
     busy: tuple[float, ...]
-    """The work of each rank; the rest of the makespan is its bubble."""
+    """Busy time of each rank; the rest of the makespan is the rank's bubble."""
     starts: tuple[tuple[float, ...], ...]
-    """The time at which each action of each rank began."""
+    """Start time of each action of each rank."""
 
     @property
     def bubble(self) -> tuple[float, ...]:
@@ -231,12 +231,12 @@ class ScheduleTiming:
 
     @property
     def bubble_share(self) -> float:
-        """Idle fraction of the ranks' time."""
+        """Return the idle fraction of the ranks' total time."""
         return sum(self.bubble) / (self.makespan * len(self.busy)) if self.makespan else 0.0
 
 
 def simulate(schedule: Schedule, costs: Costs) -> ScheduleTiming:
-    """Time a schedule; raise ScheduleError if its ranks get stuck."""
+    """Simulate a schedule; raise ScheduleError if its ranks deadlock."""
     if costs.num_stages != schedule.num_stages:
         raise ScheduleError(f"{schedule}: costs of {costs.num_stages} stages given")
     compiled = Compiled(schedule)
@@ -250,10 +250,10 @@ def simulate(schedule: Schedule, costs: Costs) -> ScheduleTiming:
 
 
 def render_drawing(schedule: Schedule, costs: Costs) -> str:
-    """Draw a line for each rank, a cell for each unit of time: `--` continues an action, `..` is
+    """Draw one line per rank, with one cell per unit of time: `--` continues an action, `..` is
     idle.
 
-    Costs must be whole. Stages are shown only if a rank has several.
+    Costs must be whole numbers. Stages are shown only if a rank has several.
     """
     timing = simulate(schedule, costs)
     several = schedule.num_stages > schedule.num_ranks

@@ -1,4 +1,4 @@
-"""Costs of actions, a figure for each stage, in any unit that the caller chooses."""
+"""Costs of actions, one number for each stage, in any unit."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from varuna_core.schedule.actions import Kind, ScheduleError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Costs of every stage; each tuple has one figure for each stage."""
+    """Costs of actions on all stages; each tuple has one number for each stage."""
 
     forward: tuple[float, ...]
     input_grad: tuple[float, ...]
     weight_grad: tuple[float, ...]
     backward: tuple[float, ...] = ()
-    """Both gradients at once; the sum of the two if not given."""
+    """Cost of computing both gradients in one action; by default the sum of their costs."""
     recompute: tuple[float, ...] = ()
-    """A recompute; equal to the forward if not given."""
+    """Cost of a recompute; by default equal to the forward."""
     offload: tuple[float, ...] = ()
-    """Time that a rank spends on copying a graph out and that other work does not hide; 0 if not
-    given."""
+    """Time for copying a graph out during which a rank does no other work. Default: 0."""
     load: tuple[float, ...] = ()
-    """Time that a rank spends on copying a graph back; 0 if not given."""
+    """Time for copying a graph back during which a rank does no other work. Default: 0."""
     hops: tuple[float, ...] = ()
-    """Time of a message between stage s and s + 1, in either direction; 0 if not given."""
+    """Time of a message between stages s and s + 1, in either direction. Default: 0."""
     by_kind: dict[Kind, tuple[float, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -73,7 +72,7 @@ def build_even_costs(
     weight_grad: float = 1.0,
     hop: float = 0.0,
 ) -> Costs:
-    """Costs that are the same on every stage."""
+    """Return costs that are the same on every stage."""
     return Costs(
         forward=(forward,) * num_stages,
         input_grad=(input_grad,) * num_stages,

@@ -1,19 +1,19 @@
-"""Fuse weight gradients back into the backward where the step gets no longer.
+"""Fuse `I` and `W` into `B` if this does not make the step longer.
 
-A backward in one go costs less than its two parts, and keeps nothing in between. So an `I` becomes
-a `B` where all that it delays can wait, and the next `W` of its stage is dropped; any of them does
-as much as another, and only what lies between the two is delayed:
+A `B` costs less than its two parts, and needs no memory between them. So an `I` becomes a `B` if
+all delayed actions can wait, and the next `W` of its stage is removed; all `W` of a stage cost the
+same, so only the actions between the two are delayed:
 
 ```
 third of four ranks, zero bubble     .. .. F0 F1 .. I0 F2 I1 F3 I2 W0 F4 I3 W1 F5 I4 W2 I5 W3 W4 W5
 fused                                .. .. F0 F1 .. I0 F2 I1 F3 B2 -- F4 B3 -- F5 I4 W0 I5 W1 W4 W5
 ```
 
-An action's start is the longest path that ends with it, its tail the longest one that begins with
-it. The step grows if the two of a `B` exceed it: other actions in between have shorter tails than
-before. Starts are exact, as all decisions before an action are made. Tails are never too short;
-where one may be too long, for it leads over other ranks and back in front of the `W`, those of all
-actions of that time are found again.
+An action's start is the longest path that ends at it, and its tail the longest path that begins
+with it. The step becomes longer if start and tail of a new `B` exceed the step's length: the tails
+of the actions in between get shorter. Starts are exact, since all earlier decisions have been made.
+Tails are never underestimated; if a tail may be overestimated, because its path returns from other
+ranks before the `W`, the tails of all actions in that period are recomputed.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from varuna_core.schedule.compiled import Compiled, list_all_costs, list_hops
 from varuna_core.schedule.costs import Costs
 
 EQUAL = 1 + 1e-9
-"""Times whose ratio is below this are equal: the same figures summed in another order."""
+"""Ratio below which two times are equal, since the same numbers may be added in another order."""
 
 
 MOST_BETWEEN = 24
-"""The most actions a rank whose tails are recomputed for one decision; more are rarely of use."""
+"""Maximum actions per rank whose tails are recomputed for one decision; more are rarely of use."""
 
 
 def count_fused(schedule: Schedule) -> int:
@@ -41,10 +41,10 @@ def count_fused(schedule: Schedule) -> int:
 
 
 def fuse(schedule: Schedule, costs: Costs) -> Schedule:
-    """Join `I` and `W` to `B` wherever the simulated makespan does not grow.
+    """Fuse `I` and `W` to `B` wherever the simulated makespan does not increase.
 
-    Stages whose joint backward costs more than its parts are skipped. No rank holds more than
-    before, and messages keep their order.
+    Stages whose fused backward costs more than its parts are skipped. No rank needs more memory
+    than before, and messages keep their order.
     """
     while (fused := _Fusing(schedule, costs).run()) is not None:
         schedule = fused
@@ -52,7 +52,7 @@ def fuse(schedule: Schedule, costs: Costs) -> Schedule:
 
 
 class _Fusing:
-    """A pass over a schedule, with its actions numbered as in `Compiled`."""
+    """One pass over a schedule, whose actions are numbered as in `Compiled`."""
 
     def __init__(self, schedule: Schedule, costs: Costs) -> None:
         self.schedule = schedule
@@ -67,12 +67,12 @@ class _Fusing:
         self.starts = timed.starts
         self.took = [self.costs[op[1]] for op in compiled.ops]
         self.next = [-1] * size
-        """The rank's next action, by action."""
+        """For each action, the next action of its rank."""
         self.tails = [0.0] * size
         self.sent = [0.0] * size
-        """The longest path that begins with an action's message."""
+        """For each action, the length of the longest path that begins with its message."""
         self.receiver, self.behind = [-1] * size, [-1] * size
-        """By action, the one that takes its message, and the one that sends next on the link."""
+        """For each action, the action that gets its message, and the next action on the link."""
         self.fused, self.dropped = set[int](), set[int]()
         self._find_tails()
 
@@ -93,7 +93,7 @@ class _Fusing:
             self._find_tail(index)
 
     def _find_tail(self, index: int) -> None:
-        """Compute the tail of an action from those of the actions after it."""
+        """Compute the tail of an action from the tails of the actions after it."""
         receiver, following = self.receiver[index], self.next[index]
         path = 0.0
         if receiver >= 0:
@@ -108,7 +108,7 @@ class _Fusing:
         self.tails[index] = self.took[index] + path
 
     def run(self) -> Schedule | None:
-        """Decide for earlier actions first, with `Compiled.run`'s times; None if none was fused."""
+        """Decide in order of time, with `Compiled.run`'s times; return None if none was fused."""
         compiled = self.compiled
         free = [0.0] * compiled.num_ranks
         link_free = [0.0] * compiled.num_links
@@ -129,7 +129,7 @@ class _Fusing:
         return self._render() if self.fused else None
 
     def _try(self, index: int, start: float) -> None:
-        """Fuse an `I` that starts at `start`, unless the step would grow."""
+        """Fuse an `I` that starts at `start`, unless the step would become longer."""
         stage = self.compiled.actions[index][2]
         if not self.pays[stage]:
             return
@@ -160,7 +160,7 @@ class _Fusing:
             self.tails[other], self.sent[other] = tail, sent
 
     def _list_between(self, first: int, last: int) -> Iterator[int]:
-        """Yield all actions, latest first, that start between two actions in the given schedule."""
+        """Yield all actions that start between two actions in the given schedule, latest first."""
         begin = bisect_left(self.by_start, (self.starts[first], -1))
         end = bisect_right(self.by_start, (self.starts[last], len(self.starts)))
         found = self.by_start[begin : min(end, begin + MOST_BETWEEN * self.compiled.num_ranks)]
@@ -168,7 +168,7 @@ class _Fusing:
         return (index for index in order if index not in self.dropped)
 
     def _render(self) -> Schedule:
-        """Build the schedule of the actions left; `W` is for the oldest micro-batch without one."""
+        """Build the schedule of the remaining actions; a `W` is for the oldest pending one."""
         ranks: list[list[Action]] = [[] for _ in self.schedule.ranks]
         lacking: list[deque[int]] = [deque() for _ in self.schedule.placement]
         for index, (rank, kind, stage, microbatch) in enumerate(self.compiled.actions):

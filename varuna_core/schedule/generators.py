@@ -1,7 +1,7 @@
-"""Schedules whose order is known beforehand: gpipe, 1f1b, varuna, interleaved 1f1b.
+"""Build schedules with a fixed order of actions: gpipe, 1f1b, varuna, interleaved 1f1b.
 
-The drawings are what `render_drawing` makes of the schedule when F, f, R, I and W take one unit of
-time and B two; a test compares them letter by letter.
+The drawings are the output of `render_drawing` if F, f, R, I and W take one unit of time and B two
+units; a test compares them literally.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from varuna_core.schedule.recompute import Memory, Recompute, apply_recompute
 
 
 def build_gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
-    """All forwards, then all backwards: every graph is held at once.
+    """Build GPipe: all forwards, then all backwards, so that all graphs are held at once.
 
     ```
     F0 F1 F2 F3 .. .. .. .. .. .. .. .. .. B0 -- B1 -- B2 -- B3 --
@@ -31,7 +31,7 @@ def build_gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
 
 
 def build_one_f_one_b(num_ranks: int, num_microbatches: int) -> Schedule:
-    """One forward, one backward: as long as gpipe, but stage s of p holds only p - s graphs.
+    """Build 1F1B: as long as gpipe, but stage s of p holds only p - s graphs.
 
     ```
     F0 F1 F2 F3 .. .. .. .. .. .. B0 -- F4 B1 -- F5 B2 -- .. B3 -- .. B4 -- .. B5 --
@@ -54,12 +54,12 @@ def build_varuna(
     recompute: Recompute = "full",
     memory: Memory | None = None,
 ) -> Schedule:
-    """Recompute just ahead of the gradient, instead of after it has come.
+    """Build Varuna's schedule, which recomputes before the gradient arrives instead of afterwards.
 
-    The last stage uses its graph at once and never recomputes. The others hold one graph and
-    otherwise inputs, so they may run one forward further ahead than in 1f1b, and with slow links
-    more: given costs, the shortest as simulated. `max_microbatches` bounds what a stage has begun
-    and not finished.
+    The last stage uses its graph at once and never recomputes. The other stages hold one graph and
+    otherwise only inputs, so they may run one forward further ahead than in 1f1b, or more with slow
+    links: with `costs`, the shortest in simulation. `max_microbatches` limits the micro-batches
+    that a stage has begun but not finished.
 
     ```
     f0 f1 f2 f3 f4 R0 .. .. .. .. B0 -- f5 R1 B1 -- R2 .. B2 -- R3 .. B3 -- R4 B4 -- R5 B5 --
@@ -92,11 +92,11 @@ def build_varuna(
 
 
 def build_interleaved(num_ranks: int, num_microbatches: int, stages_per_rank: int = 2) -> Schedule:
-    """1f1b with several stages a rank (arXiv 2104.04473): stage s lies on rank s mod p.
+    """Build interleaved 1F1B (arXiv 2104.04473): several stages per rank, stage s on rank s mod p.
 
-    The ramps are as long as those of one stage, so of v stages a rank the bubble is a v-th; stage
-    by stage a rank runs a round of p micro-batches. Any number of micro-batches goes: those beyond
-    a multiple of p are spread over the rounds, the longer rounds first.
+    The ramps are as long as one stage's, so with v stages per rank the bubble is 1/v of 1F1B's. A
+    rank runs rounds of p micro-batches, stage by stage. Any number of micro-batches is allowed:
+    those beyond a multiple of p are distributed over the rounds, with the longer rounds first.
 
     ```
     0F0 0F1 0F2 2F0 2F1 2F2 ... 2B0 --- ... 2B1 --- ... 2B2 --- 0B0 --- 0B1 --- 0B2 ---
@@ -147,7 +147,7 @@ def _split_rounds(num_ranks: int, num_microbatches: int) -> list[range]:
 
 
 def _alternate(aheads: list[int], num_microbatches: int) -> list[list[Action]]:
-    """Return actions by stage: `aheads[s]` forwards, then a backward and a forward in turn."""
+    """Return actions by stage: `aheads[s]` forwards, then backwards and forwards alternately."""
     ranks = []
     for stage, ahead in enumerate(aheads):
         ahead = min(ahead, num_microbatches)

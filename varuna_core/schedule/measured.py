@@ -1,11 +1,11 @@
-"""Replace the counted or profiled costs of actions by those that a training measures.
+"""Replace the estimated or profiled costs of actions by costs measured in training.
 
 A schedule runs only some kinds of action: 1f1b has no `I`. The costs of the other kinds are the
-former estimates, scaled by how much longer than estimated the stage's measured kinds take.
+former estimates, scaled by the ratio of measured to estimated costs of the stage's measured kinds.
 
-    believed   F 1   I 1   W 1   B 2        any unit
-    measured   F 3               B 9
-    then       F 3   I 4   W 4   B 9        seconds
+    estimated   F 1   I 1   W 1   B 2        any unit
+    measured    F 3               B 9
+    result      F 3   I 4   W 4   B 9        seconds
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ WORK: tuple[Kind, ...] = ("F", "R", "B", "I", "W")
 MEASURED = (*WORK, *COPIES)
 
 MOVED, MOST_MOVED = 0.1, 0.4
-"""A figure has moved if it differs by this share of itself or of the mean action, whichever is
-more. The limit doubles, up to the second value, whenever a move led to no better schedule: making
-one takes time, and on a busy machine figures move all the time."""
+"""A cost has changed if it differs by this fraction of itself or of the mean action, whichever is
+larger. The limit doubles, up to the second value, whenever a change led to no better schedule:
+building schedules takes time, and on a busy machine costs change all the time."""
 
 
 class KnownCosts:
@@ -33,15 +33,12 @@ class KnownCosts:
         self._hops = list(given.hops)
         self._moved = MOVED
         self._seen: list[float] | None = None
-        """The costs that last counted as moved."""
+        """The costs that were last considered changed."""
 
     def measure(
         self, by_kind: Mapping[Kind, Sequence[float]], hops: Sequence[float | None]
     ) -> Costs | None:
-        """Take measured figures of stages (0: kind not run; None: unknown hop); return the costs.
-
-        The result is None if some stage has no measured figure.
-        """
+        """Take measured costs of stages (0: kind not run; None: unknown hop); return all costs."""
         stages = range(len(self._by_kind["F"]))
         before = after = 0.0
         believed = {kind: list(figures) for kind, figures in self._by_kind.items()}
@@ -78,11 +75,11 @@ class KnownCosts:
         )
 
     def _list_copies(self, kind: Kind) -> tuple[float, ...]:
-        """Return the costs of copies by stage; None if no copies are known."""
+        """Return the costs of copies by stage; None if they are unknown."""
         return tuple(self._by_kind[kind]) if any(self._by_kind[kind]) else ()
 
     def has_moved(self) -> bool:
-        """Return True if any figure has moved since the last time that this returned True."""
+        """Return True if any cost has changed since the last time that this returned True."""
         work = [one for kind in WORK for one in self._by_kind[kind]]
         copies = [one for kind in COPIES for one in self._by_kind[kind]]
         mean = sum(work) / len(work)
@@ -96,5 +93,5 @@ class KnownCosts:
         return True
 
     def note_use(self, was_of_use: bool) -> None:
-        """Record if the last moved costs led to another schedule."""
+        """Record if the last changed costs led to another schedule."""
         self._moved = MOVED if was_of_use else min(MOST_MOVED, 2 * self._moved)

@@ -1,4 +1,4 @@
-"""Orders in which the actions of a schedule can run, without clocks.
+"""Compute orders in which the actions of a schedule can run, without clocks.
 
 `walk` runs all ranks, each through its list in order:
 
@@ -7,21 +7,21 @@ rank 0   F0 F1 ..    ──0F0─► ──0F1─►    channel of activations, 
 rank 1   .. F0 ..    ◄─1B0─             channel of gradients, rank 1 to 0
 ```
 
-A rank waits for a message that has not been sent; with a `capacity` also before work whose message
-finds that many unread ones in its channel. What a rank reads does not depend on timing, so neither
-does whether the ranks get stuck: one walk decides.
+A rank waits for a message that has not been sent; if `capacity` is given, a rank also waits before
+an action whose message finds that many unread messages in its channel. The messages that a rank
+reads do not depend on timing, and so neither does a deadlock: a single walk suffices to detect it.
 
-`run_ahead` gives a rank whose gradient is late the next forward, whose turn has not come yet:
+`run_ahead` lets a rank whose gradient is late run its next forward early:
 
 ```
-as listed      f0 f1 R0 .. .. .. B0 f2 R1 B1     the gradient of micro-batch 0 comes late
+as listed      f0 f1 R0 .. .. .. B0 f2 R1 B1     the gradient of micro-batch 0 is late
 run ahead      f0 f1 R0 f2 .. .. B0    R1 B1     f2 fills the wait
 ```
 
-The recompute stands before its backward in the list, so it has been run by then and is the only
-one outstanding. Forwards and backwards each keep their order: every channel stays first in, first
-out, sums are made in the same order, and no result changes. Only forwards that keep nothing but
-their inputs are pulled ahead, no more than `bound` at a time.
+The recompute precedes its backward in the list, so it has already run, and no other recompute is
+pending. Forwards and backwards each keep their order: every channel stays first in, first out, sums
+are computed in the same order, and no result changes. Only forwards that keep nothing but their
+inputs run early, at most `bound` at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator, Sequence
 from varuna_core.schedule.actions import BACKWARDS, FORWARDS, Action, Schedule, ScheduleError
 
 Channel = tuple[bool, int, int]
-"""(True for activations, False for gradients; the sending rank; the receiving rank)."""
+"""(True for activations, False for gradients; sending rank; receiving rank)."""
 
 
 def find_source(action: Action, num_stages: int) -> tuple[bool, int] | None:
@@ -54,7 +54,7 @@ def find_target(action: Action, num_stages: int) -> tuple[bool, int] | None:
 
 
 def walk(schedule: Schedule, capacity: int | None = None) -> Iterator[tuple[int, Action]]:
-    """Yield (rank, action) in a valid order of all actions; ScheduleError if ranks get stuck."""
+    """Yield (rank, action) in a valid order of all actions; raise ScheduleError on a deadlock."""
     placement, last, ranks = schedule.placement, schedule.num_stages - 1, schedule.ranks
     sent: set[tuple[bool, int, int]] = set()  # (activation?, the stage it is for, micro-batch)
     unread: dict[Channel, int] = {}
@@ -126,7 +126,7 @@ def _describe_stuck(
 
 
 def compute_capacity(schedule: Schedule) -> int:
-    """Return the least number of unread messages that a channel must hold to avoid deadlock."""
+    """Return the smallest number of unread messages per channel that avoids a deadlock."""
     low, high = 1, 1
     while not _can_run(schedule, high):
         low, high = high + 1, 2 * high
@@ -155,8 +155,8 @@ def run_ahead(
 ) -> Iterator[Action]:
     """Yield the actions of a rank with one stage in the order in which to run them.
 
-    `is_there(action)` returns True if the action's input has arrived; `wait(a, b)` returns when the
-    input of either has. Actions in their listed turn are yielded without such a check.
+    `is_there(action)` returns True if the action's input has arrived; `wait(a, b)` returns once the
+    input of one of the two has arrived. Actions in their listed order are yielded without a check.
     """
     forwards = deque(i for i, action in enumerate(actions) if action.kind in FORWARDS)
     done: set[int] = set()

@@ -1,19 +1,19 @@
-"""Recompute activations, or offload them, instead of keeping them: a rewriting of any schedule.
+"""Rewrite any schedule to recompute or offload activations instead of keeping them.
 
 ```
 none      F0 F1 F2 F3 B0 B1 B2 B3        four graphs
 full      f0 f1 f2 f3 R0 B0 R1 B1 ...    one graph and four inputs
-auto      F0 F1 f2 f3 B0 B1 R2 B2 ...    two graphs: only what does not fit is run twice
-offload   F0 O0 F1 O1 F2 O2 L0 F3 ...    two graphs and two inputs, three graphs elsewhere
+auto      F0 F1 f2 f3 B0 B1 R2 B2 ...    two graphs: only those that do not fit are recomputed
+offload   F0 O0 F1 O1 F2 O2 L0 F3 ...    two graphs and two inputs, three graphs offloaded
 ```
 
-The recompute stands just ahead of its backward and needs no gradient: a rank that waits for the
-gradient has run it before it waits. A graph that is used at once is always kept: to recompute it
-would save nothing.
+The recompute directly precedes its backward and needs no gradient, so a rank recomputes before it
+waits for the gradient. A graph that is used at once is always kept, since a recompute would save no
+memory.
 
-A load stands one action ahead of that, so that a device copies while it runs that action; an
-offload is copied beside the action behind it. So a rank holds two graphs at once, and one that
-would hold no more without it offloads nothing.
+A load is placed one action earlier than a recompute would be, so that the copy overlaps with that
+action; an offload's copy overlaps with the action after it. So a rank holds two graphs at once; a
+rank that would hold no more without offload offloads nothing.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ from varuna_core.schedule.actions import BACKWARDS, Action, Schedule, ScheduleEr
 from varuna_core.schedule.held import follow_held
 
 Recompute = Literal["none", "full", "auto", "selective", "offload"]
-"""Ways to recompute; in a schedule `selective` equals `full`, with larger `f` and faster `R`."""
+"""Recompute modes; in a schedule `selective` equals `full`, with a larger `f` and a faster `R`."""
 USABLE = 0.9
-"""Usable share of a GPU's free memory with `auto`: the rest is for fragmentation and layers'
-work."""
+"""Fraction of a GPU's free memory that `auto` uses; the rest is for fragmentation and temporary
+tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Memory of micro-batches on a rank, in bytes or any other unit."""
+    """Memory of micro-batches on all ranks, in bytes or any other unit."""
 
     graphs: tuple[float, ...]
-    """By stage, the memory of one micro-batch's graph, including its inputs."""
+    """For each stage, memory of one micro-batch's graph, including its inputs."""
     inputs: tuple[float, ...]
-    """By stage, what an `f` keeps of one micro-batch: its inputs, with `selective` more."""
+    """For each stage, memory that an `f` keeps: inputs, and products in mode `selective`."""
     limits: tuple[float, ...]
-    """By rank, what all its micro-batches may hold at once."""
+    """For each rank, the maximum memory of all its micro-batches."""
 
 
 def measure_memory(schedule: Schedule, memory: Memory) -> tuple[float, ...]:
-    """Return the most that each rank holds at any time."""
+    """Return the peak memory of each rank."""
     return tuple(max(_trace(actions, memory), default=0.0) for actions in schedule.ranks)
 
 
 def apply_recompute(
     schedule: Schedule, recompute: Recompute, memory: Memory | None = None
 ) -> Schedule:
-    """Return the schedule with `f` and `R`, or `O` and `L`, as asked for; `auto` needs `memory`.
+    """Return the schedule with `f` and `R`, or `O` and `L`, for this mode; `auto` needs `memory`.
 
-    A schedule that has these actions already is returned unchanged.
+    A schedule that already has such actions is returned unchanged.
     """
     if recompute == "none" or any(a.kind in "RO" for actions in schedule.ranks for a in actions):
         return schedule
@@ -78,8 +78,8 @@ Key = tuple[int, int]
 
 
 def _find_ends(actions: tuple[Action, ...]) -> dict[Key, tuple[int, int]]:
-    """Find the places, in a rank's list of actions, of the forward and the first backward of each
-    micro-batch on each stage."""
+    """Return the indices, in a rank's list of actions, of the forward and the first backward of
+    each micro-batch on each stage."""
     begins: dict[Key, int] = {}
     ends: dict[Key, tuple[int, int]] = {}
     for index, action in enumerate(actions):
@@ -94,10 +94,10 @@ def _find_ends(actions: tuple[Action, ...]) -> dict[Key, tuple[int, int]]:
 def _choose(
     actions: tuple[Action, ...], ends: dict[Key, tuple[int, int]], memory: Memory, rank: int
 ) -> set[Key]:
-    """Choose the recomputes of one rank.
+    """Choose the graphs that one rank recomputes.
 
-    Whenever more is held than fits, the graph that is used last is dropped: of the graphs held, it
-    frees memory for longest, so with graphs of equal size no choice recomputes less.
+    Whenever the held graphs do not fit, the graph that is used last is dropped: this frees memory
+    for the longest time, so with graphs of equal size no choice recomputes less.
     """
     limit = memory.limits[rank]
     held = 0.0
@@ -154,7 +154,7 @@ def _offload(actions: tuple[Action, ...]) -> tuple[Action, ...]:
 
 
 def _count_graphs(actions: Sequence[Action]) -> int:
-    """Return the most graphs that a rank holds at once."""
+    """Return the maximum number of graphs that a rank holds at once."""
     stages = sorted({action.stage for action in actions})
     counts = [sum(held.graphs.values()) for _, held in follow_held(actions, stages)]
     return max(counts, default=0)

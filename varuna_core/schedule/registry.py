@@ -1,8 +1,8 @@
 """List the schedules by the names that a conf uses, and build them.
 
-A new schedule is a function that builds it and a row in `SCHEDULES`. The conf, the runtime, the
-stage map and the planner read this table; only the conf's `Literal` (jobs/conf/schema.py), which a
-type checker must be able to read, repeats the names, and a test holds the two equal.
+To add a schedule, write a function that builds it and add a row to `SCHEDULES`. The conf, the
+runtime, the stage map and the planner read this table; only the conf's `Literal`
+(jobs/conf/schema.py), which type checkers read, repeats the names, as a test checks.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from varuna_core.schedule.recompute import Memory, Recompute, apply_recompute, m
 from varuna_core.schedule.zero_bubble import build_zbv, build_zero_bubble, place_v
 
 AUTO = "auto"
-"""The name for an automatic choice: the shortest schedule that fits, as simulated."""
+"""Name of the automatic choice: the shortest schedule, in simulation, that fits in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleRequest:
-    """Sizes, costs and memory for which a schedule is built."""
+    """Sizes, costs and memory limits for which to build a schedule."""
 
     num_ranks: int
     num_microbatches: int
     stages_per_rank: int
     costs: Costs
-    """Costs of all stages."""
+    """Costs of actions on all stages."""
     recompute: Recompute
     memory: Memory | None
 
     @property
     def max_graphs(self) -> int | None:
-        """The number of graphs that fit on the smallest rank; None if memory sets no bound."""
+        """Return the number of graphs that fit on the smallest rank; None if there is no limit."""
         if self.memory is None or self.recompute != "none":
             return None
         return max(self.stages_per_rank, _count_graphs(self.memory))
@@ -50,25 +50,25 @@ class ScheduleRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleKind:
-    """A way to order the actions of a step, and the facts that its users need."""
+    """A kind of schedule, with the properties that other parts need."""
 
     build: Callable[[ScheduleRequest], Schedule]
     stages_per_rank: int | None = 1
-    """Stages on each rank; None if the schedule takes any number."""
+    """Number of stages on each rank; None if the schedule supports any number."""
     place: Callable[[int, int], tuple[int, ...]] = place_in_rounds
-    """Function from the numbers of ranks and of stages a rank to each stage's rank."""
+    """Function that maps the numbers of ranks and of stages per rank to the rank of each stage."""
     splits_backward: bool = False
-    """True if weight gradients may be postponed: `I` and `W` in place of `B`."""
+    """True if weight gradients may be postponed, with `I` and `W` instead of `B`."""
     recomputes: bool = False
     """True if `build` always adds recomputes; recompute `none` then means `full`."""
     runs_ahead: bool = False
-    """True if a rank that waits for a gradient may run the next forward early."""
+    """True if a rank that waits for a gradient may run its next forward early."""
     gradients_last: bool = False
     """True if all forwards of all stages come before any backward."""
     count_ahead: Callable[[int, int], int] | None = None
-    """Function from the numbers of later stages and of micro-batches to the forwards of a stage
-    before its first backward; then forwards and backwards alternate. None if the order differs or
-    depends on costs: the planner then builds the schedule to know."""
+    """Function that maps the numbers of later stages and of micro-batches to a stage's forwards
+    before its first backward, after which forwards and backwards alternate. None if the order
+    differs or depends on costs; the planner then builds the schedule to find out."""
 
 
 SCHEDULES: dict[str, ScheduleKind] = {
@@ -127,7 +127,7 @@ SCHEDULES: dict[str, ScheduleKind] = {
 
 
 def has_one_stage_a_rank(name: str) -> bool:
-    """Return True for schedules with one stage a rank, and for `auto` unless more are asked for."""
+    """Return True for schedules with one stage per rank, and for `auto` by default."""
     return name == AUTO or SCHEDULES[name].stages_per_rank == 1
 
 
@@ -137,7 +137,7 @@ def may_split_backward(name: str) -> bool:
 
 
 def count_stages_per_rank(name: str, partition: Partition | None, depth: int) -> int:
-    """Return the stages of each rank from the partition, or else two if there are several."""
+    """Return the stages per rank from the partition, or else two if there are several."""
     own = 1 if name == AUTO else SCHEDULES[name].stages_per_rank
     if own is not None:
         return own
@@ -145,7 +145,7 @@ def count_stages_per_rank(name: str, partition: Partition | None, depth: int) ->
 
 
 def place_stages(name: str, num_ranks: int, stages_per_rank: int) -> tuple[int, ...]:
-    """Return the rank of each stage; `auto` must be resolved first if ranks have several stages."""
+    """Return the rank of each stage; with several per rank, `auto` must be resolved first."""
     place = place_in_rounds if name == AUTO else SCHEDULES[name].place
     return place(num_ranks, stages_per_rank)
 
@@ -160,10 +160,10 @@ def build_schedule(
     recompute: Recompute = "none",
     memory: Memory | None = None,
 ) -> Schedule:
-    """Build the schedule `name` with recomputes as asked for (varuna always recomputes: `none`
-    means `full`, and `offload` is refused).
+    """Build the schedule `name` with this recompute mode (varuna always recomputes: `none` means
+    `full`, and `offload` is an error).
 
-    Costs that are not given count as even. With `memory`, a schedule that does not fit is refused.
+    By default, all stages have equal costs. A schedule that does not fit in `memory` is an error.
     """
     num_stages = num_ranks * stages_per_rank
     if name not in (*SCHEDULES, AUTO):
@@ -199,7 +199,7 @@ def _build(name: str, wanted: ScheduleRequest) -> Schedule:
 
 
 def _choose_best(wanted: ScheduleRequest) -> Schedule:
-    """Return the shortest schedule that fits, as simulated; of equals, the last registered."""
+    """Return the shortest schedule, in simulation, that fits; among equals, the last registered."""
     ways: list[Recompute] = [wanted.recompute]
     if wanted.recompute == "auto":
         ways.append("none")  # a schedule made for little memory may beat one made to fit
@@ -228,7 +228,7 @@ def _choose_best(wanted: ScheduleRequest) -> Schedule:
 
 
 def _count_graphs(memory: Memory) -> int:
-    """Return the number of graphs of the largest stage that fit on the smallest rank."""
+    """Return how many graphs of the largest stage fit on the smallest rank."""
     largest = max(memory.graphs)
     return int(min(memory.limits) // largest) if largest else len(memory.graphs)
 

@@ -1,11 +1,11 @@
-"""Check a schedule before it runs: what passes is complete, in order, and cannot get stuck.
+"""Check a schedule before it runs: a valid schedule is complete, in order, and free of deadlocks.
 
 1. every micro-batch goes once through every stage, on the stage's rank: `F`, or `f` and later `R`;
-   then `B`, or `I` and later `W`; a graph that leaves (`O`) is loaded (`L`) before that;
-2. what a rank reads from another comes in the order in which that one sends it (so the transport
-   needs no tags), activations and gradients each for themselves;
-3. no rank waits for ever, sends being asynchronous, at most `capacity` of them unread a channel;
-4. no rank holds more graphs or inputs at once than it may.
+   then `B`, or `I` and later `W`; an offloaded graph (`O`) is loaded (`L`) before that;
+2. a rank reads messages of another rank in the order in which they are sent, separately for
+   activations and gradients (so the transport needs no tags);
+3. no rank waits for ever; sends are asynchronous, with at most `capacity` unread ones a channel;
+4. no rank holds more graphs or inputs at once than allowed.
 
 Every error names the rank, the action and the reason.
 """
@@ -47,12 +47,12 @@ _NEEDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakHeld:
-    """The most that each rank holds at once, in micro-batches."""
+    """Maximum numbers of graphs and inputs that each rank holds at once, in micro-batches."""
 
     graphs: tuple[int, ...]
     inputs: tuple[int, ...]
     offloaded: tuple[int, ...]
-    """Graphs that are outside the device's memory."""
+    """Maximum number of offloaded graphs."""
 
     def __str__(self) -> str:
         return "; ".join(
@@ -72,9 +72,9 @@ def verify(
     max_graphs: int | Sequence[int] | None = None,
     max_inputs: int | Sequence[int] | None = None,
 ) -> PeakHeld:
-    """Check a schedule and return the most that it holds; raise ScheduleError if it cannot run.
+    """Check a schedule and return its peak numbers; raise ScheduleError if it cannot run.
 
-    A bound is one number for all ranks, or one for each; None means no bound.
+    A limit is one number for all ranks, or one for each rank; None means no limit.
     """
     for stage, rank in enumerate(schedule.placement):
         if not 0 <= rank < schedule.num_ranks:
@@ -141,7 +141,7 @@ def _check_channels(schedule: Schedule) -> None:
 
 
 Messages = dict[Channel, list[tuple[int, int, int]]]
-"""By channel, in order: receiving stage, micro-batch, and the action's index on its rank."""
+"""For each channel, in order: receiving stage, micro-batch, and index of the action on its rank."""
 
 
 def _list_messages(schedule: Schedule) -> tuple[Messages, Messages]:

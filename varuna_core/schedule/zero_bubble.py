@@ -1,10 +1,10 @@
-"""Zero-bubble schedules: weight gradients wait until there is nothing better to do.
+"""Build zero-bubble schedules, in which weight gradients fill otherwise idle time.
 
-Both are made by the list scheduler for the stages' own costs, under several policies, and taken is
-what the simulation finds shortest. Where no schedule can be shorter the search ends at once; for
-many micro-batches it is made on fewer. The best policy is tried again with backwards in one go
-while there are forwards to run, beside what was published; in all of these weight gradients are
-fused back (`fuse`), and of schedules as short the one that fuses most is taken.
+A list scheduler builds both schedules for the stages' own costs under several policies, and the
+shortest one in simulation is used. The search ends as soon as a schedule reaches the lower bound;
+for many micro-batches, the policy is chosen with fewer. The best policy is tried again with unsplit
+backwards while forwards remain, and so are the published orders. All candidates get their weight
+gradients fused (`fuse`), and among equally short ones the one with most fused backwards is used.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class Policy:
     """Rules by which a rank chooses its next action."""
 
     ahead: tuple[int, ...]
-    """For each stage, how many forwards it may run beyond its input gradients."""
+    """For each stage, the maximum number of forwards beyond its input gradients."""
     patience: float = 1.0
     """A weight gradient waits if it would delay the next arrival by over 1 - patience of itself."""
     forward_first: bool = False
     """True to run the forward if a forward and an input gradient are both ready."""
     make_room: bool = False
-    """True to run a weight gradient before an input gradient if a forward waits for its memory."""
+    """True to run a weight gradient before an input gradient if a forward needs its memory."""
     split_first: tuple[int, ...] | None = None
-    """For each stage, how many backwards are split before the first joint ones. If None, all are;
-    so are those after the rank's last forward."""
+    """For each stage, how many backwards are split before the first unsplit ones. If None, all are
+    split, as are those after the rank's last forward."""
 
 
 class _Greedy:
@@ -80,7 +80,7 @@ class _Greedy:
         return self.actions
 
     def is_alike(self, other: Policy) -> bool:
-        """Return True if another policy that splits all backwards gives the same schedule."""
+        """Return True if `other`, a policy that splits all backwards, gives the same schedule."""
         own = self.policy
         return (
             other.patience in self.patiences
@@ -103,7 +103,7 @@ class _Greedy:
         return False
 
     def choose(self, rank: int, now: float) -> None:
-        """Start an action on a free rank, or leave the rank idle until something arrives."""
+        """Start an action on an idle rank, or leave the rank idle until a message arrives."""
         ready: list[tuple[Kind, int]] = []
         soonest = float("inf")
         lacks_memory = False
@@ -194,7 +194,7 @@ def build_greedy(
     max_graphs: tuple[int, ...],
     policy: Policy,
 ) -> Schedule:
-    """Build the schedule that `policy` chooses; ranks need memory for a graph of each stage."""
+    """Build the schedule that `policy` gives; each rank needs memory for one graph per stage."""
     greedy = _Greedy(placement, num_microbatches, costs, max_graphs, policy)
     return _make_schedule(name, greedy)
 
@@ -217,10 +217,10 @@ def build_zero_bubble(
     recompute: Recompute = "none",
     memory: Memory | None = None,
 ) -> Schedule:
-    """ZB-H1 (arXiv 2401.10241) for any costs: 3m + p - 1 units where 1f1b takes 3(m + p - 1).
+    """Build ZB-H1 (arXiv 2401.10241) for any costs: 3m + p - 1 units; 1f1b takes 3(m + p - 1).
 
-    Every rank holds at most `max_graphs` graphs and never more than p, as many as 1f1b on its first
-    stage. A graph counts until its W. Never slower than 1f1b, as simulated with the same costs.
+    Every rank holds at most `max_graphs` graphs and never more than p, the number on 1f1b's first
+    stage. A graph counts until its W. Never slower than 1f1b in simulation with the same costs.
 
     ```
     F0 F1 F2 F3 .. .. .. B0 -- F4 B1 -- F5 B2 -- B3 -- B4 -- B5 --
@@ -253,11 +253,11 @@ def build_zbv(
     recompute: Recompute = "none",
     memory: Memory | None = None,
 ) -> Schedule:
-    """ZBV (same paper, section 6): two stages a rank, down the ranks and up again as a V.
+    """Build ZBV (same paper, section 6): two stages per rank, placed down and up the ranks as a V.
 
-    Stage 2p - 1 lies on rank 0, so the first gradient is made where the first forward was.
-    A rank holds at most `max_graphs` graphs and never more than 2p, 1f1b's memory, as these stages
-    are half as large; one more only where DualPipe's order is the shorter for it.
+    Stage 2p - 1 is on rank 0, so the first gradient is computed on the rank of the first forward. A
+    rank holds at most `max_graphs` graphs and never more than 2p, which equals 1f1b's memory, as
+    stages are half as large; or one more if this makes DualPipe's order the shortest.
 
     ```
     0F0 0F1 0F2 3F0 3I0 3W0 3F1 3B1 --- 0B0 --- 3F2 3B2 --- 0B1 --- ... 0B2 ---
@@ -287,7 +287,7 @@ def build_zbv(
 
 
 def place_v(num_ranks: int) -> tuple[int, ...]:
-    """Return the ranks of 2p stages: 0 1 2 3 3 2 1 0."""
+    """Return the ranks of 2p stages, such as 0 1 2 3 3 2 1 0."""
     return (*range(num_ranks), *reversed(range(num_ranks)))
 
 
@@ -300,7 +300,7 @@ def _check_bound(name: str, given: int | None, *, least: int) -> int:
 
 
 def _list_policies(num_stages: int, bound: int) -> Iterator[Policy]:
-    """Yield the published policies first; steeper `ahead` suits slow links, patience a large W."""
+    """Yield policies, published ones first; steeper `ahead` suits slow links, patience large W."""
     seen = set()
     for slope in (1.0, 1.5, 2.0, 3.0):
         for extra in (0, 1):
@@ -328,7 +328,7 @@ def _list_policies(num_stages: int, bound: int) -> Iterator[Policy]:
 def _choose_policy(
     name: str, placement: tuple[int, ...], num_microbatches: int, costs: Costs, bound: int
 ) -> Policy:
-    """Return the policy with the shortest schedule of a few micro-batches, all backwards split."""
+    """Return the policy with the shortest split-backward schedule for a few micro-batches."""
     if costs.num_stages != len(placement):
         raise ScheduleError(
             f"{name}: costs of {costs.num_stages} stages given, it has {len(placement)}"
@@ -357,9 +357,9 @@ def _choose_best(
     recompute: Recompute,
     memory: Memory | None,
 ) -> Schedule:
-    """Return the shortest schedule that fits, with recomputes as asked for.
+    """Return the shortest schedule that fits, in the requested recompute mode.
 
-    Ties go to schedules within the bound of graphs, then to the most joint backwards.
+    Among equals, prefer schedules within the bound of graphs, then the most fused backwards.
     """
     finished: list[tuple[float, Schedule]] = []
     reasons: list[ScheduleError] = []
@@ -380,7 +380,7 @@ def _choose_best(
 def _compute_floor(placement: tuple[int, ...], costs: Costs, num_microbatches: int) -> float:
     """Return a lower bound for schedules whose backwards are all split.
 
-    A rank waits for its first activation, then has its work to do.
+    It assumes that a rank waits for its first activation, and then works without idle time.
     """
     floor, arrival = 0.0, 0.0
     reached: dict[int, float] = {}
@@ -400,12 +400,12 @@ def _compute_floor(placement: tuple[int, ...], costs: Costs, num_microbatches: i
 
 
 Order = Callable[[int, int, int], list[Action]]
-"""Function from the numbers of ranks and micro-batches, and a rank, to that rank's actions, for
-stages placed as a V (two a rank)."""
+"""Function that maps the numbers of ranks and micro-batches, and a rank, to the rank's actions, for
+stages placed as a V (two per rank)."""
 
 
 def _build_in_order(order: Order, num_ranks: int, num_microbatches: int) -> Schedule:
-    """Build the schedule of an order that needs 2p micro-batches, leaving out the excess ones."""
+    """Build the schedule of an order that needs 2p micro-batches, and omit the excess ones."""
     many = max(num_microbatches, 2 * num_ranks)
     return Schedule(
         name="zbv",
@@ -455,10 +455,11 @@ def _order_published_zbv(num_ranks: int, num_microbatches: int, rank: int) -> li
 def _order_dual_pipe(
     num_ranks: int, num_microbatches: int, rank: int, forward_first: bool = False
 ) -> list[Action]:
-    """DualPipe's order (arXiv 2412.19437) on a V: backwards in one go, but for the ramps.
+    """Return DualPipe's order (arXiv 2412.19437) on a V: backwards are split only in the ramps.
 
-    A backward up and one down for a forward down and one up. As published a forward comes first,
-    and its message leaves earlier; with the backward first a rank holds 2p graphs, else one more.
+    Each forward down and forward up alternates with a backward up and a backward down. As
+    published, a forward comes first and its message leaves earlier; with a backward first, a rank
+    holds 2p graphs, else one more.
     """
     behind, before = num_ranks - 1 - rank, rank + 1
     stages = {"down": rank, "up": 2 * num_ranks - 1 - rank}

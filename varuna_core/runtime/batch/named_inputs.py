@@ -1,5 +1,5 @@
-"""Name a model's inputs by the parameters of its forward. A batch may be a tuple or a list, as data
-loaders give it; its entries are then the forward's parameters in order."""
+"""Map a model's inputs to the parameter names of its forward. A batch may also be a tuple or a
+list, as returned by data loaders; its entries are then the forward's parameters in order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Inputs = Mapping[str, Any] | Sequence[Any]
 
 
 class InputNames:
-    """The names of the parameters of a model's forward that may be given by position."""
+    """Names of the parameters of a model's forward that may be passed by position."""
 
     def __init__(self, model: nn.Module) -> None:
         known = inspect.signature(model.forward).parameters.values()
@@ -25,7 +25,7 @@ class InputNames:
         self._is_open = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known)
 
     def name(self, inputs: Inputs) -> Mapping[str, Any]:
-        """Return the batch as a mapping of names to values."""
+        """Return the batch as a mapping from parameter names to values."""
         if isinstance(inputs, Mapping):
             unknown = [name for name in inputs if name not in self._all]
             if unknown and not self._is_open:
@@ -37,14 +37,14 @@ class InputNames:
         return self.bind([inputs] if isinstance(inputs, Tensor) else inputs, {})
 
     def name_all(self, batches: Inputs | GetBatch) -> Mapping[str, Any] | GetBatch:
-        """Return a batch, or a function that makes batches, with names."""
+        """Name the inputs of a batch, or of each batch that a given function returns."""
         if callable(batches):
             make = batches
             return lambda *args: self.name(make(*args))
         return self.name(batches)
 
     def bind(self, by_place: Sequence[Any], by_name: Mapping[str, Any]) -> dict[str, Any]:
-        """Return positional and named arguments of a call as one mapping by name."""
+        """Return positional and keyword arguments of a call as one mapping by parameter name."""
         if len(by_place) > len(self.names):
             raise TypeError(
                 f"{len(by_place)} inputs, of which the model's forward takes {len(self.names)} by "

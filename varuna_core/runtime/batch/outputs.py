@@ -1,13 +1,13 @@
-"""Outputs of micro-batches, joined again: of a replica, and of a whole step.
+"""Join the outputs of micro-batches into those of a replica and of a whole step.
 
-The parts of its outputs that a step is asked for are taken in the forward that adds up the loss, so
-once a micro-batch, and joined when the step is over. Single numbers are of the global batch:
+The requested outputs are collected in the forward that computes the loss, once for each
+micro-batch, and joined at the end of the step. Single numbers are reduced over the global batch:
 
     a fraction       the mean over the samples
     a whole number   the sum
-    a TokenMean      the mean over what it counts
+    a TokenMean      the mean over its count (such as tokens)
 
-The rest is the replica's own, as `join_outputs` has it.
+All other outputs stay local to the replica, joined by `join_outputs`.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from varuna_core.runtime.split.cut import SplitError
 from varuna_core.runtime.split.loss import TokenMean, add_means
 
 Names = Sequence[str | int]
-"""Keys, attributes or indices of outputs."""
+"""Keys, attribute names or indices of outputs."""
 
 
 def join_outputs(outputs: Sequence[Any], sizes: Sequence[int], dims: Iterable[int]) -> Any:
-    """Join the outputs of micro-batches of `sizes` samples, keeping their order and structure.
+    """Join the outputs of micro-batches that have `sizes` samples; keep order and structure.
 
-    A tensor is joined along the dimension whose size is the micro-batch's in each of them; if
-    several are, a dimension in `dims` (those of the inputs) is preferred. A single fraction (a
-    loss) becomes the mean over the samples, and TokenMeans are added up. Other tensors are stacked,
-    one entry for each micro-batch, or listed if their shapes differ. Values that are not tensors
-    are kept once if they are all equal, else listed.
+    A tensor is concatenated along the dimension whose size equals the micro-batch's size in every
+    micro-batch; if several dimensions qualify, one in `dims` (the inputs' batch dimensions) is
+    preferred. A floating-point scalar (a loss) is averaged over the samples, and TokenMeans are
+    summed. Other tensors are stacked by micro-batch, or returned as a list if their shapes differ.
+    Values that are not tensors are returned once if they are all equal, else as a list.
     """
     if not outputs:
         return None
@@ -70,7 +70,7 @@ def _join_leaf(leaves: Sequence[Any], sizes: Sequence[int], order: Sequence[int]
 
 
 def _grows(leaves: Sequence[Tensor], sizes: Sequence[int], dim: int) -> bool:
-    """Return True if `dim` has each micro-batch's size and all other dimensions are equal."""
+    """Return True if `dim` has the size of each micro-batch and all other dimensions agree."""
     if any(leaf.dim() <= dim for leaf in leaves):
         return False
     rest = {(*leaf.shape[:dim], *leaf.shape[dim + 1 :]) for leaf in leaves}
@@ -78,7 +78,7 @@ def _grows(leaves: Sequence[Tensor], sizes: Sequence[int], dim: int) -> bool:
 
 
 def spread(value: Any, group: Any, source: int, device: torch.device) -> Any:
-    """Broadcast a value from the rank `source` to all of a group, tensors on `device`."""
+    """Broadcast a value from rank `source` to all ranks of a group; put tensors on `device`."""
     if group is None:
         return value
     is_source = dist.get_rank() == source
@@ -103,7 +103,7 @@ def spread(value: Any, group: Any, source: int, device: torch.device) -> Any:
 
 
 def example_of(spec: Any) -> Any:
-    """Return a structure in the form sent to other ranks: with a hole for each leaf."""
+    """Return the structure in the form sent to other ranks, with a placeholder for each leaf."""
     return None if spec is None else [pytree.tree_unflatten([HOLE] * spec.num_leaves, spec)]
 
 
@@ -112,7 +112,7 @@ def spec_of_example(shown: Any) -> Any:
 
 
 def _describe(leaf: Any) -> tuple[bool, Any]:
-    """Return True and a tensor's shape and type, or False and the value itself."""
+    """Return (True, shape and type) for a tensor, or (False, value) for any other leaf."""
     if isinstance(leaf, Tensor):
         return True, (tuple(leaf.shape), leaf.dtype)
     return False, leaf
@@ -123,13 +123,13 @@ def _describe(leaf: Any) -> tuple[bool, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Number:
-    """A single number computed from some samples, to be combined over all."""
+    """A single number computed from some samples, to be reduced over all samples."""
 
     total: Any
-    """The sum; for a TokenMean, its rows of sums and counts."""
+    """The sum; for a TokenMean, its rows of (sum, count)."""
 
     weight: float | None
-    """The number of samples that a fraction is a mean of; None for a sum."""
+    """The number of samples over which a fraction is averaged; None for a sum."""
 
     dtype: torch.dtype
 
@@ -144,21 +144,21 @@ class StepOutputs:
         self._kept: dict[int, dict[str | int, Any]] = {}
 
     def check(self, output: Any) -> None:
-        """Refuse a name that the dry run's output lacks, as far as can be known."""
+        """Raise an error if the dry run's output shows that a requested name does not exist."""
         if isinstance(output, (Mapping, tuple, list)):
             for name in self.names:
                 take_part(output, name)
 
     def keep(self, number: int, output: Any) -> None:
-        """Keep the requested outputs of a micro-batch, without their graphs."""
+        """Store the requested outputs of a micro-batch, detached from their graphs."""
         parts = {name: take_part(output, name) for name in self.names}
         self._kept[number] = map_leaves(lambda x: x.detach() if isinstance(x, Tensor) else x, parts)
 
     def join(
         self, sizes: Sequence[int], dims: Iterable[int], device: torch.device, replicas: Any
     ) -> dict[str | int, Any]:
-        """Return the outputs of the whole step. `sizes` are the micro-batches' sizes, and
-        `replicas` is the group over which single numbers are combined."""
+        """Return the outputs of the whole step. `sizes` holds the micro-batches' sizes, and
+        `replicas` is the group over which single numbers are reduced."""
         numbers = sorted(self._kept)
         sizes, order = [sizes[number] for number in numbers], [*dict.fromkeys(dims)]
         spec, columns = _line_up([self._kept.pop(number) for number in numbers])
@@ -201,7 +201,7 @@ def take_part(output: Any, name: str | int) -> Any:
 
 
 def describe_parts(output: Any) -> str:
-    """Describe the outputs that can be asked for."""
+    """Describe the output names that a user can request."""
     if isinstance(output, Mapping):
         return "a dict with " + ", ".join(map(repr, output))
     if isinstance(output, (tuple, list)):
@@ -211,7 +211,7 @@ def describe_parts(output: Any) -> str:
 
 
 def _line_up(outputs: Sequence[Any]) -> tuple[Any, list[tuple[Any, ...]]]:
-    """Return the outputs' common structure, and for each leaf its values in all outputs."""
+    """Return the structure common to all outputs, and each leaf's values across the outputs."""
     flat = [pytree.tree_flatten(output, is_leaf=is_mean) for output in outputs]
     if not flat:
         return None, []
@@ -224,7 +224,7 @@ def _line_up(outputs: Sequence[Any]) -> tuple[Any, list[tuple[Any, ...]]]:
 
 
 def _read_number(leaves: Sequence[Any], sizes: Sequence[int]) -> Number | None:
-    """Combine leaves that are single numbers of their samples; None if they are anything else."""
+    """Combine leaves that hold one number for each micro-batch; return None for other leaves."""
     first = leaves[0]
     if all(is_mean(leaf) for leaf in leaves):
         rows = torch.stack([leaf.totals() for leaf in leaves]).sum(0)

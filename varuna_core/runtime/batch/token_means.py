@@ -1,13 +1,12 @@
-"""Compute the weights of a TokenMean's sums in a step: one over the count in the whole batch.
+"""Compute the weight of each sum of a TokenMean in a step: the inverse of the global batch's count.
 
 If the model has `loss_counts`, the count is known before the first backward. Otherwise it is known
-when the last forward of all replicas has run, and the gradients are corrected after they are
-summed:
+only after the last forward of all replicas, and gradients are corrected after the all-reduce:
 
     backward    sum x 2^-k, about one over the tokens of the inputs
-    all sums    x 2^k / count
+    all-reduce  x 2^k / count
 
-A power of two does not round, and keeps half-precision gradients at the scale of a mean.
+Scaling by a power of two is exact, and keeps half-precision gradients at the scale of a mean.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from varuna_core.runtime.split.loss import COUNTS, LossForm
 
 
 class LossWeights:
-    """Weights of a rank's losses in one step; empty for a mean over the samples."""
+    """Weights of a rank's losses in one step; empty if the loss is a mean over the samples."""
 
     def __init__(self, form: LossForm, agreement: Agreement, last: nn.Module | None) -> None:
-        """`last` is the module of the last stage if this rank holds it."""
+        """`last` is the module of the last stage if this rank holds that stage, else None."""
         self.form, self.agreement, self.last = form, agreement, last
         self._figures: list[float] = []
         self._weights: list[float] = []
@@ -42,8 +41,8 @@ class LossWeights:
         num_places: int,
         everywhere: bool = False,
     ) -> Callable[[], list[float]]:
-        """Begin to sum the counts over the replicas; `num_places` is about the number of tokens.
-        With `everywhere`, all stages receive the sums."""
+        """Start the all-reduce of the counts over the replicas; `num_places` is the approximate
+        number of tokens. If `everywhere` is true, all stages receive the sums."""
         if self.form.is_counted and self.last is not None:
             self._figures = count_inputs(self.last, microbatches, self.form.num_terms)
         elif self.form.num_terms:
@@ -52,7 +51,7 @@ class LossWeights:
         return self._totals
 
     def weigh(self) -> list[float]:
-        """Return the weight of each sum for its backward."""
+        """Return the weight of each sum for the backward."""
         if not self._weights:
             _, *figures = self._totals()
             known = self.form.is_counted
@@ -60,13 +59,13 @@ class LossWeights:
         return self._weights
 
     def note(self, summed: Tensor) -> None:
-        """Keep this rank's counts from the forward, before they are summed over replicas."""
+        """Record this rank's counts from the forward, before the all-reduce over the replicas."""
         if self.form.is_counted and self.last is not None:
             self._counted = summed[:, 1].clone()
 
     def check(self) -> None:
-        """Raise an error if the model's `loss_counts` and forward differ. This waits for the
-        device, so call it at the end of a step."""
+        """Raise an error if the counts of the model's `loss_counts` and of its forward differ. This
+        waits for the device, so call it at the end of a step."""
         if self._counted is None:
             return
         counted = self._counted.tolist()
@@ -77,7 +76,7 @@ class LossWeights:
             )
 
     def compute_factor(self, summed: Tensor) -> float:
-        """Return the factor for the gradients; `summed` has the sums of all replicas."""
+        """Return the factor for the gradients; `summed` holds the sums over all replicas."""
         factor = 0.0
         if self.last is not None:
             factor = 1 / (self.weigh()[0] * (float(summed[0, 1]) or 1.0))
@@ -85,7 +84,7 @@ class LossWeights:
 
 
 def compute_power(figure: float) -> float:
-    """Return a power of two near one over this figure."""
+    """Return a power of two close to 1 / `figure`."""
     return float(2.0 ** -math.floor(math.log2(max(figure, 1.0))))
 
 
@@ -93,7 +92,7 @@ def compute_power(figure: float) -> float:
 def count_inputs(
     module: nn.Module, microbatches: Sequence[MicroBatch], num_terms: int
 ) -> list[float]:
-    """Return a batch's counts from the model's `loss_counts`."""
+    """Return a batch's counts according to the model's `loss_counts`."""
     summed: list[Any] = [0.0] * num_terms
     for micro in microbatches:
         told = getattr(module, COUNTS)(**micro.inputs)

@@ -1,8 +1,8 @@
-"""Let all ranks agree in each step on samples, loss, norm, and a signal that any rank received.
+"""Make all ranks agree, in each step, on sample count, loss, gradient norm and received signals.
 
-A signal is added to sums that are made anyway, so it may take two steps to reach all ranks:
+Signals use all-reduces that each step needs anyway, so one may take two steps to reach all ranks:
 
-    step k      the sum over a replica's stages tells its last stage who heard what
+    step k      the sum over a replica's stages reports each rank's signal to its last stage
     step k + 1  the count of samples, over the replicas of the last stage, adds that up; the sum
                 over the stages tells it to all
 """
@@ -19,16 +19,16 @@ from torch import Tensor
 from varuna_core.runtime.comm.links import Links
 
 DIGIT = 2**17
-"""A number larger than any number of ranks; three such digits are exact in a double."""
+"""Base of the encoding: larger than any number of ranks, and three digits are exact in a double."""
 
 
 def encode(heard: int, words: Sequence[int]) -> int:
-    """Encode one of `words`, or none as 0, so that the sum over many ranks can be decoded."""
+    """Encode `heard` (one of `words`, or 0) so that a sum over many ranks can be decoded."""
     return DIGIT ** words.index(heard) if heard in words else 0
 
 
 def decode(total: int, words: Sequence[int]) -> int:
-    """Return the last of `words` in a sum of encoded numbers; 0 if there is none."""
+    """Return the last of `words` that occurs in a sum of encoded numbers; 0 if none occurs."""
     for place in reversed(range(len(words))):
         if total >= DIGIT**place:
             return words[place]
@@ -36,19 +36,19 @@ def decode(total: int, words: Sequence[int]) -> int:
 
 
 def compute_mean(totals: Tensor) -> Tensor:
-    """Return the sum of means, from rows of sums and counts; a row with count 0 counts as 0."""
+    """Return the sum of the means of all (sum, count) rows; a row with count 0 contributes 0."""
     counts = totals[:, 1]
     return (totals[:, 0] / torch.where(counts == 0, 1.0, counts)).sum()
 
 
 class Agreement:
-    """One rank's side of the agreement in a step."""
+    """One rank's side of the agreement on the values of a step."""
 
     def __init__(self, links: Links, holds_last: bool, hear: Callable[[], int]) -> None:
         """`hear` returns the signal that this rank received, or 0."""
         self.links, self.holds_last, self.hear = links, holds_last, hear
         self.told = 0
-        """The signal agreed on in the last step, equal on every rank."""
+        """The signal agreed on in the last step; equal on every rank."""
 
         self._replica_heard = 0
         self._counting: Any = None
@@ -57,8 +57,8 @@ class Agreement:
     def start(
         self, size: int, more: Sequence[float] = (), everywhere: bool = False
     ) -> Callable[[], list[float]]:
-        """Begin to sum the samples given to the replicas, and `more` figures; the last stage, or
-        every stage, reads the sums later."""
+        """Start the all-reduce of sample counts and of the figures in `more` over the replicas; the
+        last stage, or every stage if `everywhere`, reads the sums later."""
         if self.links.replicas is None or not (self.holds_last or everywhere):
             return lambda: [size, *more]
         # Only the last stage's tells of signals, one of them of its replica's.
@@ -126,9 +126,9 @@ class Agreement:
         return agreed[0].to(torch.get_default_dtype()), agreed[1]
 
     def answered(self) -> None:
-        """Clear the agreed signal after it was acted on; call it on all ranks at the same point."""
+        """Clear the agreed signal after handling it; call this on all ranks at the same point."""
         self.told = self._replica_heard = 0
 
     def forget(self) -> None:
-        """Drop pending work after a failure, since it would keep its group open."""
+        """Drop pending work after a failure, since it would keep its process group open."""
         self._counting = None

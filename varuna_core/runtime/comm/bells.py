@@ -1,4 +1,4 @@
-"""Bells: counters by which a process or thread wakes another one that sleeps (Linux's eventfd)."""
+"""Bells: counters (Linux's eventfd) by which a process or thread wakes another one that sleeps."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 
 class Bell:
-    """A counter that one side raises and the other reads. Data written before a ring can be read
-    after the ring was seen."""
+    """A counter that one side increments and the other reads. Data written before a ring is visible
+    to a reader of that ring."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -41,7 +41,7 @@ class Bell:
 def sleep_until(
     is_so: Callable[[], bool], descriptors: Sequence[int], limit_s: float | None
 ) -> bool:
-    """Wait until `is_so()`, testing it when a descriptor is readable; return False at the limit."""
+    """Wait until `is_so()`, testing it when a descriptor is readable; return False on timeout."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)

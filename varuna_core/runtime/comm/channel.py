@@ -1,32 +1,32 @@
-"""One direction between two ranks: messages of tensors, first in first out, over its own group.
-CPU ranks of one host have another kind (memory_channel.py).
+"""One-way channel between two ranks: messages of tensors, first in first out, over its own group.
+CPU ranks of one host use another kind of channel (memory_channel.py).
 
     sender's main thread            receiver's standing thread       receiver's main thread
     send(): isend the tensors  ───► irecv, wait, irecv the rest ───► queue (bounded) ─► take()
 
-A message is described only when it differs from the last one in shapes, types or structure; then a
-head goes before it, and the description. So shapes may change from message to message, and None,
-numbers, tuples and dicts cross, and a message like the last one is its tensors and nothing else.
+A message is preceded by a head and a description only if its shapes, types or structure differ from
+the previous message's. So shapes may change between messages, None, numbers, tuples and dicts can
+be sent, and a message like the previous one consists of its tensors only.
 
     like the last one    tensors
     otherwise            HEAD, a byte in place of the first tensor, description, tensors
 
-The receiver waits for the first tensor of a message like the last one, and looks then whether a
-head has come for it (one may be there for a later message, hence its number): heads have a gloo tag
-and a standing receive of their own, and a gloo pair moves what it is given in order. Where the last
-message had none, the next one has a head.
+The receiver waits for the first tensor of a message like the last one, and then checks if a head
+for that message has arrived (a head may belong to a later message, so it holds a number): heads
+have their own gloo tag and pending receive, and a gloo pair delivers in order. If the last message
+had no tensor, the next message has a head.
 
-Where tensors go by another way (`wire.in_order` is False) every message has a head, and a second
-thread reads them. It stands in gloo while the first waits for tensors, and so learns at once that
-the sender has gone, which the other way does not tell.
+If tensors take another path than heads (`wire.in_order` is False), every message has a head, and a
+second thread reads the heads. This thread waits in gloo while the first one waits for tensors, and
+so notices at once that the sender is gone, which the tensors' path does not report.
 
-gloo's `isend` is a rendezvous: it moves nothing before the other side has posted its `irecv`, and
-`is_completed` of a receive tells nothing before `wait` (torch 2.13), hence the thread. A sender
-waits for its oldest message only when as many are under way as the receiver's queue holds.
+gloo's `isend` is a rendezvous: no data moves before the other side has posted its `irecv`, and
+`is_completed` of a receive is not updated before `wait` (torch 2.13), so a thread is needed. A
+sender waits for its oldest message only if the receiver's queue could not hold another message.
 
-A thread that waits in gloo cannot be called off. So who leaves says so, and the neighbour's thread
-answers for its own side before it ends. The group's own methods are called, which work after the
-user's `destroy_process_group` too: the leave is taken at exit.
+A thread that waits in gloo cannot be cancelled. So a rank that leaves sends a final message, and
+the neighbour's thread replies for its own side before it ends. The methods are those of the group
+object, which still work after the user's `destroy_process_group`, since a rank leaves at exit.
 """
 
 from __future__ import annotations
@@ -64,20 +64,20 @@ MARK = 0x0101010101010101  # no byte of it is 0: a head that has come in part ha
 
 
 class SendingEnd(Protocol):
-    """Sending end of a channel (this module's or memory_channel.py's)."""
+    """Sending end of a channel (of this module or of memory_channel.py)."""
 
     peer: int
 
     def hold(self, capacity: int) -> None:
-        """Allow this many messages to wait to be taken."""
+        """Set the maximum number of sent messages that have not been taken yet."""
 
     def send(self, tensors: Sequence[Tensor | None], structure: Structure | None = None) -> None:
-        """Send the tensors, whose content must not change before `flush`."""
+        """Send the tensors; do not change their contents before `flush`."""
 
     def flush(self) -> None: ...
 
     def close(self, word: int) -> None:
-        """Tell the receiver that nothing follows, without waiting."""
+        """Send a final message, without waiting."""
 
 
 class ReceivingEnd(Protocol):
@@ -86,29 +86,29 @@ class ReceivingEnd(Protocol):
     """Arrival time of the last message taken, by `time.perf_counter`."""
 
     batch: str
-    """The shapes of the sender's batch, in words, sent with the last message."""
+    """Description of the shapes of the sender's batch, sent with the last message."""
 
     @property
     def descriptors(self) -> Sequence[int]:
-        """Descriptors that are readable when a message has come; empty if a thread waits for it."""
+        """Return descriptors that are readable once a message is there; empty if a thread waits."""
 
     def is_there(self) -> bool:
         """Return True if `take` would not wait."""
 
     def take(self) -> Crossing:
-        """Wait for the next message and return it; tensors may be None if the sender had none."""
+        """Wait for the next message and return it; a tensor is None if the sender passed None."""
 
     def find_lost_peer(self) -> str:
-        """Return why the peer will send nothing more; empty while it may."""
+        """Return the reason why the peer can send nothing more; empty while it still can."""
 
     def hold(self, capacity: int) -> None:
-        """Allow this many messages to wait to be taken."""
+        """Set the maximum number of sent messages that have not been taken yet."""
 
     def discard(self) -> None:
-        """Discard further messages, so that the sender does not wait for a rank that failed."""
+        """Discard further messages, so that the sender does not block on a rank that failed."""
 
     def end(self, limit_s: float) -> None:
-        """Free the channel, after `close` of the opposite one."""
+        """Free the channel; call this after `close` of the channel in the opposite direction."""
 
 
 class Arrivals:
@@ -116,25 +116,25 @@ class Arrivals:
 
     def __init__(self, patience_s: float | None = None) -> None:
         self.changed = threading.Condition()
-        """Notified by receivers' threads."""
+        """Notified by the receivers' threads."""
 
         self.patience_s = patience_s
-        """Seconds that a rank waits for another one; None means for ever."""
+        """Seconds that a rank waits for another rank; None means no limit."""
 
         self.batch = ""
-        """The shapes of this step's batch, in words, sent with the step's messages."""
+        """Description of the shapes of this step's batch, sent with the step's messages."""
 
         self._bell: Bell | None = None
-        """Bell that those threads ring if other things are waited for at the same time."""
+        """Bell that the receivers' threads ring if the rank also waits for other descriptors."""
 
     def notify(self) -> None:
-        """Wake waiting threads; call this with `changed` held."""
+        """Wake waiting threads; the caller must hold `changed`."""
         self.changed.notify_all()
         if self._bell is not None:
             self._bell.ring()
 
     def wait(self, receivers: Sequence[ReceivingEnd]) -> None:
-        """Wait until `take` of one of the receivers would not wait."""
+        """Wait until one of the receivers has a message, so that its `take` would not block."""
 
         descriptors = [one for receiver in receivers for one in receiver.descriptors]
         if descriptors and not all(receiver.descriptors for receiver in receivers):
@@ -169,16 +169,15 @@ def describe_hanging(peers: Sequence[int], patience_s: float | None) -> ChannelC
 
 @dataclass(kw_only=True, slots=True)
 class MessageLayout:
-    """The shapes, types, strides and structure of a message, without the values."""
+    """Shapes, types, strides and structure of a message, without the values."""
 
     specs: list[tuple[torch.Size, torch.dtype, tuple[int, ...] | None] | None]
     structure: Structure | None
     batch: str = ""
-    """The shapes of the sender's batch, in words."""
+    """Description of the shapes of the sender's batch."""
 
     def __eq__(self, other: object) -> bool:
-        """Compare exactly, including the types of plain values: 1, 1.0 and True are equal but
-        differ here."""
+        """Compare strictly, including types of plain values, so that 1, 1.0 and True differ."""
         if not isinstance(other, MessageLayout) or self.specs != other.specs:
             return False
         if self.batch != other.batch:
@@ -207,7 +206,7 @@ def describe_message(
 
 
 def describe_layout(layout: MessageLayout) -> bytes:
-    """Return the bytes that describe a layout to the receiver."""
+    """Serialize a layout for the receiver."""
     structure = layout.structure
     shown = None if structure is None else [structure.show(HOLE), structure.learning]
     return spell([layout.specs, shown, layout.batch])
@@ -228,7 +227,7 @@ class Sender:
         self._number = 0
         self._layout: MessageLayout | None = None
         self._is_awaited = False
-        """True if the receiver is ready for another message like the last one."""
+        """True if the receiver is waiting for another message like the last one."""
 
         self._under_way: deque[list[tuple[Any, Tensor]]] = deque()
         self._last_words: list[tuple[Any, Tensor]] = []
@@ -291,7 +290,7 @@ class Receiver:
     def __init__(self, wire: Wire, peer: int, back: Sender, arrivals: Arrivals) -> None:
         self.wire, self.peer, self.arrivals = wire, peer, arrivals
         self.back = back
-        """The channel in the other direction, to the same neighbour."""
+        """The channel in the opposite direction, to the same neighbour."""
 
         self.capacity = 1
         self.came_s = 0.0
@@ -331,7 +330,7 @@ class Receiver:
             self._changed.notify_all()
 
     def discard(self) -> None:
-        """Keep reading, and drop all messages."""
+        """Keep reading, but drop all messages."""
         with self._changed:
             self._discarding = True
             self._changed.notify_all()
@@ -395,7 +394,7 @@ class Receiver:
             self._put(tensors, layout)
 
     def _look(self, waited_s: float) -> None:
-        """Raise an error if waiting for the GPU's message must end."""
+        """Raise an error if the wait for tensors on the GPU must be abandoned."""
         if self._discarding:
             raise ChannelClosed("this rank has failed")
         patience_s = self.arrivals.patience_s
@@ -414,7 +413,7 @@ class Receiver:
 
 
 class Heads:
-    """Reads heads and descriptions of messages whose tensors come separately, in a thread."""
+    """Thread that reads heads and descriptions of messages whose tensors arrive separately."""
 
     def __init__(self, wire: Wire, back: Sender, name: str) -> None:
         self._wire, self._back = wire, back
@@ -426,7 +425,7 @@ class Heads:
         self.thread.start()
 
     def take(self) -> MessageLayout:
-        """Return the next message's layout; once all are taken, raise the error that ended them."""
+        """Return the next message's layout; after the last, raise the error that ended reading."""
         with self._changed:
             self._changed.wait_for(lambda: self._layouts or self._error is not None)
             if self._layouts:
@@ -435,8 +434,8 @@ class Heads:
         raise self._error
 
     def look(self, waited_s: float) -> None:
-        """Raise an error if the sender and its sent data are gone; after a BYE, which overtakes
-        tensors in flight, only later."""
+        """Raise an error if the sender is gone and no sent data can still arrive; after a BYE,
+        which overtakes tensors in flight, allow time for those."""
         if self._error is not None and (not self._is_bye or waited_s > LAST_WAY_S):
             raise self._error
 
@@ -463,8 +462,8 @@ class Heads:
 
 
 def drop_frames(error: BaseException) -> None:
-    """Drop the frames of an error caused by a lost peer: they hold the channel, and thus sockets,
-    until the next garbage collection. Other errors keep their frames."""
+    """Drop the frames of an error caused by a lost peer: they keep the channel, and thus sockets,
+    open until the next garbage collection. Other errors keep their frames."""
     if is_connection_error(error):
         error.__traceback__ = None
 
@@ -481,6 +480,6 @@ def _receive_layout(wire: Wire, size: int) -> MessageLayout:
 
 
 def _is_head_of(number: int, head: Tensor) -> bool:
-    """Return True if a head has come for this message or a final one."""
+    """Return True if `head` is for message `number` or is a final head."""
     its_number, word, mark = head.tolist()
     return mark == MARK and (its_number == number or word in (BYE, POISON))

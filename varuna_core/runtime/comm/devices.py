@@ -1,14 +1,14 @@
-"""Choose the GPU of each rank, and check that no two ranks share one unasked.
+"""Choose the GPU of each rank, and refuse GPUs shared by ranks unless the user asked for sharing.
 
     device=        GPU                                                       may be shared
     -1, "cuda"     local_rank, else LOCAL_RANK, else the thread's current    as the conf says
     0, "cuda:0"    the one that is named                                     yes
     "cpu"          none
 
-A conf allows sharing if a node has more `ranks` than `gpus`. A local rank counts the visible GPUs;
-if a launcher shows each rank only its own, that is the first for all. So only a GPU's UUID shows
-that two ranks have the same, and ranks compare UUIDs through the store: four operations for each
-rank.
+A conf allows sharing if a node has more `ranks` than `gpus`. A local rank is an index into the
+visible GPUs; if a launcher makes only one GPU visible to each rank, every rank has index 0. So only
+UUIDs show that two ranks use the same GPU, and ranks compare UUIDs through the store: four
+operations per rank.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch.distributed as dist
 GLOO = "gloo"
 BOTH = "cpu:gloo,cuda:nccl"
 IPC = "cuda-ipc"
-"""Backend as gloo, but with channels through the memory of the one GPU that all ranks share."""
+"""Backend that is gloo, but with channels through memory of the one GPU that all ranks share."""
 Device = int | str | torch.device
 
 
@@ -53,7 +53,7 @@ def take_device(
 
 
 def may_share(device: Device, environ: Mapping[str, str] | None = None) -> bool:
-    """Return True if a GPU for several ranks was asked for."""
+    """Return True if the user asked for several ranks on one GPU."""
     environ = os.environ if environ is None else environ
     is_named = device >= 0 if isinstance(device, int) else torch.device(device).index is not None
     num_ranks = environ.get("LOCAL_WORLD_SIZE", "") if environ.get("VJOB_RUN") else ""
@@ -73,10 +73,10 @@ def _compute_index(local_rank: int, environ_rank: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class RankGpu:
-    """A rank's GPU, as described to the other ranks."""
+    """A rank's GPU, in the form sent to the other ranks."""
 
     uuid: str
-    """Identifies the GPU on every rank; empty on a CPU."""
+    """Identifier of the GPU, equal on every rank; empty on a CPU."""
 
     name: str = ""
     """Name of the GPU on this host."""
@@ -103,11 +103,11 @@ def describe_gpu(device: torch.device, shared: bool, wants_ipc: bool = False) ->
 def choose_backend(
     store: Any, key: str, rank: int, world_size: int, gpu: RankGpu
 ) -> tuple[str, str]:
-    """Return the backend, and a description of which ranks share GPUs; equal on every rank.
+    """Return the backend and a description of which ranks share GPUs; both are equal on every rank.
 
-    The backend is NCCL unless a rank has no GPU or two share one, which NCCL refuses; CPU tensors
-    always use gloo. It is IPC if all ranks want that and share one GPU. Raise ValueError on all
-    ranks if some share a GPU unasked.
+    The backend is NCCL unless a rank has no GPU or two ranks share one, which NCCL does not
+    support; CPU tensors always use gloo. It is IPC if all ranks request IPC and share one GPU.
+    Raise ValueError on all ranks if ranks share a GPU and the user did not ask for sharing.
     """
     if not gpu.uuid or not gpu.has_nccl:
         store.add(f"{key}/without", 1)
@@ -128,7 +128,7 @@ def choose_backend(
 
 
 def _decide(store: Any, key: str, world_size: int) -> tuple[str, str, str]:
-    """Return the backend, the sharing ranks, and an objection, read from the store by one rank."""
+    """Read all ranks' GPUs from the store; return backend, sharing ranks and an error text."""
     num_shared = store.add(f"{key}/shared", 0)
     shared, refused, all_on_one = [], [], False
     for number in range(1, num_shared + 1):
@@ -157,7 +157,7 @@ def _decide(store: Any, key: str, world_size: int) -> tuple[str, str, str]:
 
 
 def wake_autograd(device: torch.device) -> None:
-    """Run a small backward so that autograd's thread takes the GPU: torch warns if its first work
-    there is a product, as in a stage whose backward begins with a linear layer (torch 2.11)."""
+    """Run a small backward so that autograd's thread takes the GPU: torch warns if this thread's
+    first work is a product, as in a stage that ends with a linear layer (torch 2.11)."""
     if device.type == "cuda":
         (torch.zeros(1, device=device, requires_grad=True) * 1).backward()  # type: ignore[no-untyped-call]  # torch: untyped

@@ -1,8 +1,8 @@
-"""Stop all ranks when one fails: its error goes through the store, the rest by closed groups.
+"""Stop all ranks when one fails: the error is passed through the store, the stop by closing groups.
 
-A failing rank writes the error to the store, if it is the first, and closes its groups. Its
-neighbours' waits end with an error; they read the store, report it and close their groups. A killed
-rank writes nothing; the first rank that notices its loss does.
+The first rank that fails writes its error to the store and closes its groups. The neighbours' waits
+then end with an error; the neighbours read and report the error in the store, and close their own
+groups. A killed rank writes nothing; the first rank that notices the loss writes an error instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class RankFailed(RuntimeError):
-    """Raised if another rank's failure ended this rank's step; the message has the first error."""
+    """Raised if another rank's failure ended this rank's step; the message is the first error."""
 
 
 class ChannelClosed(RuntimeError):
@@ -27,13 +27,13 @@ class ChannelClosed(RuntimeError):
 
 
 class FailureBoard:
-    """The key in the store under which the first error is written."""
+    """The store's key that holds the first error of any rank."""
 
     def __init__(self, store: Any, key: str) -> None:
         self.store, self.key = store, key
 
     def write(self, text: str) -> str:
-        """Write an error unless there is one; return the first error."""
+        """Write an error unless the store already has one; return the first error."""
         try:
             if self.store is None:
                 return text
@@ -44,14 +44,14 @@ class FailureBoard:
             return text
 
     def read(self) -> str:
-        """Return the first error, or an empty text."""
+        """Return the first error, or an empty string."""
         if self.store is None or not self.store.check([self.key]):
             return ""
         return bytes(self.store.get(self.key)).decode()
 
 
 def describe_error(error: BaseException) -> str:
-    """Return type and first line of an error, without gloo's source file and advice."""
+    """Return the type and first line of an error, without gloo's source location and hints."""
     line = (str(error).strip().splitlines() or [""])[0]
     source, _, rest = line.partition("] ")
     if line.startswith("[") and "/gloo/" in source:
@@ -69,11 +69,11 @@ def is_connection_error(error: BaseException) -> bool:
 
 
 ABORT_S = 30.0
-"""Seconds for NCCL to abort its work; some versions hang there."""
+"""Seconds to wait for NCCL to abort its work, since some versions hang there."""
 
 
 def find_nccl(group: Any) -> Any:
-    """Return NCCL's part of a group; None if it has none."""
+    """Return a group's NCCL backend; None if the group has none."""
     try:
         backend = group._get_backend(torch.device("cuda"))
     except RuntimeError:
@@ -84,7 +84,7 @@ def find_nccl(group: Any) -> Any:
 def abort_work(backends: Sequence[Any]) -> None:
     """Abort the pending work of these NCCL backends; destroying them would wait for lost ranks.
 
-    All are aborted as one group, since each might wait for another, and in a thread, so that a
+    The backends are aborted together, since one might wait for another, and in a thread, so that a
     failed rank ends even if NCCL hangs.
     """
     if not backends:
@@ -109,7 +109,7 @@ def abort_work(backends: Sequence[Any]) -> None:
 
 
 def close_group(group: Any) -> None:
-    """Close a group; ranks that wait in it for this one get an error at once."""
+    """Close a group; other ranks that wait in the group for this one get an error at once."""
     try:
         if find_nccl(group) is None:
             dist.destroy_process_group(group)

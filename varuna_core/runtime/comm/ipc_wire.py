@@ -1,15 +1,15 @@
-"""Transport between ranks that share one GPU, through its own memory: CUDA's IPC.
+"""Transport through GPU memory (CUDA IPC) between ranks that share one GPU.
 
     sender's stream     tensor ─► slot, event                     slot free again ◄─┐
     gloo                            └─ which slot, how many bytes ─► receiver       │
     receiver's stream                                    event ─► slot ─► tensor ─► counter
 
-The host of neither side waits for the GPU to send. It is a way to try layouts on one GPU with the
-order of streams that several GPUs have, not to train: VARUNA_CUDA_IPC=1 on all ranks asks for it.
+Neither side's host waits for the GPU to send. This transport serves to try layouts on one GPU with
+the stream order of several GPUs, not to train: set VARUNA_CUDA_IPC=1 on all ranks to use it.
 
-A slot is shared once, by a description that goes before its first message; its number is enough
-from then on. Which messages the receiver has copied it writes to memory that both map (a memfd of
-the sender's, so that nothing is left behind where one is killed).
+A slot is shared once, by a description sent before its first message; later messages send only the
+slot's number. The receiver counts copied messages in memory that both processes map (a memfd of the
+sender, so that no file remains if a process is killed).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from varuna_core.runtime.comm.wire import (
 
 VARIABLE = "VARUNA_CUDA_IPC"
 HEADER_MARK = 0x0101010101010101
-"""Mark at the end of each header. A byte sent instead of a tensor leaves zeros there, which means
-that a head has come (channel.py)."""
+"""Marker at the end of each header. A byte sent in place of a tensor leaves zeros there, which
+indicates that a head has arrived (channel.py)."""
 
 
 @dataclass(kw_only=True)
@@ -50,10 +50,10 @@ class Slot:
     """The bytes on the GPU."""
 
     event: Any
-    """Recorded when the sender's stream has filled the slot."""
+    """Event recorded once the sender's stream has filled the slot."""
 
     number: int = -1
-    """Number of the last message in the slot."""
+    """Number of the last message that was in the slot."""
 
 
 class IpcGpu:
@@ -69,7 +69,7 @@ class IpcGpu:
         return Slot(memory=memory, event=event)
 
     def share(self, slot: Slot) -> list[Any]:
-        """Return a description with which another process can `open` the slot."""
+        """Return a description that lets another process `open` the slot."""
         storage: Any = slot.memory.untyped_storage()
         return [
             slot.event.ipc_handle().hex(),
@@ -91,7 +91,7 @@ class IpcGpu:
         slot.event.record(torch.cuda.current_stream(self.device))
 
     def fetch(self, slot: Slot, flat: Tensor, look: Look) -> None:
-        """Wait until the slot is filled, and copy its content; complete on return."""
+        """Wait until the slot is filled, and copy its contents; the copy is complete on return."""
         with torch.cuda.stream(self.stream):
             self.stream.wait_event(slot.event)
             flat.copy_(slot.memory[: flat.numel()], non_blocking=True)
@@ -108,7 +108,7 @@ def _from_text(values: Sequence[Any]) -> list[Any]:
 
 
 class Counter:
-    """Counter of copied messages, shared by two processes."""
+    """Counter of copied messages, in memory shared by two processes."""
 
     def __init__(self, path: str = "") -> None:
         descriptor = os.open(path, os.O_RDWR) if path else os.memfd_create("copied")
@@ -146,7 +146,7 @@ class SeveralSends:
 
 
 class IpcWire(Wire):
-    """Wire between ranks on one GPU, through its memory."""
+    """Wire through GPU memory between ranks that share one GPU."""
 
     def __init__(self, group: Any, place: int, device: torch.device, gpu: Any = None) -> None:
         super().__init__(group, place)
@@ -168,7 +168,7 @@ class IpcWire(Wire):
         return SeveralSends(posted), flat
 
     def _take_slot(self, size: int) -> tuple[int, bytes]:
-        """Return a free slot; for a new one also its description for the receiver."""
+        """Return a free slot; for a new slot, also return its description for the receiver."""
         if self._counter is None:
             self._counter = Counter()
         copied, number = self._counter.read(), self._number

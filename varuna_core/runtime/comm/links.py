@@ -1,26 +1,26 @@
-"""The process groups of a layout, and a rank's channels to its neighbours.
+"""Create the process groups of a layout, and a rank's channels to its neighbours.
 
-place a ──activations──► place b      a group of two each way, a replica, for each two places that
-place a ◄──gradients──── place b      hold a stage s and a stage s + 1
-the ranks of a replica (verdicts), the replicas of a place (gradients), the places of a replica
-that hold copies of a weight
+place a ──activations──► place b      a group of two for each direction, replica, and pair of
+    place a ◄──gradients──── place b      places that hold stages s and s + 1
+    others: the ranks of a replica (agreement on a step), the replicas of a place (gradients), the
+    places of a replica that hold copies of a weight
 
-With tensor parallelism all but the verdicts' group are made for each slice of the stage map; the
-ranks that share a place's layers have one more (`connect_sharing`).
+With tensor parallelism, all groups except the replica's are created for each tensor rank of the
+stage map; the ranks that shard a place's layers have another group (`connect_sharing`).
 
-With several stages a rank two places may have both kinds of channel in both directions; what
-crosses between two stages of one rank is the engine's matter.
+With several stages per rank, two places may need both kinds of channel in both directions; the
+engine passes values between two stages of the same rank without a channel.
 
-With NCCL all ranks stand in a ring too, each watched by the one before it: NCCL does not tell of a
-rank that is gone, and replicas need have no channel. Communicators are made by the first message,
-so `connect` sends one through each group, in the order of `plan_groups`. A rank goes on when its
-message has come. That cannot lock up: of all messages yet to come, the first in that order has none
-before it, so both its ranks, or all of its group's, are at it.
+With NCCL, all ranks also form a ring in which each rank is watched by the previous one: NCCL does
+not report a lost rank, and replicas may have no channel between them. The first message of a group
+creates its communicator, so `connect` sends a message through each group, in the order of
+`plan_groups`, and waits for it. This cannot deadlock: the ranks of the first group whose message is
+still pending have no earlier message to wait for, so all of them have reached this group.
 
-Every rank calls `new_group` for all groups, as torch asks of it, for a group's name is their count.
-Who is not of a group asks the store nothing (torch 2.9 to 2.13; TORCH_DIST_INIT_BARRIER=1 would
-make each a barrier of all). `use_local_synchronization` names a group by the number of those that
-this rank has, which two neighbours in a pipeline do not have in common.
+Every rank calls `new_group` for all groups, as torch requires, since groups are named by counting
+the calls. A rank outside a group does not access the store (torch 2.9 to 2.13;
+TORCH_DIST_INIT_BARRIER=1 would make each call a barrier of all ranks). `use_local_synchronization`
+would name a group by the rank's number of groups, which differs between neighbours.
 """
 
 from __future__ import annotations
@@ -66,23 +66,23 @@ log = logging.getLogger(__name__)
 NO_TIMEOUT = timedelta(days=365)
 JOIN_TIMEOUT_S = 2.0
 BOARD_S = 1.0
-"""While a rank waits for its GPU, the store is read at most once in this many seconds."""
+"""Minimum seconds between two reads of the store while a rank waits for its GPU."""
 
 _numbers = itertools.count()
 
 
 @dataclass(kw_only=True)
 class Links:
-    """A rank's channels and groups; None if there is no other rank."""
+    """A rank's channels and groups; a group is None if no other rank would be in it."""
 
     stage_map: StageMap
     place: int
-    """This rank's column of the stage map: its stage, if it holds only one."""
+    """This rank's column of the stage map; equals its stage if the rank holds only one."""
 
     replica: int
     board: FailureBoard
     activations_in: dict[int, ReceivingEnd] = field(default_factory=dict)
-    """Incoming activations by the place at the other end, as for the next three fields."""
+    """Incoming activations, keyed by the place at the other end, as in the next three fields."""
 
     gradients_in: dict[int, ReceivingEnd] = field(default_factory=dict)
     activations_out: dict[int, SendingEnd] = field(default_factory=dict)
@@ -93,33 +93,33 @@ class Links:
 
     replicas: Any = None
     tensor: Any = None
-    """Group of the ranks that share this place's layers."""
+    """Group of the ranks that shard this place's layers."""
 
     mesh: Any = None
-    """Same ranks as `replicas`, for torch's modules that keep it; carries no messages."""
+    """Group of the same ranks as `replicas`, for torch modules that store it; sends no messages."""
 
     sharing: dict[tuple[int, ...], Any] = field(default_factory=dict)
-    """Groups by the places that share weights."""
+    """Groups of the places that share weights, keyed by the tuple of places."""
 
     watching: list[ReceivingEnd] = field(default_factory=list)
-    """With NCCL, channels from the ranks before and after this one, which watch each other. The
-    only message is that a rank has gone."""
+    """With NCCL, channels from the ranks before and after this one, which watch each other. Their
+    only message announces that the rank has left."""
 
     watchers: list[SendingEnd] = field(default_factory=list)
-    """Channels to these two ranks."""
+    """Channels to the ranks before and after this one."""
 
     on_gpu: list[Any] = field(default_factory=list)
-    """NCCL's parts of all groups."""
+    """NCCL backends of all groups."""
 
     others: list[Any] = field(default_factory=list)
-    """Groups of the program's own, which are closed with these."""
+    """Groups created by the program, closed together with these."""
 
     let_go: Callable[[], None] = lambda: None
-    """Releases groups held elsewhere: a group closes when nobody holds it."""
+    """Function that releases groups held elsewhere: a group closes once nothing refers to it."""
 
     closed: bool = False
     pid: int = field(default_factory=os.getpid)
-    """The process that may close these links, unlike a forked child."""
+    """The process that may close these links; a forked child may not."""
 
     @property
     def name(self) -> str:
@@ -136,12 +136,12 @@ class Links:
         return itertools.chain(*channels, self.watching)
 
     def find_lost_peer(self) -> str:
-        """Return the first neighbour that has gone, and how; empty while all are there."""
+        """Return which neighbour is gone, and how; empty while no neighbour is known to be gone."""
         channels = self.activations_in.values(), self.gradients_in.values()
         return _find_lost(itertools.chain(*channels))
 
     def hold(self, capacity: int) -> None:
-        """Allow this many sent and not yet taken messages on each channel."""
+        """Set the maximum number of sent, not yet taken messages on each channel."""
         for sender in self.senders:
             sender.hold(capacity)
         for receiver in self.receivers:
@@ -152,14 +152,13 @@ class Links:
             sender.flush()
 
     def keep_group(self, group: Any) -> None:
-        """Close a group of the program's own with these, and abort its work if a rank fails."""
+        """Close a group of the program together with these, and abort its work if a rank fails."""
         self.others.append(group)
         if (nccl := find_nccl(group)) is not None:
             self.on_gpu.append(nccl)
 
     def share_first(self, tensors: Iterable[Tensor]) -> None:
-        """Overwrite tensors on this place's replicas with the first one's, a message for each
-        type."""
+        """Overwrite tensors on this place's replicas with the first one's; one message per type."""
         if self.replicas is None:
             return
         by_type: dict[torch.dtype, list[Tensor]] = {}
@@ -175,8 +174,8 @@ class Links:
     def close(self) -> None:
         """Close the channels and gloo's groups in an orderly way; no step can follow.
 
-        A thread of gloo may still hold the tensors of the last sum, and releasing them while Python
-        ends aborts the process (torch 2.13). Closing the group ends that thread here.
+        A gloo thread may still hold the tensors of the last all-reduce, and releasing them while
+        Python exits aborts the process (torch 2.13). Closing the group ends that thread now.
         """
         if not self._send_last_word(BYE):
             return
@@ -186,7 +185,7 @@ class Links:
             self._close_groups()
 
     def abort(self) -> None:
-        """Close all channels and groups, so that every wait for this rank ends with an error."""
+        """Close all channels and groups, so that ranks waiting for this one get an error."""
         if not self._send_last_word(POISON):
             return
         for receiver in self.receivers:
@@ -208,7 +207,7 @@ class Links:
     def settle(self, device: torch.device) -> None:
         """Wait for this rank's GPU before the host reads its results.
 
-        Sums with other ranks never end if a rank is gone: then raise ChannelClosed.
+        Raise ChannelClosed if a rank is gone, since collectives with this rank would never end.
         """
         if not self.on_gpu:
             return
@@ -224,7 +223,7 @@ class Links:
         poll(event.query, look)
 
     def look(self, waited_s: float, asks_board: bool) -> None:
-        """Raise ChannelClosed if a rank is known to be gone, or the wait was long enough."""
+        """Raise ChannelClosed if a rank is known to be gone or the timeout has passed."""
         lost, patience_s = _find_lost(self.receivers), self.arrivals.patience_s
         if not lost and asks_board:
             lost = self.board.read()
@@ -244,7 +243,7 @@ class Links:
             raise RuntimeError("this process was forked by a rank, which alone may take a step")
 
     def _is_ours(self) -> bool:
-        """Return True in the process that made these links, False in a forked child."""
+        """Return True in the process that created these links, False in a forked child."""
         return os.getpid() == self.pid
 
     def _send_last_word(self, word: int) -> bool:
@@ -262,7 +261,7 @@ def _find_lost(receivers: Iterable[ReceivingEnd]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedGroup:
-    """A group to make, or the two groups of the channels between two ranks."""
+    """A group to create, or the two groups for the channels between two ranks."""
 
     kind: Literal["channels", "sharing", "pipeline", "replicas", "mesh", "watch"]
     ranks: tuple[int, ...]
@@ -275,7 +274,7 @@ def plan_groups(
     has_mesh: bool = False,
     has_watch: bool = False,
 ) -> Iterator[PlannedGroup]:
-    """Yield all groups of all ranks, in the order in which they are made and tried."""
+    """Yield all groups of all ranks, in the order in which `connect` creates and tests them."""
     slices = [stage_map.slice(tensor_rank) for tensor_rank in range(stage_map.tensor)]
     for number in range(stage_map.num_replicas):
         everyone: list[int] = []
@@ -317,10 +316,10 @@ def connect(
     let_go: Callable[[], None] = lambda: None,
     may_share: bool = False,
 ) -> Links:
-    """Make the groups, in the same order on every rank, and return this rank's links.
+    """Create the groups, in the same order on every rank, and return this rank's links.
 
-    `tensor` is the group of the ranks that share this place's layers, if any, and `let_go` releases
-    groups that are held elsewhere. `may_share` is devices.may_share for this rank's GPU.
+    `tensor` is the group of the ranks that shard this place's layers, if any, and `let_go` releases
+    groups that are held elsewhere. `may_share` is the result of devices.may_share for this rank.
     """
     place, replica = stage_map.find(rank)
     if stage_map.world_size == 1:
@@ -353,7 +352,7 @@ def connect(
 
 
 class Wiring:
-    """Makes one rank's groups and channels; all ranks must make the same calls in order."""
+    """Creates one rank's groups and channels; all ranks must make the same calls in order."""
 
     def __init__(self, links: Links, rank: int, transport: Transport) -> None:
         self.links, self.rank, self.transport = links, rank, transport
@@ -373,7 +372,7 @@ class Wiring:
             setattr(self.links, planned.kind, group)
 
     def _make_group(self, ranks: Sequence[int], backend: str, timeout: timedelta) -> Any:
-        """Return a group of these ranks; None if this rank is not one of them."""
+        """Return a group of these ranks; None if this rank is not among them."""
         group = dist.new_group(list(ranks), backend=backend, timeout=timeout)
         if self.rank not in ranks:
             return None
@@ -382,7 +381,7 @@ class Wiring:
         return group
 
     def _connect(self, planned: PlannedGroup) -> None:
-        """Make channels in both directions between two ranks."""
+        """Create channels in both directions between two ranks."""
         is_watch = planned.kind == "watch"
         backend = GLOO if is_watch else self.transport.backend
         there, back = (self._make_group(planned.ranks, backend, NO_TIMEOUT) for _ in range(2))
@@ -411,7 +410,7 @@ class Wiring:
             links.activations_in[planned.places[0]] = receiver
 
     def _try(self, wire: Wire, sends: bool) -> None:
-        """Send a number as a stage's tensors are sent, so that step 1 finds its communicator."""
+        """Send a number like a stage's tensors, so that the communicator exists before step 1."""
         if self.transport.has_nccl:
             number = torch.ones(1, device=self.transport.device)
             work = wire.group.send if sends else wire.group.recv
@@ -425,23 +424,23 @@ class Wiring:
 
 
 def warm(group: Any, device: torch.device) -> None:
-    """Sum a number over a group, so that the first step has its communicator."""
+    """All-reduce a number over a group, so that the communicator exists before the first step."""
     dist.all_reduce(torch.ones(1, device=device), group=group)
 
 
 class SharedGloo(dist.ProcessGroupGloo):
-    """A gloo group that shares the thread for its sockets with other groups. Channels share one,
-    all other groups a second one: no activation waits behind a large sum.
+    """A gloo group that shares its socket thread with other groups. All channels share one thread
+    and all other groups a second one, so that no activation waits for a large all-reduce.
 
-    torch gives each group such a thread, which wakes a hundred times a second: with twenty groups
-    an idle rank takes 3.9 % of a processor, and 0.6 % where they share (torch 2.13).
+    By default, each gloo group has such a thread, which wakes 100 times per second: with twenty
+    groups, an idle rank uses 3.9 % of a processor, and 0.6 % with shared threads (torch 2.13).
     """
 
     _devices: ClassVar[dict[bool, list[Any]]] = {}
-    """gloo's devices, each with a thread, by use: True for channels, False for other groups."""
+    """gloo devices, one thread each, keyed by use: True for channels, False for other groups."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, **more: Any) -> None:
-        """Make the group as torch does; `more` are arguments that newer versions of torch add
+        """Create the group as torch does; `more` are arguments that newer versions of torch pass
         (`enable_reconfigure=False` in 2.15)."""
         options: Any = self._Options()  # type: ignore[attr-defined]  # torch: without the line
         options._devices = self._find_devices(getattr(_current, "channels", False))
@@ -451,7 +450,7 @@ class SharedGloo(dist.ProcessGroupGloo):
 
     @classmethod
     def _find_devices(cls, channels: bool) -> list[Any]:
-        """Return devices on the network interfaces that torch itself would choose."""
+        """Return devices on the network interfaces that torch itself would select."""
         if channels not in cls._devices:
             names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
             cls._devices[channels] = [cls.create_device(interface=name) for name in names] or [
@@ -461,18 +460,18 @@ class SharedGloo(dist.ProcessGroupGloo):
 
 
 _current = threading.local()
-"""`channels` is True if this thread is making groups for channels."""
+"""Thread-local; its `channels` is True while this thread creates groups for channels."""
 _entered: list[tuple[Any, Any, Any]] = []
-"""Values to restore (the user's group, its GPU, torch's class), one entry for each open
-`our_groups`, all equal. Ranks that are threads of a test open several at once."""
+"""Values to restore (the user's group, its GPU, torch's class), one equal entry for each open
+`our_groups`: in tests, ranks are threads and open several at once."""
 _entering = threading.Lock()
 
 
 @contextmanager
 def our_groups(channels: bool = False) -> Iterator[None]:
-    """Let groups made within share the threads of `SharedGloo`. It also keeps torch from splitting
-    them from the user's NCCL communicator, which would require all ranks of the world at each
-    group."""
+    """Let groups created in this context share the threads of `SharedGloo`, and keep torch from
+    splitting them from the user's NCCL communicator, which would involve every rank in each group.
+    """
     c10d: Any = dist.distributed_c10d
     world = c10d._get_default_group()
     with _entering:
@@ -494,13 +493,13 @@ def our_groups(channels: bool = False) -> Iterator[None]:
 
 
 def to_timeout(patience_s: float | None) -> timedelta:
-    """Return the timeout of each group's collectives; torch's default is half an hour."""
+    """Return the timeout of each group's collectives; torch's default is 30 minutes."""
     return NO_TIMEOUT if patience_s is None else timedelta(seconds=patience_s)
 
 
 def join_ranks() -> None:
-    """Join the other ranks over gloo. torch's half hour limits only this call: later, a rank may
-    wait longer, such as for another's last save."""
+    """Create the default group over gloo. torch's timeout of 30 minutes applies only to this call:
+    later, a rank may wait longer, for instance for another rank's last save."""
     dist.init_process_group("gloo")
     dist.distributed_c10d._set_pg_timeout(NO_TIMEOUT)
 
@@ -512,7 +511,7 @@ def connect_sharing(
     hang_timeout_s: float | None = None,
     may_share: bool = False,
 ) -> Any:
-    """Return the group of the ranks that share this rank's layers; every rank must call it."""
+    """Return the group of the ranks that shard this rank's layers; every rank must call this."""
     store = dist.distributed_c10d._get_default_store()
     key = f"varuna/{next(_numbers)}"
     size = dist.get_world_size()

@@ -1,10 +1,10 @@
-"""Let ranks meet and compare what they were given; one that cannot begin tells the others.
+"""Compare the arguments of all ranks through the store, and report a rank that cannot start.
 
-    each rank    what it was given, or why it cannot begin ─► the store
-    the last     compares ─► the answer, the same for all
+    each rank    its arguments, or the reason why it cannot start ─► the store
+    the last     compares them ─► the answer, the same for all ranks
 
-Each rank needs six operations on the store, however many ranks there are. Of the ranks whose values
-differ from the first rank's, a few are named.
+Each rank needs six store operations, regardless of the number of ranks. The answer names at most a
+few of the ranks whose values differ from the first rank's.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from varuna_core.runtime.comm.failure import RankFailed, describe_error, is_conn
 log = logging.getLogger(__name__)
 
 Given = Mapping[str, str]
-"""Values given to a rank, in words, by name."""
+"""Descriptions of the values that a rank was given, keyed by name."""
 
 MOST = 3
-"""The most ranks and differences named in an answer."""
+"""Maximum number of ranks and of differences named in an answer."""
 
 LONGEST = 120
-"""The most characters of a value in an answer."""
+"""Maximum length of a value in an answer, in characters."""
 
 LOOK_S = 1.0
 LATE_S = 5.0
-"""Seconds after which a warning names the ranks that have not come."""
+"""Seconds after which a warning names the ranks that have not joined the meeting."""
 
 _numbers = itertools.count()
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference between what the ranks were given."""
+    """A difference between the values given to the ranks."""
 
     text: str
-    """The ranks and their values, in words."""
+    """Description of the ranks and their values."""
 
     names: list[str]
 
 
 class Meeting:
-    """One meeting of ranks; each calls `compare` once, or fails within `refusing`."""
+    """One meeting of ranks. Each rank calls `compare` once, or fails inside `refusing`."""
 
     def __init__(self, store: Any, key: str, rank: int, ranks: Sequence[int]) -> None:
         self.store, self.key, self.rank, self.ranks = store, key, rank, ranks
@@ -60,7 +60,7 @@ class Meeting:
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
-        """Report an exception within to the other ranks, unless it came from them."""
+        """Report an exception raised in this context to the other ranks, unless they caused it."""
         try:
             yield
         except Exception as error:
@@ -75,11 +75,11 @@ class Meeting:
         look: Callable[[float], None] | None = None,
         purpose: str = "begin",
     ) -> Difference | None:
-        """Wait for all ranks, and return on all of them how their values differ. Raise RankFailed
-        if one cannot begin.
+        """Wait for all ranks, and return the differences of their values, equal on all ranks. Raise
+        RankFailed if a rank cannot start.
 
-        `look`, called every second with the seconds waited, may raise; without it nobody waits
-        longer than the store. `purpose` completes the warning about late ranks.
+        `look` is called every second with the seconds waited and may raise an error; without it,
+        the store's timeout limits the wait. `purpose` completes the warning about late ranks.
         """
         if self.size == 1:
             return None
@@ -97,8 +97,8 @@ class Meeting:
         return Difference(**answer) if answer["names"] else None
 
     def require_same(self, given: Given, warned: Collection[str] = ()) -> None:
-        """Wait for all ranks; raise ValueError on all if their values differ, or warn if only those
-        in `warned` do."""
+        """Wait for all ranks. If their values differ, raise ValueError on all ranks, or only warn
+        if all the differing names are in `warned`."""
         difference = self.compare(given)
         if difference is None:
             return
@@ -141,7 +141,7 @@ class Meeting:
         return f"rank {named}{more} has not come so far in {waited_s:.0f} s"
 
     def _compare_all(self, first: Mapping[str, Any]) -> Difference:
-        """Find the ranks whose values differ; the result has no names if there are none."""
+        """Find the ranks whose values differ; the result has no names if all values are equal."""
         count = self.store.add(f"{self.key}/others", 0)
         if not count:
             return Difference("", [])
@@ -162,13 +162,13 @@ class Meeting:
 
 
 def list_names(usual: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Return the names of the values in which two ranks differ."""
+    """Return the names of the values that differ between two ranks."""
     ours, theirs = usual["given"], other["given"]
     return [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
 
 
 def describe_difference(usual: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Describe in what one rank's values differ from another's."""
+    """Describe how one rank's values differ from another's."""
     ours, theirs = usual["given"], other["given"]
     names = list_names(usual, other)
     said = [
@@ -184,14 +184,14 @@ def _shorten(text: str) -> str:
 
 
 def refuse_batches(batches: Mapping[int, str]) -> NoReturn:
-    """Raise ValueError because the ranks of a replica were given different batches. `batches` has
-    a description of the batch of each rank, such as its shapes."""
+    """Raise ValueError because ranks of one replica were given different batches. `batches` maps
+    ranks to descriptions of their batches, such as the shapes."""
     given = ", ".join(f"rank {rank} has {batch}" for rank, batch in batches.items())
     raise ValueError(f"the ranks of a replica take the same batch in each step: {given}")
 
 
 def open_meeting(rank: int, ranks: Sequence[int], part: str = "all") -> Meeting:
     """Open a meeting of all ranks of the default group, or of `ranks`; every rank must open the
-    same meetings in order."""
+    same meetings in the same order."""
     store = dist.distributed_c10d._get_default_store() if len(ranks) > 1 else None
     return Meeting(store, f"varuna/meeting/{next(_numbers)}/{part}", rank, ranks)

@@ -1,19 +1,19 @@
-"""One direction between two ranks of one host, through memory that both map. CPU tensors alone.
+"""One-way channel for CPU tensors between two ranks of one host, through shared memory.
 
     sender's main thread                        receiver's main thread
     send(): tensors ─► slot, entry, bell ─────► take(): entry ─► slot ─► tensors, bell ──┐
             slots of messages that were taken are free again ◄───────────────────────────┘
 
-A message is two copies and no thread. Entries and slots lie in a memfd: it has no name and no limit
-of /dev/shm, is as large as its pages that were written, and is gone with its processes, however
-they end. The bells are eventfds, which count: as many messages are there as the bell has rung, so
-each side reads only what the other one had written before a system call of its own. A rank that
-waits sleeps until the bell rings or the peer has gone, which a socket between the two shows: they
-met through it (`meet`).
+A message needs two copies and no thread. Entries and slots are stored in a memfd: it has no name,
+is not limited by /dev/shm, uses memory only for written pages, and is freed when its processes end
+in any way. The bells are eventfds, which count: the number of rings is the number of messages, so
+each side reads only data that the other side wrote before a system call. A waiting rank sleeps
+until the bell rings or the socket through which the two ranks met (`meet`) shows that the peer is
+gone.
 
-Slots are made as they are needed. So a send waits for one thing, that fewer than `capacity`
-messages are unread, which is the room that the schedule was verified with: `walk` in
-varuna_core/schedule/order.py waits for no other.
+Slots are created on demand. So a send waits only until fewer than `capacity` messages are unread,
+the same limit with which the schedule was verified: `walk` in varuna_core/schedule/order.py has no
+other wait.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ log = logging.getLogger(__name__)
 ENTRY = struct.Struct("qqqd")
 """A message's entry: offset and size of its slot, size of its description, time of sending."""
 MOST_UNREAD = 4096
-"""Entries of a channel, which are reused in turn."""
+"""Number of entries of a channel, which are reused in turn."""
 FIRST_SLOT = MOST_UNREAD * ENTRY.size
 ALIGNMENT = 64
-"""Alignment of tensors, as in torch's own memory."""
+"""Alignment of tensors in bytes, as in torch's own allocator."""
 FILE_SIZE = 1 << 40
-"""Size of the sparse file, taken at the beginning so that a limit of the process shows at once;
+"""Size of the sparse file in bytes, reserved at creation so that a process limit shows at once;
 only written pages use memory."""
 CLOSED = "Connection closed by peer"
 YES, NO = b"\1", b"\0"
 NAME_SIZE = 16
 PEER = struct.Struct("3i")
-"""Process at the other end of a socket: its id, user and group."""
+"""Layout of SO_PEERCRED: process id, user id and group id of a socket's peer."""
 
 
 class SharedFile:
@@ -79,12 +79,11 @@ class SharedFile:
         self.entries = mmap.mmap(descriptor, FIRST_SLOT)
 
     def fill(self, offset: int, size: int) -> None:
-        """Allocate memory for these bytes now; if it were missing later, SIGBUS would kill the
-        process."""
+        """Allocate memory for these bytes now; a shortage later would kill the process (SIGBUS)."""
         os.posix_fallocate(self.descriptor, offset, size)
 
     def find(self, offset: int, size: int) -> int:
-        """Return the address of a part, whose size must be the same at each call."""
+        """Return the address of a part, which must be requested with the same size each time."""
         if offset not in self._parts:
             part = mmap.mmap(self.descriptor, size, offset=offset)
             # The view goes at once, or the part could not be closed; the address holds until then.
@@ -105,7 +104,7 @@ class SharedFile:
 
 
 class Lane:
-    """The memory that the two ends of a channel share."""
+    """Memory that the two ends of a channel share."""
 
     def __init__(self, sent: Bell, taken: Bell, memory: SharedFile) -> None:
         self.sent, self.taken, self.memory = sent, taken, memory
@@ -152,7 +151,7 @@ class Line:
         socket.send_fds(self._socket, [YES], descriptors)
 
     def take(self, count: int) -> list[int]:
-        """Receive descriptors from the peer; raise OSError if they do not come."""
+        """Receive file descriptors from the peer; raise OSError if they do not arrive."""
         _, descriptors, _, _ = socket.recv_fds(self._socket, len(YES), count)
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)
@@ -167,7 +166,7 @@ class Line:
             log.debug("not said, %s: %s", word, error)
 
     def look(self) -> str:
-        """Return why nothing more comes from or goes to the peer; empty while it may."""
+        """Return why the peer can neither send nor receive any more; empty while it still can."""
         if not self._gone:
             try:
                 word = self._socket.recv(256, socket.MSG_DONTWAIT)
@@ -193,10 +192,10 @@ class Slot:
     offset: int
     size: int
     filled: int = 0
-    """Bytes of the slot that have memory allocated."""
+    """Number of the slot's bytes that have memory allocated."""
 
     number: int = 0
-    """Number of the last message in the slot."""
+    """Number of the last message that was in the slot."""
 
 
 def _align(size: int) -> int:
@@ -204,7 +203,7 @@ def _align(size: int) -> int:
 
 
 def _place(layout: MessageLayout) -> tuple[list[tuple[int, int, int]], int]:
-    """Return index, begin and size of each tensor with bytes, and the size of all."""
+    """Return the index, offset and size of each nonempty tensor, and the total size."""
     places, end = [], 0
     for index, spec in enumerate(layout.specs):
         if spec is not None and (size := spec[0].numel() * spec[1].itemsize):
@@ -224,7 +223,7 @@ class MemorySender:
         self._places: list[tuple[int, int, int]] = []
         self._size = 0
         self._slots: list[Slot] = []
-        """Slots sorted by size."""
+        """Slots, sorted by size."""
 
         self._end = FIRST_SLOT
 
@@ -237,7 +236,7 @@ class MemorySender:
         self.capacity = capacity
 
     def send(self, tensors: Sequence[Tensor | None], structure: Structure | None = None) -> None:
-        """Copy the tensors; they may change afterwards."""
+        """Copy the tensors; the caller may change them afterwards."""
         if self._num_sent - self._num_taken >= self.capacity:
             self._wait_for_room()
         began = time.perf_counter()
@@ -302,10 +301,10 @@ class MemorySender:
         slot.filled = size
 
     def flush(self) -> None:
-        """Return at once: sent tensors were copied already."""
+        """Return at once, since sent tensors have been copied."""
 
     def close(self, word: int) -> None:
-        """Tell the receiver that nothing follows; what was sent can still be taken."""
+        """Send a final message; messages sent before can still be taken."""
         self.line.say(LEFT[word])
         self.lane.close()
 
@@ -317,8 +316,8 @@ class MemoryReceiver:
         self.line, self.lane, self.peer, self.arrivals = line, lane, peer, arrivals
         self.batch = ""
         self.came_s = 0.0
-        """When the last message was sent, by the sender's clock, plus the time to copy it out: its
-        time in transit, apart from both ranks' actions."""
+        """Time of sending of the last message by the sender's clock plus the time to copy it out,
+        so that neither rank's own work is counted as transit."""
 
         self._num_there = self._num_taken = 0
         self._layout = MessageLayout(specs=[], structure=None)
@@ -329,7 +328,7 @@ class MemoryReceiver:
         return self.lane.sent.descriptor, self.line.descriptor
 
     def is_there(self) -> bool:
-        """True if `take` would not wait."""
+        """Return True if `take` would not block."""
         if self._hear():
             return True
         is_gone = bool(self.line.look())
@@ -343,7 +342,7 @@ class MemoryReceiver:
         return self._num_there > 0
 
     def take(self) -> Crossing:
-        """Wait for the next message and return it; tensors may be None if the sender had none."""
+        """Wait for the next message and return it; a tensor is None if the sender passed None."""
         tensors: list[Any] | None = None
         if not self._hear():
             tensors = self._make_room()  # while there is time
@@ -372,11 +371,11 @@ class MemoryReceiver:
         return Crossing(tuple(tensors), self._layout.structure)
 
     def _make_room(self) -> list[Any]:
-        """Allocate tensors for a message with the layout of the last one."""
+        """Allocate tensors with the layout of the last message."""
         return [None if spec is None else make_room(spec) for spec in self._layout.specs]
 
     def find_lost_peer(self) -> str:
-        """Return why the peer will send nothing more; empty while it may."""
+        """Return the reason why the peer can send nothing more; empty while it still can."""
         gone = self.line.look()
         return gone and f"rank {self.peer}: {gone}"
 
@@ -384,11 +383,11 @@ class MemoryReceiver:
         """Do nothing: the sender counts unread messages."""
 
     def discard(self) -> None:
-        """Close the channel, so that the sender notices and does not wait for a failed rank."""
+        """Close the channel, so that the sender notices and does not block on a failed rank."""
         self.end()
 
     def end(self, limit_s: float = 0.0) -> None:
-        """Free the memory of this channel and of the opposite one."""
+        """Free the memory of this channel and of the channel in the opposite direction."""
         self.line.close()
         self.lane.close()
 
@@ -396,22 +395,22 @@ class MemoryReceiver:
 # How two ranks meet: they have a wire each way, and both call `meet`.
 
 Shared = tuple[Line, Lane, Lane]
-"""A line and two lanes; the second leads from the second rank to the first."""
+"""A socket and the memory of both channels; the second channel leads to the first rank."""
 
 
 def meet(
     out: Wire, into: Wire, peer: int, is_first: bool, arrivals: Arrivals
 ) -> tuple[MemorySender, MemoryReceiver] | None:
-    """Channels both ways to a rank of the same host; None, on both ranks, where that cannot be.
+    """Return channels to and from a rank of the same host; None on both ranks if impossible.
 
         first                           second
         listens: a socket's name ─────► connects
-                        ◄────────────── that it has
+                        ◄────────────── confirms the connection
         memory, by the socket ────────► maps it
-                        ◄────────────── that it has
+                        ◄────────────── confirms the mapping
 
-    An abstract socket is of a network namespace: another host, and a container with a network of
-    its own, does not find it. Its name can be read there, so that only the same user is let in.
+    An abstract socket belongs to a network namespace: other hosts, and containers with their own
+    network, cannot see it. Any local user can see its name, so other users' connections are closed.
     """
     shared = _offer(out, into) if is_first else _answer(out, into)
     if shared is None:
@@ -438,7 +437,7 @@ def _offer(out: Wire, into: Wire) -> Shared | None:
 
 
 def _listen(name: bytes) -> tuple[socket.socket, tuple[Lane, Lane]] | None:
-    """Listen on a socket and create the lanes; None if that is not possible here."""
+    """Listen on a socket and create the shared memory; None if this is not possible here."""
     if sys.platform != "linux":
         return None
     listening = None
@@ -457,7 +456,7 @@ def _listen(name: bytes) -> tuple[socket.socket, tuple[Lane, Lane]] | None:
 
 
 def _let_in(listening: socket.socket, lanes: Sequence[Lane]) -> Line | None:
-    """Accept the peer and pass it the lanes; a connection of another user is closed."""
+    """Accept the peer and pass it the shared memory; close connections of other users."""
     try:
         line = Line(listening.accept()[0])
         if line.read_user() != os.getuid():
@@ -486,7 +485,7 @@ def _answer(out: Wire, into: Wire) -> Shared | None:
 
 
 def _dial(name: bytes) -> Line | None:
-    """Connect to a socket on this host; None if there is none with this name."""
+    """Connect to a socket on this host; None if there is no socket with this name."""
     try:
         line = Line(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         line.connect(_spell(name))

@@ -1,4 +1,4 @@
-"""Uses of torch's private names that need more than a call of them.
+"""Wrap private names of torch whose use takes more than a single call.
 
 tests/varuna_core/runtime/comm/private_names.py lists every private name that varuna_core uses.
 """
@@ -14,22 +14,22 @@ from torch.autograd import forward_ad
 
 
 def is_transformed() -> bool:
-    """Return True within torch.func's transforms and forward-mode differentiation, which do not
+    """Return True inside torch.func transforms and forward-mode differentiation, which do not
     support a Function without `setup_context` and `jvp`."""
     within_func: bool = torch._C._are_functorch_transforms_active()
     return within_func or forward_ad._current_level >= 0
 
 
 def may_hook_saved() -> bool:
-    """Return False within torch.func.grad, vjp, jacrev and hessian, in which saved tensors may not
-    have hooks."""
+    """Return False in torch.func.grad, vjp, jacrev and hessian: saved tensors cannot have hooks
+    there."""
     autograd: Any = torch._C._autograd
     allowed: bool = autograd._saved_tensors_hooks_is_enabled()
     return allowed
 
 
 class Use(Enum):
-    """Uses that the running backward may have for a weight's gradient."""
+    """How the running backward uses a weight's gradient."""
 
     ADDED = "added to the weight's `grad`"
     RETURNED = "returned by `torch.autograd.grad`"
@@ -37,7 +37,7 @@ class Use(Enum):
 
 
 def read_use(accumulate: Any) -> Use:
-    """Return the use of a weight's gradient; `accumulate` is the node that adds to its `grad`."""
+    """Return how a weight's gradient is used; `accumulate` is its AccumulateGrad node."""
     try:
         return Use.ADDED if torch._C._will_engine_execute_node(accumulate) else Use.NONE
     except RuntimeError:  # torch does not answer where gradients of leaves are returned
@@ -45,8 +45,8 @@ def read_use(accumulate: Any) -> Use:
 
 
 def counting_changes() -> AbstractContextManager[Any]:
-    """Make a detached tensor share the original's change counter, below autograd too, as torch's
-    selective checkpoints do."""
+    """Make a detached tensor share the original's version counter, also below autograd, as torch's
+    selective checkpointing does."""
     guard: Any = torch._C._SetExcludeDispatchKeyGuard
     made: AbstractContextManager[Any] = guard(torch._C.DispatchKey.ADInplaceOrView, False)
     return made

@@ -1,4 +1,4 @@
-"""Choose the wire between two ranks; all ranks of a run choose together, once."""
+"""Choose the transport between ranks, once and together on all ranks of a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Transport:
 
     device: torch.device
     backend: str
-    """Backend of torch.distributed's groups."""
+    """Backend of the torch.distributed groups."""
 
     shared: str = ""
     """Description of which ranks share GPUs."""
@@ -37,7 +37,7 @@ class Transport:
         return self.backend != GLOO
 
     def make_text_wire(self, group: Any, peer: int) -> Wire:
-        """Return a channel to `peer` for text messages, which never go through a GPU."""
+        """Return a wire to `peer` for text messages, which are always sent from CPU memory."""
         return Wire(group, dist.get_group_rank(group, peer))
 
     def make_wire(self, group: Any, peer: int) -> Wire:
@@ -52,8 +52,8 @@ class Transport:
     def join(
         self, out: Wire, into: Wire, peer: int, is_first: bool, arrivals: Arrivals
     ) -> tuple[SendingEnd, ReceivingEnd]:
-        """Return channels to and from a rank, over these wires or through memory. Both ranks call
-        it, one with `is_first`."""
+        """Return channels to and from a rank, over these wires or through shared memory. Both ranks
+        call this, one of them with `is_first`."""
         if self.device.type == "cpu" and not self.has_nccl:
             shared = meet(out, into, peer, is_first, arrivals)
             if shared is not None:
@@ -65,7 +65,7 @@ class Transport:
 def choose_transport(
     device: torch.device, store: Any, key: str, rank: int, size: int, *, may_share: bool = False
 ) -> Transport:
-    """Choose the transport, on all ranks together; `may_share` is as in devices.may_share."""
+    """Choose the transport together on all ranks; for `may_share` see devices.may_share."""
     wants_ipc = os.environ.get(VARIABLE) == "1"
     gpu = describe_gpu(device, may_share, wants_ipc)
     answer, shared = choose_backend(store, key, rank, size, gpu)

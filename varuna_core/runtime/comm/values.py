@@ -1,4 +1,4 @@
-"""Split values that cross a cut into tensors and the structure that joins them."""
+"""Split values that cross a cut into tensors and the structure to rebuild the values from."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def describe(dtype: torch.dtype, shape: Sequence[int]) -> str:
 
 
 def is_inexact(dtype: torch.dtype) -> bool:
-    """Return True for real and complex numbers, which may take a gradient and be NaN."""
+    """Return True for floating-point and complex types, which may have gradients and be NaN."""
     return dtype.is_floating_point or dtype.is_complex
 
 
@@ -48,31 +48,30 @@ def spec_of(tensor: Tensor) -> TensorSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Structure:
-    """The positions of the tensors among all values that cross a cut."""
+    """Positions of the tensors among all values that cross a cut."""
 
     tree: Any
     leaves: tuple[Any, ...]
     """The values that are not tensors; None at the tensors' positions."""
 
     places: tuple[int, ...]
-    """Indices of the leaves that are tensors."""
+    """Indices of the tensors among the leaves."""
 
     is_flat: bool = False
-    """True if there are only tensors, each a value of its own: the usual case, which is faster."""
+    """True if every value is a tensor: the usual case, which is faster."""
 
     learning: tuple[bool, ...] | None = None
-    """By tensor, True if it takes a gradient at the sender; None means as in the dry run."""
+    """For each tensor, True if it requires grad at the sender; None means as in the dry run."""
 
     def show(self, hole: Any) -> Any:
-        """Return the values with `hole` for each tensor; for a flat structure, only their
-        number."""
+        """Return the values with `hole` for each tensor; if flat, only the number of values."""
         if self.is_flat:
             return len(self.places)
         return self.join([hole] * len(self.places))
 
     @staticmethod
     def of(shown: Any, hole: Any, learning: tuple[bool, ...] | None) -> Structure:
-        """Return the structure from the result of `show`."""
+        """Return the structure from a result of `show`."""
         if isinstance(shown, int):
             return _build_flat(shown, learning)
         leaves, tree = pytree.tree_flatten(shown)
@@ -100,7 +99,7 @@ class Crossing(NamedTuple):
 
     tensors: tuple[Tensor, ...]
     structure: Structure | None
-    """The structure; None means that of the receiver's own forward."""
+    """The structure; None means the structure that the receiver's own forward found."""
 
 
 def as_crossing(values: Crossing | Sequence[Tensor]) -> Crossing:
@@ -108,7 +107,7 @@ def as_crossing(values: Crossing | Sequence[Tensor]) -> Crossing:
 
 
 def take_apart(values: tuple[Any, ...]) -> Crossing:
-    """Split a CutPoint's values into tensors and the rest."""
+    """Split a CutPoint's values into tensors and other values."""
     structure = structure_of(values)
     if structure.is_flat:
         return Crossing(values, structure)
@@ -148,7 +147,7 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 
 def sign(value: Any) -> Any:
-    """Return a key of what determines a forward's shapes: batches with equal keys share stubs."""
+    """Return a key for everything that determines a forward's shapes; equal keys share stubs."""
     if isinstance(value, Tensor):
         return (value.shape, value.dtype)
     if isinstance(value, dict):

@@ -1,16 +1,16 @@
-"""Wires: they carry tensors between two ranks, and alone know gloo from NCCL, CPU from GPU.
+"""Wires carry tensors between two ranks; only they distinguish gloo from NCCL and CPU from GPU.
 
     device      ranks on      tensors go by                      `in_order`
     cpu         one host      memory that both map               no wire (memory_channel.py)
     cpu         several       gloo                               yes
     cuda        shared GPUs   gloo, pinned memory                yes
     cuda        one GPU       its own memory, if asked for       yes (ipc_wire.py)
-    cuda        a GPU each    NCCL                               no: heads are no part of its stream
+    cuda        a GPU each    NCCL                               no: heads are not in its stream
 
-Heads and descriptions always go by gloo; with NCCL a group has both. On a GPU a receiver's thread
-works on a stream of its own and waits there, so that a message that is there has really come: it
-asks an event again and again, and meanwhile whether the sender still lives, for CUDA's own waits
-end with the GPU's work alone, and a receive from a rank that is gone does not end.
+Heads and descriptions are always sent by gloo; with NCCL, a group has both backends. On a GPU, the
+receiver's thread uses its own stream and waits until each message has arrived completely: it polls
+a CUDA event and checks meanwhile that the sender is alive, because CUDA's own waits end only with
+the GPU's work, and a receive from a lost rank never ends.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HEAD_TAG = 1
 
 
 def make_dense(tensor: Tensor) -> Tensor:
-    """Return the same values without gaps in memory; usually the tensor itself."""
+    """Return the same values in dense memory; usually this is the tensor itself."""
     if tensor.is_contiguous():
         return tensor
     return tensor if _lay_flat(tensor).is_contiguous() else tensor.detach().clone()
@@ -47,12 +47,12 @@ def _lay_flat(tensor: Tensor) -> Tensor:
 
 
 def find_strides(tensor: Tensor) -> tuple[int, ...] | None:
-    """Return the strides of a tensor; None if they are the usual ones."""
+    """Return the strides of a tensor; None if the tensor is contiguous."""
     return None if tensor.is_contiguous() else tensor.stride()
 
 
 def make_room(spec: Any, **options: Any) -> Tensor:
-    """Allocate a tensor of this shape, type and strides."""
+    """Allocate a tensor with this shape, type and strides."""
     shape, dtype, strides = spec
     if strides is None:
         return torch.empty(shape, dtype=dtype, **options)
@@ -60,11 +60,11 @@ def make_room(spec: Any, **options: Any) -> Tensor:
 
 
 Look = Callable[[float], None]
-"""Function called with the seconds waited so far; raises if the wait can have no end."""
+"""Function called with the seconds waited so far; it raises an error if the wait cannot end."""
 
 
 def see_nothing(waited_s: float) -> None:
-    """Do nothing, for gloo, whose waits end with an error by themselves."""
+    """Do nothing; for gloo, whose waits raise an error by themselves."""
 
 
 class Wire:
@@ -75,22 +75,22 @@ class Wire:
     def __init__(self, group: Any, place: int) -> None:
         self.group = group
         self.place = place
-        """Rank of the other side in the group."""
+        """Rank of the other side within the group."""
 
     # The sender's side.
 
     def post(self, tensor: Tensor, tag: int = 0) -> tuple[Any, Tensor]:
-        """Begin to send a CPU tensor, which must live as long as the returned work."""
+        """Start to send a CPU tensor, which must stay alive as long as the returned work."""
         return self.group.send([tensor], self.place, tag), tensor
 
     def send(self, tensor: Tensor) -> tuple[Any, Tensor]:
-        """Begin to send a tensor of a stage."""
+        """Start to send a tensor of a stage."""
         return self.post(lay_flat(tensor.detach()))
 
     # The receiver's side, in its thread.
 
     def enter_thread(self) -> None:
-        """Prepare a receiver's thread, since CUDA's current device is set by thread."""
+        """Prepare a receiver's thread, since CUDA's current device is thread-local."""
 
     def await_head(self, head: Tensor) -> Any:
         return self.group.recv([head], self.place, HEAD_TAG)
@@ -99,11 +99,11 @@ class Wire:
         self.group.recv([text], self.place, 0).wait()
 
     def make(self, specs: Sequence[Any]) -> list[Any]:
-        """Allocate tensors for a message; None for a missing tensor."""
+        """Allocate tensors for a message; None in place of a missing tensor."""
         return [None if s is None else make_room(s) for s in specs]
 
     def receive(self, tensors: Sequence[Tensor], look: Look = see_nothing) -> None:
-        """Wait for the next tensors."""
+        """Wait until the next message's tensors are filled."""
         works = [self.group.recv([lay_flat(tensor)], self.place, 0) for tensor in tensors]
         for work in works:
             work.wait()
@@ -113,7 +113,7 @@ class Wire:
         return tensors
 
     def release(self) -> None:
-        """Drop the group, so that the ended thread does not keep it open."""
+        """Release the group, so that an ended thread does not keep the group open."""
         self.group = None
 
     # The receiver's side, in the main thread.
@@ -123,7 +123,7 @@ class Wire:
 
 
 class PinnedWire(Wire):
-    """Wire from GPU to GPU through pinned memory."""
+    """Wire from GPU to GPU through pinned host memory."""
 
     def __init__(self, group: Any, place: int, device: torch.device) -> None:
         super().__init__(group, place)
@@ -154,7 +154,7 @@ class PinnedWire(Wire):
 
 
 class NcclWire(Wire):
-    """Wire from GPU to GPU by NCCL, on a group that has gloo too for CPU memory."""
+    """Wire from GPU to GPU by NCCL, on a group that also has gloo for CPU memory."""
 
     in_order = False
 
@@ -186,8 +186,8 @@ class NcclWire(Wire):
 
 
 class StreamWork:
-    """A send by NCCL. The current stream waits for it; the host would wait only if given a limit
-    (torch 2.13), so `Links.settle` has one instead."""
+    """A pending NCCL send. `wait` makes the current stream wait, not the host, which would wait
+    only if given a timeout (torch 2.13); `Links.settle` has that timeout instead."""
 
     def __init__(self, work: Any) -> None:
         self.work = work
@@ -206,7 +206,7 @@ def poll(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Poll until done, often at first; `look` is called every tenth of a second and may raise."""
+    """Poll until done, at first in short intervals; call `look`, which may raise, every 0.1 s."""
     began = looked = clock()
     while not is_done():
         now = clock()
@@ -217,7 +217,7 @@ def poll(
 
 
 def record_use(tensors: Sequence[Any], device: torch.device) -> None:
-    """Keep the memory of tensors made on another stream until the current stream is done."""
+    """Keep memory allocated on another stream until the current stream has finished using it."""
     for tensor in tensors:
         if tensor is not None:
             tensor.record_stream(torch.cuda.current_stream(device))

@@ -1,10 +1,10 @@
-"""Serialize values that ranks send each other beside tensors as JSON; nothing is unpickled.
+"""Serialize values that ranks exchange besides tensors as JSON; nothing is unpickled.
 
     spell(value) ─► bytes ─► another rank ─► read(bytes): the same value
 
-Plain values stay as they are. Others become a list that begins with their kind. A class (named
-tuple, enum, dataclass, a container in torch's pytree) is sent by name, and looked up only among the
-reader's own imports: a name imports nothing, and no other kind is instantiated.
+Plain values stay unchanged. Other values become a list that begins with their kind. A class (named
+tuple, enum, dataclass, a container of torch's pytree) is sent by name, and looked up only among
+modules that the reader has imported: a name causes no import, and no other class is instantiated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 PLAIN_TYPES = {kind.__name__: kind for kind in (bool, int, float, str, list, dict, tuple, set)}
-"""Types that may themselves be sent, such as the factory of a defaultdict."""
+"""Types that may be sent as values, such as the factory of a defaultdict."""
 
 
 class Hole:
@@ -39,7 +39,7 @@ def spell(value: Any) -> bytes:
 
 
 def read(text: bytes) -> Any:
-    """Parse a value; raise ValueError for bytes that `spell` does not produce."""
+    """Parse a value; raise ValueError for bytes that `spell` cannot have written."""
     try:
         return _decode(json.loads(text))
     except (LookupError, TypeError, AttributeError, RecursionError) as error:
@@ -47,7 +47,7 @@ def read(text: bytes) -> Any:
 
 
 def gather(mine: Any, group: Any) -> list[Any]:
-    """Return each rank's value, on all ranks of a group."""
+    """Return the values of all ranks, on every rank of a group."""
     text = _to_tensor(spell(mine))
     size = torch.tensor([text.numel()])
     sizes = [torch.zeros_like(size) for _ in range(dist.get_world_size(group))]
@@ -63,7 +63,7 @@ def gather(mine: Any, group: Any) -> list[Any]:
 
 
 def broadcast(value: Any, source: int, group: Any) -> Any:
-    """Return the value of the rank `source`, on all ranks of a group."""
+    """Return the value of rank `source`, on every rank of a group."""
     is_source = dist.get_rank() == source
     text = _to_tensor(spell(value)) if is_source else torch.empty(0, dtype=torch.uint8)
     size = torch.tensor([text.numel()])
@@ -194,7 +194,7 @@ def _name(kind: type) -> str:
 
 
 def _find(name: str, may_be: Callable[[type], bool]) -> Any:
-    """Return an imported class of a permitted kind by its name."""
+    """Return an imported class by its name if `may_be` accepts it."""
     module, _, path = name.partition(":")
     found: Any = sys.modules[module]
     for part in path.split("."):

@@ -2,16 +2,16 @@
 
     steps      1      2 3 4 5      6 7 8 9      ...
     each rank  warm   notes times of actions and of messages
-    all ranks         one sum at the end of four: the same costs on all
-                      where they have moved: the best schedule for them, if it is shorter by GAIN
+    all ranks         one all-reduce after every four steps: equal costs on all ranks
+                      if costs changed: the best schedule for them, if shorter by GAIN
 
-A message's time is taken from two unrelated clocks. Messages between two stages go both ways, and
-the difference of the clocks has opposite signs, so it cancels in the mean. Of a step's messages the
-quickest counts, since others wait for the link.
+A message's transit time is measured with two unsynchronized clocks. Messages between two stages go
+in both directions, and the clock offset enters with opposite signs, so it cancels in the mean. The
+fastest message of a step is used, since the others may have waited for the link.
 
-On a GPU actions are timed by events, and messages are not, since the host does not know when one
-leaves. The memory of micro-batches is measured too there, and a schedule that does not fit is not
-used.
+On a GPU, actions are timed by CUDA events; messages are not timed, since the host does not know
+when a message leaves. There the memory of micro-batches is also measured, and schedules that do not
+fit are rejected.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from varuna_core.trace.device import DeviceClock
 log = logging.getLogger(__name__)
 
 WINDOW = 4
-"""Steps measured before the ranks agree; a change is followed within two windows."""
+"""Steps measured before the ranks agree; a change takes effect within two windows."""
 
 Message = tuple[bool, int, int]
-"""A message: True for an activation, False for a gradient; the stage that gets it; its number."""
+"""A message: True for an activation, False for a gradient; its receiving stage; its micro-batch."""
 
 
 class ActionTimes:
-    """Times of one rank's actions in recent steps, and of sent and received messages."""
+    """Times of one rank's actions, and of sent and received messages, in recent steps."""
 
     def __init__(self, stage_map: StageMap, clock: DeviceClock | None = None) -> None:
         self.num_stages, self.clock = stage_map.num_stages, clock
         self.counts = not stage_map.tensor_rank
-        """True on the first of the ranks that share layers, whose times are used."""
+        """True on the first of the ranks that shard a layer: only its times are used."""
 
         self.num_microbatches = 0
         self._times: dict[tuple[Kind, int], list[tuple[float, float]]] = {}
@@ -61,7 +61,7 @@ class ActionTimes:
             self.clock.forget(time.perf_counter())
 
     def begin(self, num_microbatches: int) -> None:
-        """Begin a step; times of steps with another number of micro-batches are dropped."""
+        """Begin a step; drop the times of steps with another number of micro-batches."""
         if num_microbatches != self.num_microbatches:
             self.clear()
         self.num_microbatches = num_microbatches
@@ -69,7 +69,7 @@ class ActionTimes:
         self._messages.append(torch.zeros(shape, dtype=torch.float64))
 
     def add(self, kind: Kind, stage: int, ready: float, end: float) -> None:
-        """Record an action, from the arrival of its input until its end, by `time.perf_counter`."""
+        """Record an action's time from its input's arrival to `end`, by `time.perf_counter`."""
         if self.clock is not None:
             self.clock.mark(end)
         self._times.setdefault(("F" if kind == "f" else kind, stage), []).append((ready, end))
@@ -86,7 +86,7 @@ class ActionTimes:
         self._messages[-1][int(is_activation), boundary, microbatch] += value
 
     def list_figures(self) -> torch.Tensor:
-        """Return the median by kind and stage, 0 if none ran, then the messages of each step."""
+        """Return median times by kind and stage (0 if none ran), then each step's message times."""
         times = torch.zeros(len(MEASURED), self.num_stages, dtype=torch.float64)
         if self.clock is not None:
             self.clock.settle()
@@ -101,13 +101,13 @@ class ActionTimes:
 
 
 def measure_hops(times: torch.Tensor) -> torch.Tensor:
-    """Return the seconds of a message between two stages, from the clock difference between its
-    sending and arrival: by step, direction, pair of stages and micro-batch."""
+    """Return the seconds of a message between two stages. The input holds arrival minus sending
+    time, by step, direction, pair of stages and micro-batch."""
     return times.amin(dim=3).mean(dim=1).median(dim=0).values.clamp(min=0)
 
 
 def agree_on_times(times: ActionTimes, links: Links) -> tuple[dict[Kind, list[float]], list[float]]:
-    """Return the seconds by kind and stage, and of a message between stages, equal on all ranks."""
+    """Return seconds by kind and stage, and of a message between stages, equal on all ranks."""
     stages = times.num_stages
     summed = times.list_figures()
     dist.all_reduce(summed, group=links.pipeline)
@@ -124,7 +124,7 @@ def agree_on_times(times: ActionTimes, links: Links) -> tuple[dict[Kind, list[fl
 
 
 class Adapting:
-    """Rebuilds a rank's schedule if costs have changed; all ranks do the same."""
+    """Rebuilds a rank's schedule if costs have changed; all ranks make the same choice."""
 
     def __init__(
         self,
@@ -134,13 +134,13 @@ class Adapting:
         find_memory: Callable[[], Memory | None] | None = None,
     ) -> None:
         """`find_memory` agrees with the other ranks on the memory of micro-batches; it returns None
-        while that is not known. Without it, memory sets no bound."""
+        while that memory is unknown. Without `find_memory`, memory is unlimited."""
         self.plans, self.links, self.times, self._find_memory = plans, links, times, find_memory
         self.known = KnownCosts(plans.costs)
         self._num_steps = 0
 
     def begin_step(self) -> None:
-        """Begin a step; called on all ranks."""
+        """Begin a step, on all ranks; adopt another schedule if costs have changed."""
         if self.plans.lacks_memory:
             self.times.clear()
             return

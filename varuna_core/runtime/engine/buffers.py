@@ -1,7 +1,7 @@
-"""Keep and restore buffers that a forward changes, such as batch norm statistics, and attributes.
+"""Save and restore attributes and buffers that a forward changes, such as batch norm statistics.
 
-Buffers change once for each micro-batch. A recompute sees them as its forward did and leaves no
-trace; an evaluation uses the first replica's buffers.
+Buffers change once for each micro-batch. A recompute uses the values that the first forward saw and
+does not change them; an evaluation uses the first replica's buffers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ChangingBuffers:
 
     @contextmanager
     def attributes_as(self, kept: KeptAttributes | None) -> Iterator[None]:
-        """Give the stage these attributes, and restore its own afterwards."""
+        """Set the stage's attributes to these values within the context, then restore them."""
         if kept is None:
             yield
             return
@@ -47,7 +47,7 @@ class ChangingBuffers:
 
     @contextmanager
     def replaced_by(self, values: Mapping[str, Tensor]) -> Iterator[None]:
-        """Give the stage's buffers these values, and restore its own afterwards."""
+        """Set the stage's buffers to these values within the context, then restore them."""
         own = {name: self.stage.module.get_buffer(name) for name in values}
         self._put(values)
         try:
@@ -63,8 +63,8 @@ class ChangingBuffers:
 
 @contextmanager
 def use_first_buffers(stages: Collection[ChangingBuffers], links: Links) -> Iterator[None]:
-    """Give stages in evaluation the first replica's buffers, which a checkpoint would have: running
-    averages differ between replicas."""
+    """Make stages in evaluation use the first replica's buffers, which a checkpoint would store,
+    since running averages differ between replicas."""
     changing = [buffers for buffers in stages if buffers.names]
     if links.replicas is None or any(each.stage.module.training for each in changing):
         yield

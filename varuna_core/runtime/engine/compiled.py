@@ -1,12 +1,13 @@
 """Apply torch.compile to the modules of a stage: `Options(compile=True)`.
 
-    the model's forward, cuts, stubs      as ever
-    blocks.0   blocks.1   ...             their forwards compiled, one graph for all of a class
+    the model's forward, cuts, stubs      not compiled
+    blocks.0   blocks.1   ...             forwards compiled, one graph for all blocks of a class
 
-The largest modules within one segment are compiled; of a container with several blocks of one
-class, the blocks. A module that draws random numbers is skipped, since a compiled one would draw
-others (its parts that draw none are compiled), and so is one with hooks on its parts. A forward is
-compiled whole or not at all, so a failed compilation has had no effect when the original runs.
+The largest modules within one segment are compiled; for a container with several blocks of one
+class, each block is compiled instead. A module that draws random numbers is skipped, since its
+compiled form would draw other numbers (submodules that draw none are compiled), and so is a module
+with hooks on its submodules. A forward is compiled entirely or not at all, so a failed one has no
+effect.
 
 Layers in a compiled module do not postpone their weight gradients (weight_grads.py).
 """
@@ -30,18 +31,18 @@ from varuna_core.runtime.split.stage import Stage
 log = logging.getLogger(__name__)
 
 NUM_SHOWN = 4
-"""Names of modules shown in a log line."""
+"""Maximum number of module names in a log line."""
 
 # What is to be compiled.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Modules of a stage to compile, by name."""
+    """A stage's modules to compile, by name."""
 
     taken: tuple[str, ...]
     left: Mapping[str, str]
-    """Modules not compiled, with the reason."""
+    """Modules that are not compiled, each with the reason."""
 
 
 def choose_modules(stage: Stage) -> Choice:
@@ -66,7 +67,7 @@ def choose_modules(stage: Stage) -> Choice:
 
 
 def find_within(record: Record, segments: range) -> set[str]:
-    """Return the modules whose calls each stay in one of the segments, without the whole model,
+    """Return the modules whose calls each stay within one of the segments, except the whole model,
     whose outputs the user may inspect."""
     found: dict[str, bool] = {"": False}
     for call in record.calls:
@@ -76,7 +77,7 @@ def find_within(record: Record, segments: range) -> set[str]:
 
 
 def find_drawing(record: Record) -> set[str]:
-    """Return the modules that draw random numbers, also in training mode if it was tried."""
+    """Return the modules that draw random numbers, also in training mode if that was tried."""
     found: set[str] = set()
     for one in filter(None, (record, record.in_training)):
         for draw in (draw for held in one.draws.values() for draw in held):
@@ -124,7 +125,7 @@ def _why_not(name: str, module: nn.Module, stubs: Iterable[str], drawing: set[st
 
 
 def has_hooks(module: nn.Module, *known: Callable[..., Any]) -> bool:
-    """Return True if a module has hooks other than `known` and those for fp32 modules."""
+    """Return True if a module has hooks other than `known` and the hooks for fp32 modules."""
     held: tuple[Any, ...] = (module._forward_pre_hooks, module._forward_hooks)
     hooks = [getattr(hook, "func", hook) for hooks in held for hook in hooks.values()]
     if any(hook not in (widen, narrow, *known) for hook in hooks):
@@ -136,14 +137,14 @@ def has_hooks(module: nn.Module, *known: Callable[..., Any]) -> bool:
 
 
 class Kind:
-    """The compiled modules of one class."""
+    """A class of modules that are compiled alike."""
 
     def __init__(self, name: str) -> None:
         self.name, self.is_eager = name, False
         self.reported: set[type[Exception]] = set()
 
     def give_up(self, module: str, error: Exception) -> None:
-        """Log once that an error keeps modules from being compiled."""
+        """Log, once for the class, that an error prevents its modules from being compiled."""
         if type(error) in self.reported:
             return
         self.reported.add(type(error))
@@ -156,7 +157,7 @@ class Kind:
 
 
 class CompiledForward:
-    """A module's forward: compiled, or the original once that has failed."""
+    """A module's forward: compiled, or the original one if compilation has failed."""
 
     def __init__(
         self,
@@ -184,7 +185,7 @@ class CompiledForward:
 
 
 def why_none(tensor: int, zero: int) -> str:
-    """Return why nothing can be compiled in such a layout; empty if it can."""
+    """Return why this layout does not support torch.compile; empty if it does."""
     if tensor > 1:
         return "tensor: layers that several ranks share are not compiled"
     if zero == 3:
@@ -195,10 +196,10 @@ def why_none(tensor: int, zero: int) -> str:
 def compile_stages(
     stages: Sequence[Stage], backend: bool | str, puts_off: bool
 ) -> frozenset[nn.Module]:
-    """Compile the modules of these stages that may be, log that, and return all modules within.
+    """Compile the eligible modules of these stages, log this, and return them with all submodules.
 
-    `backend` is a name of torch's, or True for the default. `puts_off`: the schedule postpones
-    weight gradients, which compiled modules cannot.
+    `backend` is the name of a torch.compile backend, or True for the default. `puts_off` means that
+    the schedule postpones weight gradients, which compiled modules do not support.
     """
     from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException  # takes seconds
 

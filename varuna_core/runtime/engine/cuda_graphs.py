@@ -1,19 +1,19 @@
-"""CUDA graphs of a stage's forwards and backwards: `Options(cuda_graphs=True)`.
+"""Record a stage's forwards and backwards as CUDA graphs: `Options(cuda_graphs=True)`.
 
-A stage's forward is hundreds of kernels, and launching them takes the host longer than a fast GPU
-takes to run them. A recorded one is a single launch:
+A stage's forward has hundreds of kernels, and the host may need longer to launch them than a fast
+GPU needs to run them. A recorded forward takes a single launch:
 
     F   inputs, activations ─► fixed memory ─► forward ─► copied out
-    B   gradients           ─► fixed memory ─► backward, which adds to fixed sums ─► copied out
+    B   gradients           ─► fixed memory ─► backward, adding to fixed buffers ─► copied out
 
-A recording is of one stage and one shape of batch, for one micro-batch under way: as many are made
-as micro-batches are under way at once, each with memory of its own, in which its activations stay.
-Its F and its B take turns, so they share it. Of the shapes of batches four are recorded.
+A recording is for one stage, one batch shape, and one micro-batch in flight: the number of
+recordings is the number of micro-batches in flight. Each has its own memory for activations, shared
+by its F and B, which never overlap. At most NUM_SHAPES batch shapes are recorded.
 
-The first step with a shape runs kernel by kernel: torch.compile compiles there, and it shows which
-outputs get a gradient. After the recording the Python code of the model does not run. What cannot
-be recorded runs kernel by kernel too, with a warning; so do, without one, recomputed forwards and
-split backwards.
+The first step with a new shape runs kernel by kernel: torch.compile compiles in that step, which
+also shows which outputs get a gradient. After recording, the model's Python code no longer runs.
+Stages that cannot be recorded run kernel by kernel, with a warning; recomputed forwards and split
+backwards do so without a warning.
 """
 
 from __future__ import annotations
@@ -37,34 +37,34 @@ from varuna_core.runtime.split.stage import Stage
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 KNOWN = (Tensor, bool, int, str)
-"""Types of inputs whose values or shapes are part of a key."""
+"""Types of inputs whose shapes (for tensors) or values become part of a key."""
 IDLE_STEPS = 100
-"""Recordings for a shape of batch are dropped after this many steps without it."""
+"""Steps without use after which the recordings for a batch shape are dropped."""
 
 NUM_SHAPES = 4
-"""Shapes of batches recorded for a stage; each needs memory for its activations."""
+"""Maximum number of batch shapes recorded for a stage; each needs memory for its activations."""
 
 Got = tuple[bool, ...]
-"""A flag for each output of a stage, True if it gets a gradient."""
+"""For each output of a stage, True if the output gets a gradient."""
 
 Add = Callable[[Sequence[tuple[nn.Parameter, Tensor]], Tensor], None]
-"""Function that adds gradients of parameters, times a factor, to their sums."""
+"""Function that adds parameters' gradients, multiplied by a factor, to their accumulated sums."""
 
 
 class Recorder(Protocol):
     """Records the work of a device for replay."""
 
     def record(self, work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
-        """Return the work's result in fixed memory, and a function that repeats the work into that
-        memory. The recordings of one recorder must take turns."""
+        """Run `work`; return its result in fixed memory, and a function that repeats the work into
+        that memory. Recordings of one recorder must not run at the same time."""
 
 
 class BrokenRecording(Exception):
-    """Raised if a recording failed in a way after which torch cannot continue."""
+    """Raised if a recording failed and torch cannot continue afterwards."""
 
 
 class CudaRecorder:
-    """Records CUDA graphs in a memory pool of their own."""
+    """Records CUDA graphs in its own memory pool."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch: untyped
@@ -91,8 +91,8 @@ class CudaRecorder:
         return made, graph.replay
 
     def _end(self, graph: Any, error: Exception) -> None:
-        """End a recording that failed. After an operation that CUDA refused, torch before 2.12
-        behaves as if still recording, and memory used by other streams is never freed."""
+        """End a failed recording. After an operation that CUDA refused, torch before 2.12 behaves
+        as if it were still recording, and never frees memory used by other streams."""
         try:
             graph.capture_end()
         except RuntimeError:
@@ -104,7 +104,7 @@ class CudaRecorder:
 
 
 def why_none_recorded(tensor: int, zero: int, device: torch.device) -> str:
-    """Return why nothing can be recorded in such a layout; empty if it can."""
+    """Return why CUDA graphs are unsupported in this layout; empty if they are supported."""
     if device.type != "cuda":
         return "a device that is no GPU"
     if tensor > 1:
@@ -126,7 +126,7 @@ def why_not(stage: Stage) -> str:
 
 
 class Recording:
-    """A recorded forward and backward of a stage, with the memory of one micro-batch."""
+    """A recorded forward and backward of a stage, with memory for one micro-batch."""
 
     def __init__(
         self,
@@ -196,8 +196,8 @@ class Recording:
 
     @torch.no_grad()
     def forward(self, inputs: Mapping[str, Any], received: Crossing | None) -> Any:
-        """Run the forward. Return a crossing in new memory; for the last stage, the model's output,
-        valid until the next forward."""
+        """Run the forward. Return a crossing in new memory; on the last stage, return the model's
+        output, which is valid until the next forward."""
         values = [*list_tensors(inputs), *(() if received is None else received.tensors)]
         torch._foreach_copy_([*self._inputs, *self._received], values)
         self._replay_forward()
@@ -213,8 +213,8 @@ class Recording:
     def backward(
         self, starts: Sequence[Tensor], gradients: Sequence[Tensor | None], factor: float
     ) -> list[Tensor | None]:
-        """Run the backward, and return the gradients of what was received. `starts` are the
-        gradients of outputs that get one, out of `gradients` for all."""
+        """Run the backward, and return the gradients of the received tensors. `starts` holds the
+        gradients of the outputs that get one, `gradients` those of all outputs."""
         if gradients and find_got(gradients) != self._got:
             raise RuntimeError(
                 "the outputs of a stage that get gradients differ from those when it was recorded: "
@@ -253,7 +253,7 @@ def list_tensors(inputs: Mapping[str, Any]) -> list[Tensor]:
 
 
 def _build_join(inputs: Mapping[str, Any]) -> Callable[[Sequence[Tensor]], Any]:
-    """Return a function that builds such inputs from other tensors."""
+    """Return a function that rebuilds such inputs from other tensors."""
     leaves, tree = pytree.tree_flatten(dict(inputs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     for place in places:
@@ -273,7 +273,7 @@ def _once(tensors: Iterable[T]) -> list[T]:
 
 
 class CudaGraphs:
-    """The recordings of one rank's stages."""
+    """All recordings of one rank's stages."""
 
     def __init__(
         self,
@@ -284,8 +284,8 @@ class CudaGraphs:
         compute_factor: Callable[[], float],
         on_made: Callable[[nn.Parameter], None],
     ) -> None:
-        """`compute_factor` returns the factor for the gradients of the next backward; `on_made` is
-        called with each parameter that got a gradient there."""
+        """`compute_factor` returns the factor for the next backward's gradients; `on_made` is
+        called with each parameter that gets a gradient in that backward."""
         self._form, self._make_recorder, self._add = form, make_recorder, add
         self._find_factor, self._on_made = compute_factor, on_made
         self._stages = {stage.index: stage for stage in stages}
@@ -295,7 +295,7 @@ class CudaGraphs:
         self._known: dict[Any, Got] = {}
         self._seen: dict[Any, Got] = {}
         self._free: dict[Any, list[Recording]] = {}
-        """Recordings that no micro-batch uses."""
+        """Recordings that no micro-batch uses at present."""
 
         self._used: dict[Any, int] = {}
         """The step in which each key was last used."""
@@ -319,8 +319,8 @@ class CudaGraphs:
                 held.pop(key, None)
 
     def begin_step(self) -> None:
-        """Begin a step: shapes seen in a whole step may be recorded from now on, and recordings
-        made with weights elsewhere in memory are dropped."""
+        """Begin a step. Shapes seen in a complete step may now be recorded, and recordings are
+        dropped if their weights have moved in memory."""
         self._known |= {key: got for key, got in self._seen.items() if key[0] not in self._left}
         self._seen = {}
         self._step += 1
@@ -334,7 +334,7 @@ class CudaGraphs:
         self._addresses = addresses
 
     def find_key(self, stage: Stage, micro: MicroBatch, received: Crossing | None) -> Any:
-        """Return the key of the recordings for this micro-batch; None if it cannot be recorded."""
+        """Return the key of this micro-batch's recordings; None if it cannot be recorded."""
         if stage.index in self._left or not torch.is_grad_enabled():
             return None
         structure = None if received is None else received.structure
@@ -350,12 +350,12 @@ class CudaGraphs:
         return key
 
     def learn(self, key: Any, gradients: Iterable[Tensor | None]) -> None:
-        """Note which outputs got a gradient in a backward that was not recorded."""
+        """Record which outputs got a gradient in a backward that ran kernel by kernel."""
         if key is not None:
             self._seen[key] = find_got(gradients)
 
     def find(self, key: Any, micro: MicroBatch, received: Crossing | None) -> Recording | None:
-        """Return a recording that no micro-batch uses; None if the action must run without one."""
+        """Return an unused recording; None if the action must run kernel by kernel."""
         if key is None or key not in self._known:
             return None
         if self._free.get(key):

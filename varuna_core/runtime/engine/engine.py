@@ -1,7 +1,7 @@
-"""One loop that runs a rank's list of schedule actions on micro-batches.
+"""Run a rank's list of schedule actions on micro-batches, in a single loop.
 
-A micro-batch passes each stage of the rank once forward and once back. Two things are chosen for
-that way: where the graph of its backward comes from, and whether the backward is split.
+A micro-batch passes each stage of the rank once forward and once backward. The schedule determines
+where the backward's graph comes from, and whether the backward is split.
 
 ```
                  the graph                                       the backward
@@ -9,23 +9,23 @@ plain, recorded  F ───────────────── kept ─�
 recompute        f ─ ─ ─ inputs and buffers, no graph ─ ─ R ─►      or
 offload          F ─► O ─ ─ on the host or a disk ─ ─ L ─────►   I ─ ─ ─ W  weights' later
 
-rank 0       F0 F1          B0 F2 B1    B2    an F sends an activation to the stage behind,
-rank 1          F0 B0 F1 B1       F2 B2       a B a gradient to the stage before: this is 1F1B
-split           F0 I0 F1 I1 W0    F2 I2 ..    an I sends it sooner, a W fills a wait with the rest
-recompute       f0 R0 B0 f1 R1 B1 f2 ..       an R sends nothing
+rank 0       F0 F1          B0 F2 B1    B2    F sends an activation to the next stage,
+rank 1          F0 B0 F1 B1       F2 B2       B a gradient to the previous one: this is 1F1B
+split           F0 I0 F1 I1 W0    F2 I2 ..    I sends the gradient sooner; W fills idle time
+recompute       f0 R0 B0 f1 R1 B1 f2 ..       R sends nothing
 ```
 
 | action | method | does |
 |---|---|---|
-| F | `Engine._forward` | take an activation, run the stage, send what it gives or add up the loss |
+| F | `Engine._forward` | take an activation, run the stage, send the output or add up the loss |
 | f | `Engine._forward_only` | the same without a graph |
 | R | `Engine._recompute` | run the stage again, with a graph |
-| O, L | `Pass.offload`, `Pass.load` | copy the graph of an F out of memory, and back |
+| O, L | `Pass.offload`, `Pass.load` | copy the graph of an F out of device memory, and back |
 | B | `Engine._backward` | take a gradient, run autograd, send the gradient of the activation |
-| I | `Engine._backward_inputs` | the same, with products for weights left to W |
-| W | `Engine._backward_weights` | make those products |
+| I | `Engine._backward_inputs` | the same, but only for inputs, not for weights |
+| W | `Engine._backward_weights` | compute the postponed weight gradients |
 
-The loop says when; a `Pass` (passes.py) says how, one class for each source of a graph.
+The loop determines the order; a `Pass` (passes.py), one class per source of a graph, executes it.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ class Engine:
         self.links, self.passes, self.loss, self.turns = links, passes, loss, turns
         self.seed, self.trace, self.times = seed, trace, times
         self.seeds_foreign = seeds_foreign
-        """True to seed Python's and numpy's streams too (random_streams.py)."""
+        """True to also seed Python's and numpy's random generators (random_streams.py)."""
 
         self.stages = {stage.index: stage for stage in stages}
         self.device = stages[0].device
         wake_autograd(self.device)
         self.last = next((stage.module for stage in stages if stage.is_last), None)
-        """The module of the last stage, if this rank holds it."""
+        """The module of the last stage if this rank holds that stage, else None."""
 
         # A trace's clock also says what the device did until then.
         self.mailbox = Mailbox(stages, links, getattr(trace, "now", time.perf_counter))
@@ -90,7 +90,7 @@ class Engine:
         self._step = 0
         self._keep: Keep | None = None
         self._under_way: dict[tuple[int, int], Pass] = {}
-        """Passes that have begun and not ended, by stage and micro-batch."""
+        """Passes that have begun but not ended, keyed by stage and micro-batch."""
 
         self._forwards = {"F": self._forward, "f": self._forward_only}
         self._others: dict[str, Callable[[Pass], None]] = {
@@ -114,11 +114,11 @@ class Engine:
         weigh: Callable[[], Sequence[float]] | None = None,
         keep: Keep | None = None,
     ) -> Tensor:
-        """Run a training step. Return the sum over samples of this rank's losses (0 without the
-        last stage), or the summed `totals` of a TokenMean.
+        """Run a training step. Return the sum over samples of this rank's losses (0 if the rank
+        does not hold the last stage), or the summed `totals` of a TokenMean.
 
-        `count` returns the samples of the global batch, and `weigh` the weight of each of a
-        TokenMean's sums; both are called as late as possible. The loss is multiplied by
+        `count` returns the number of samples of the global batch, and `weigh` the weight of each
+        sum of a TokenMean; both are called as late as possible. The loss is multiplied by
         `loss_scale` before its backward. Up to `ahead` forwards may run early when a gradient is
         late.
         """
@@ -149,7 +149,7 @@ class Engine:
     ) -> Tensor:
         """Run only the forwards of the actions, and return the sum over samples of the losses.
 
-        With `keep`, the model's output need not contain a loss.
+        If `keep` is given, the model's output need not contain a loss.
         """
         self._begin(step, microbatches)
         self.loss.begin_step()
@@ -208,7 +208,7 @@ class Engine:
             return self._forward(action, micro)
 
     def _deliver(self, turn: Turn, output: Any) -> Any:
-        """Send what crosses the cut, or add the loss; return what the backward starts from."""
+        """Send the values that cross the cut, or add the loss; return the backward's start."""
         if not turn.stage.is_last:
             self.mailbox.send_activation(turn.stage, turn.number, output)
             return output

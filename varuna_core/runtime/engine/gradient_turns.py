@@ -1,10 +1,10 @@
-"""The actions that make gradients, and who hears of them: autograd's hooks, or nobody.
+"""Track the actions that compute gradients, and which of them must trigger autograd's hooks.
 
 ```
-stage 0      B0          B1          B2
-             seen        added       seen, last for its parameters
-             teaches     within the  is waited for: the sums over
-             the hooks   product     replicas may begin
+stage 0      B0           B1           B2
+             hooks run,   no hooks:    hooks run: the last gradient
+             learn which  added in     of its parameters, so their
+             get one      the product  all-reduce may begin
 ```
 """
 
@@ -19,12 +19,12 @@ from varuna_core.runtime.split.stage import Stage
 from varuna_core.schedule.actions import Action
 
 BeforeGradients = Callable[[Sequence[nn.Parameter], Sequence[PutOffProduct] | None], None]
-"""Function called before each action that makes gradients, with the parameters for which it is the
-last one, and with the products of a W (else None)."""
+"""Function called before each action that computes gradients. Its arguments are the parameters for
+which the action is the last one, and the products of a W (None for other actions)."""
 
 
 class GradientTurns:
-    """The actions of a step that make gradients, and the parameters that each one finishes."""
+    """Actions of a step that compute gradients, and the parameters that each action completes."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class GradientTurns:
         before: BeforeGradients | None = None,
         after: Callable[[], None] = lambda: None,
     ) -> None:
-        """`before` is None if nothing waits for gradients; `after` is called after each B and W."""
+        """`before` is None if no hook waits for gradients; `after` is called after each B and W."""
         self.stages, self.weight_grads = stages, weight_grads
         self.before, self.end = before, after
         self._finishing: dict[Action, list[nn.Parameter]] = {}
@@ -61,7 +61,7 @@ class GradientTurns:
 def list_finishing(
     actions: Sequence[Action], stages: Sequence[Stage]
 ) -> dict[Action, list[nn.Parameter]]:
-    """Return, by action, the parameters whose gradients are complete after it, in order."""
+    """Return, for each action, the parameters whose gradients it completes, in order."""
     if not actions:  # no samples for this replica
         return {}
     last = {a.stage: place for place, a in enumerate(actions) if a.kind in "BIW"}

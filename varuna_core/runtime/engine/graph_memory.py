@@ -1,9 +1,9 @@
-"""Memory of a micro-batch's graph, measured once, and how much memory a rank has for graphs.
+"""Measure the memory of a micro-batch's graph once, and the memory that a rank has for graphs.
 
-`recompute="auto"` runs the first step with everything recomputed and measures each stage's first
-graph on the way: what autograd saves, what comes in and what goes out. By the next step gradients
-and optimizer state are where they will be, so the rest of a GPU's memory is what micro-batches may
-hold. The ranks agree on the figures, so that all build the same schedule.
+`recompute="auto"` recomputes everything in the first step and measures each stage's first graph in
+that step: tensors saved by autograd, received and sent. In the next step gradients and optimizer
+state are already allocated, so micro-batches may use the remaining memory of the GPU. The ranks
+agree on the figures, so that all build the same schedule.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from varuna_core.schedule.recompute import USABLE, Memory
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Keep Python's garbage collector from running."""
+    """Disable Python's garbage collector within the context."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -44,7 +44,7 @@ class GraphMeter:
         self.graphs: dict[int, float] = {}
         self.inputs: dict[int, float] = {}
         self.kept: dict[int, float] = {}
-        """Bytes that a forward keeps for its recompute, besides its inputs."""
+        """Bytes that a forward keeps for its recompute, besides its inputs, by stage."""
 
     def run(
         self,
@@ -53,8 +53,8 @@ class GraphMeter:
         received: Crossing | None,
         on_segment: Callable[[int], None],
     ) -> Any:
-        """Run the stage's forward with a graph, and measure the stage's first one if torch allows
-        it; otherwise this rank's memory stays unknown."""
+        """Run the stage's forward with a graph, and measure the stage's first graph if torch
+        supports this; otherwise this rank's memory stays unknown."""
         is_unhooked = not stage.record.unhooked.isdisjoint(stage.segments)
         if stage.index in self.graphs or is_unhooked:
             return stage.forward(micro.inputs, received, on_segment)
@@ -89,7 +89,7 @@ class GraphMeter:
 
 
 def measure_storages(tensors: Iterable[Any]) -> dict[int, int]:
-    """Return the bytes of the distinct storages."""
+    """Return the total bytes of the distinct storages."""
     found: dict[int, int] = {}
     for held in tensors:
         tensor = _pick_memory(held)
@@ -100,8 +100,8 @@ def measure_storages(tensors: Iterable[Any]) -> dict[int, int]:
 
 
 def _pick_memory(held: Any) -> Any:
-    """Return the tensor that holds the memory: a DTensor's share, or a collective's result (torch
-    2.13)."""
+    """Return the tensor that owns the memory: a DTensor's local shard, or the result of a
+    collective (torch 2.13)."""
     if hasattr(held, "to_local"):
         with torch.no_grad():
             held = held.to_local()
@@ -109,7 +109,7 @@ def _pick_memory(held: Any) -> Any:
 
 
 def compute_limit(device: torch.device, parameters: Iterable[nn.Parameter]) -> float:
-    """Return the bytes of a GPU for micro-batches: free memory minus missing gradients."""
+    """Return the bytes of a GPU for micro-batches: free memory minus unallocated gradients."""
     free, _ = torch.cuda.mem_get_info(device)
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     gradients = sum(
@@ -119,7 +119,7 @@ def compute_limit(device: torch.device, parameters: Iterable[nn.Parameter]) -> f
 
 
 def agree_on_memory(meter: GraphMeter, limit: float, links: Links) -> Memory | None:
-    """Return the largest graphs and least memory over all replicas; None if one is not measured."""
+    """Return the largest graphs and the least memory over all replicas; None if any are unknown."""
     stages, depth = links.stage_map.num_stages, links.stage_map.depth
     figures = torch.full((2 * stages + depth,), -torch.inf, dtype=torch.float64)
     for stage, graph in meter.graphs.items():

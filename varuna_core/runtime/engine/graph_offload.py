@@ -1,18 +1,18 @@
-"""Graphs of micro-batches outside the device's memory: the actions `O` and `L`.
+"""Offload graphs of micro-batches from device memory and load them again: the actions `O` and `L`.
 
 ```
 compute   F0 ──── F1 ──────── L0 F2 ──── B0
-            └ out O0 ─┐        └ back ──┘      on streams of their own: the host waits for nothing
-              F1 runs beside it; its memory is free to the device's work from the next O or L on
+            └ out O0 ─┐        └ back ──┘      on separate streams, so the host never waits
+              runs beside F1; the memory of F0 is reusable from the next O or L on
 ```
 
-What autograd saves in a forward is held here until its backward, by memory: what is saved twice, or
-as several views, is copied once. Parameters, buffers, a batch's inputs and what another stage has
-sent are in memory anyway and stay. So do tensors that are no plain memory of the device, and what
-the model's own hooks on saved tensors keep.
+Tensors that autograd saves in a forward are held here until the backward, by storage: a tensor
+saved twice, or as several views, is copied once. Parameters, buffers, a batch's inputs and tensors
+received from another stage are in memory anyway and are not offloaded. Neither are tensors without
+plain device memory, and tensors kept by the model's own saved-tensor hooks.
 
-A GPU's graphs go to pinned host memory. On a CPU there is nowhere else but a disk: they go to files
-without names in TMPDIR, and come back as they were.
+Graphs of a GPU are copied to pinned host memory. Graphs of a CPU can only be copied to a disk: they
+are written to unnamed files in TMPDIR.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from varuna_core.checkpoint.format.entries import view_bytes
 
 
 class Copies(Protocol):
-    """Copies of one graph's memory in another place."""
+    """Copies of one graph's memory outside the device."""
 
     def bring_back(self) -> list[Tensor]:
-        """Begin to copy back into new memory of the device, in order."""
+        """Start to copy back into newly allocated device memory, in order."""
 
     def wait(self) -> None:
-        """Make the device's work wait until all is back."""
+        """Make later work of the device wait until all copies are back."""
 
 
 class Place(Protocol):
-    """Memory or files that graphs are copied to."""
+    """Pinned memory or files that graphs are copied to."""
 
     def copy_out(self, memories: Sequence[Tensor]) -> Copies:
-        """Begin to copy these bytes of the device, which must not change meanwhile."""
+        """Start to copy these bytes of the device, which must not change during the copy."""
 
 
 class HostMemory:
-    """Pinned memory of the host, for graphs of a GPU."""
+    """Pinned host memory, for graphs of a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -67,9 +67,9 @@ class HostMemory:
         return HostCopies(self, copies)
 
     def free_copied(self) -> None:
-        """Let later work reuse the memory of the last offloaded graph. With the allocator's own
-        `record_stream`, it would be freed only when the host next checks, and the host, which runs
-        ahead, would allocate more."""
+        """Let later work reuse the memory of the last offloaded graph. The allocator's own
+        `record_stream` would free it only when the host next checks, and the host, which runs ahead
+        of the GPU, would allocate more memory until then."""
         if self._leaving:
             torch.cuda.current_stream(self.device).wait_stream(self.out)
             self._leaving = ()
@@ -151,25 +151,25 @@ def choose_place(device: torch.device) -> Place:
 
 @dataclass(slots=True)
 class Storage:
-    """Memory shared by tensors."""
+    """Memory shared by several tensors."""
 
     data: Tensor | None
-    """The bytes while they are on the device."""
+    """The bytes while they are on the device, else None."""
 
 
 Rebuild = Callable[[], Tensor]
-"""Function that rebuilds a tensor on memory that was copied back."""
+"""Function that rebuilds a tensor on memory that has been copied back."""
 
 
 @dataclass
 class SavedTensor:
     tensor: Tensor | None
-    """The tensor; None after it was offloaded."""
+    """The tensor; None once it was offloaded."""
 
     version: int
     rebuild: Rebuild | None = None
     is_changed: bool = False
-    """True if it was changed between being saved and being offloaded."""
+    """True if the tensor was changed after it was saved and before it was offloaded."""
 
     def find(self) -> Tensor:
         tensor = self.tensor
@@ -192,7 +192,7 @@ class SavedGraph:
 
     device: torch.device
     staying: Collection[int]
-    """Storages that stay in memory anyway, by their `_cdata`."""
+    """Storages that are not offloaded, since they stay in memory anyway, by their `_cdata`."""
 
     _saved: list[weakref.ref[SavedTensor]] = field(default_factory=list)
     """Saved tensors that autograd still needs."""
@@ -202,7 +202,7 @@ class SavedGraph:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Record the tensors that autograd saves in the forward within."""
+        """Record the tensors that autograd saves for the forward within the context."""
         with torch.autograd.graph.saved_tensors_hooks(self._save, SavedTensor.find):
             yield
 
@@ -213,7 +213,7 @@ class SavedGraph:
         return saved
 
     def offload(self, place: Place) -> None:
-        """Copy the graph, and free its memory."""
+        """Start to copy the graph to `place`, and free its device memory."""
         for saved in [found for ref in self._saved if (found := ref()) is not None]:
             assert saved.tensor is not None
             saved.rebuild = self._take(saved.tensor)
@@ -227,7 +227,7 @@ class SavedGraph:
             storage.data = None
 
     def load(self) -> None:
-        """Begin to copy the graph back; from then on only the backward holds it."""
+        """Start to copy the graph back; afterwards only the backward refers to the graph."""
         assert self._copies is not None
         storages = [*self._storages.values()]
         self._storages.clear()
@@ -241,7 +241,7 @@ class SavedGraph:
             self._copies = None
 
     def _take(self, tensor: Tensor) -> Rebuild | None:
-        """Take a tensor's memory for offload; None if the tensor stays."""
+        """Register a tensor's memory for offload; return None if the tensor stays."""
         if hasattr(tensor, "trigger_wait"):  # what a collective is making
             return self._take(tensor.trigger_wait())
         if tensor.is_nested:  # one that is made again has another ragged size than its kin (2.13)
@@ -273,7 +273,7 @@ class SavedGraph:
         return rebuild
 
     def _take_parts(self, tensor: Any) -> Rebuild | None:
-        """Take a tensor made of others, such as a DTensor."""
+        """Register the parts of a tensor subclass such as DTensor for offload."""
         names, context = tensor.__tensor_flatten__()
         parts = {name: getattr(tensor, name) for name in names}
         found = {n: self._take(part) for n, part in parts.items() if isinstance(part, Tensor)}

@@ -1,17 +1,17 @@
-"""Results of matrix products, kept by an `f` for its `R`: `recompute="selective"`.
+"""Reuse the matrix products of an `f` in its `R`: `recompute="selective"`.
 
 ```
-f   norm ─ product ─ gelu ─ product ─ add       only inputs are kept, and the products
-R   norm ─   │    ─ gelu ─   │     ─ add        again, with a graph; products are taken as they are
+f   norm ─ product ─ gelu ─ product ─ add       saves only inputs and products
+R   norm ─   │    ─ gelu ─   │     ─ add        runs again, with a graph; reuses the products
 ```
 
-Products are most of a forward's work, and what is between them is most of its memory: norms,
-activations, dropout, and the scores of an attention, which are products too but larger than what
-they are made of. A product that the model has changed in place since is computed again. So is one
-that draws random numbers: what is drawn behind it must be the same.
+Matrix products take most of a forward's time, and the results between them most of its memory:
+norms, activations, dropout, and attention scores, which are products too but larger than their
+inputs. A product that the model has since changed in place is recomputed. A product that draws
+random numbers is also recomputed, so that later draws are the same.
 
-If the `R` calls for other products than the `f` did, as a model may that asks whether gradients are
-on, none is trusted.
+If the `R` computes other products than the `f`, as in a model that checks if gradients are enabled,
+no saved product is used.
 """
 
 from __future__ import annotations
@@ -64,23 +64,23 @@ class KeptProducts:
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
-        """Products of the first forward, in order."""
+        """Products of the first forward (`f`), in order."""
 
         self.results: dict[int, KeptProduct] = {}
-        """The kept results, by the index of their call."""
+        """The saved results, keyed by the index of their call."""
 
         self.again: list[Call] = []
-        """Products of the second forward."""
+        """Products of the second forward (`R`)."""
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
-        """Keep the products of the forward within, an `f`."""
+        """Save the products of the forward that runs within the context, an `f`."""
         with _Keep(self):
             yield
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """Reuse kept products in the same forward within, its `R`; check `is_alike` afterwards."""
+        """Reuse saved products in the `R` that runs within the context; then check `is_alike`."""
         with _Serve(self):
             yield
         self.results.clear()
@@ -90,7 +90,7 @@ class KeptProducts:
 
     @property
     def is_alike(self) -> bool:
-        """True if both forwards made the same products."""
+        """Return True if both forwards computed the same products."""
         return self.calls == self.again
 
 
@@ -101,7 +101,7 @@ class _Keep(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch: untyp
         super().__init__()  # type: ignore[no-untyped-call]  # torch: untyped
         self.products = products
         self._places: dict[int, int] = {}
-        """Index of each kept result, by its storage."""
+        """Index of each saved result, keyed by its storage."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -147,8 +147,8 @@ class _Serve(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch: unty
 def ask_for_backward(
     func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Return arguments with which an attention also returns the sums that its backward needs; on a
-    GPU it omits them if no gradient is asked for, as in an `f`."""
+    """Return arguments that make an attention also return the log-sum-exp that its backward needs;
+    on a GPU, attention omits that result if no gradient is requested, as in an `f`."""
     names = [argument.name for argument in func._schema.arguments]
     if FOR_BACKWARD not in names:
         return args, kwargs
@@ -172,7 +172,7 @@ def is_worth_keeping(
 
 
 def _detach(values: Any) -> Any:
-    """Detach tensors, keeping memory and change counters in common."""
+    """Detach tensors, so that they share memory and version counters with the originals."""
     with counting_changes():
         return pytree.tree_map_only(Tensor, lambda tensor: tensor.detach(), values)
 
@@ -182,7 +182,7 @@ def _list_tensors(values: Any) -> list[Tensor]:
 
 
 def _is_dry(args: Any) -> bool:
-    """Return True for tensors without values, with which DTensors infer shapes once a call."""
+    """Return True for tensors without values, which DTensor uses to infer shapes once per call."""
     return any(isinstance(tensor, FakeTensor) for tensor in _list_tensors(args))
 
 

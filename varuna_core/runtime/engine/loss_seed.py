@@ -1,8 +1,8 @@
-"""Sum the loss of a step over samples, and compute what backwards start from.
+"""Sum the loss of a step over samples, and compute the gradients that backwards start from.
 
-The sum stays on the device and is not read. A backward starts from the weight of its micro-batch in
-the global mean, times the loss scale. For a half-precision loss that weight is split in two
-factors; the second is applied when gradients are summed (optim/precision.py).
+The sum stays on the device and is not copied to the host. A backward starts from the micro-batch's
+weight in the global mean, times the loss scale. For a half-precision loss, this weight is split
+into two factors; the second one is applied when gradients are accumulated (optim/precision.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from varuna_core.runtime.split.cut import SplitError
 from varuna_core.runtime.split.loss import LossForm, TokenMean, pick_loss
 
 SplitWeight = Callable[[float, float], float]
-"""Function from a micro-batch's weight and the loss scale to the start of its backward."""
+"""Function that maps a micro-batch's weight and the loss scale to its backward's start gradient."""
 
 
 class LossSeed:
@@ -27,8 +27,8 @@ class LossSeed:
     def __init__(
         self, form: LossForm, device: torch.device, split: SplitWeight | None = None
     ) -> None:
-        """`split` is called before gradients are made, on every stage. Without it a backward starts
-        from weight times scale. The weights of a TokenMean are not split."""
+        """`split` is called before gradients are computed, on every stage. Without it, a backward
+        starts from weight times scale. The weights of a TokenMean are not split."""
         self.form, self.device, self.split = form, device, split
         self.begin_step()
 
@@ -66,7 +66,7 @@ class LossSeed:
         return loss
 
     def pair(self, loss: Tensor | TokenMean, micro: MicroBatch) -> Sequence[tuple[Tensor, Tensor]]:
-        """Return the tensors from which a loss's backward starts, each with its gradient."""
+        """Return the tensors from which a loss's backward starts, each with its start gradient."""
         if not isinstance(loss, TokenMean):
             if self.split is not None:
                 seed = self.split(self._weight(micro), self._scale)
@@ -85,8 +85,8 @@ class LossSeed:
         ]
 
     def split_weight(self, micro: MicroBatch) -> None:
-        """Set the factor for a micro-batch's gradients, on a stage whose loss is elsewhere or
-        done."""
+        """Set the factor for a micro-batch's gradients on a stage that does not compute the loss,
+        or has done so already."""
         if self.split is not None:
             self.split(self._weight(micro), self._scale)
 

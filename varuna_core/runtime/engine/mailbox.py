@@ -1,8 +1,8 @@
-"""Messages of a rank's stages: through a channel to another rank, or in memory to its own stages.
+"""Exchange messages between stages: by channels between ranks, in memory within a rank.
 
 ```
         rank 0                  rank 1
-stage 0 ──► stage 1      ┌────► stage 2      a channel between ranks, for each way
+stage 0 ──► stage 1      ┌────► stage 2      one channel between ranks per direction
       memory   └─────────┘
 ```
 """
@@ -30,7 +30,7 @@ NOTHING: Message = (True, -1, -1)
 
 @dataclass(frozen=True, kw_only=True)
 class StageChannels:
-    """Channels of one stage; None at the ends of the pipeline, and to a stage of the same rank."""
+    """Channels of one stage; None at the ends of the pipeline, and between stages of one rank."""
 
     activations_in: ReceivingEnd | None
     gradients_in: ReceivingEnd | None
@@ -55,22 +55,22 @@ class Mailbox:
     """Messages to and from the stages of one rank in a step."""
 
     def __init__(self, stages: Sequence[Stage], links: Links, now: Callable[[], float]) -> None:
-        """`now` returns the time at which a message that was taken is available."""
+        """`now` returns the time at which a message that was just taken became available."""
         self.links, self._now = links, now
         self._channels = {stage.index: connect_stage(stage.index, links) for stage in stages}
         self._in_memory: dict[Message, Crossing] = {}
         self._times: ActionTimes | None = None
         self.ready_s = 0.0
-        """When the running action got its message; the engine sets it as the action begins."""
+        """Time at which the running action got its message; set by the engine at its start."""
 
     def begin_step(self, times: ActionTimes | None) -> None:
-        """Drop what a failed step has left; `times` records when messages come and go."""
+        """Discard messages of a failed step; `times` records when messages arrive and leave."""
         self._in_memory.clear()
         self._times = times
 
     def exchange_nothing(self) -> None:
-        """Tell neighbouring ranks that this batch has no samples, and check theirs: they would wait
-        for messages that never come."""
+        """Tell neighbouring ranks that this batch has no samples, and check that theirs has none,
+        since they would wait for messages that never arrive."""
         links = self.links
         for sender in (*links.activations_out.values(), *links.gradients_out.values()):
             sender.send(())
@@ -78,31 +78,31 @@ class Mailbox:
             self._take(receiver, NOTHING)
 
     def order(self, actions: Sequence[Action], ahead: int) -> Iterable[Action]:
-        """Return the actions in order, with up to `ahead` forwards run early while an input is
+        """Return the actions in order, but run up to `ahead` forwards early while an input is
         missing."""
         if not ahead:
             return actions
         return run_ahead(actions, ahead, self._has_come, self._wait_for_either)
 
     def take_activation(self, stage: Stage, number: int) -> Crossing | None:
-        """Take the activation that the stage receives; None for the first stage."""
+        """Take the activation that the stage receives; return None on the first stage."""
         if stage.is_first:
             return None
         channel = self._channels[stage.index].activations_in
         return self._take(channel, (True, stage.index, number))
 
     def take_gradients(self, stage: Stage, number: int) -> Sequence[Tensor | None]:
-        """Take the gradients of what the stage has sent."""
+        """Take the gradients of the tensors that the stage has sent."""
         channel = self._channels[stage.index].gradients_in
         return self._take(channel, (False, stage.index, number)).tensors
 
     def send_activation(self, stage: Stage, number: int, output: Crossing) -> None:
-        """Send what crosses the cut after the stage."""
+        """Send the values that cross the cut after the stage."""
         channel = self._channels[stage.index].activations_out
         self._send(channel, (True, stage.index + 1, number), output)
 
     def send_gradients(self, stage: Stage, number: int, gradients: Sequence[Tensor | None]) -> None:
-        """Send the gradients of what the stage has received."""
+        """Send the gradients of the tensors that the stage has received."""
         channel = self._channels[stage.index].gradients_out
         crossing = Crossing(tuple(gradients), None)  # type: ignore[arg-type]
         self._send(channel, (False, stage.index - 1, number), crossing)

@@ -1,9 +1,9 @@
 """Cut a replica's batch into micro-batches.
 
-The dummy inputs show which inputs have an entry for each sample: tensors with the first tensor's
-first dimension or, if a function makes batches of any size, whatever dimension grows with the size.
-Other inputs go whole to each micro-batch. The last micro-batch is smaller if the batch does not
-divide.
+The dummy inputs show which inputs have a sample dimension: tensors whose first dimension equals the
+first tensor's or, if a function makes batches of any size, the dimension that grows with that size.
+Other inputs are passed whole to each micro-batch. The last micro-batch is smaller if the batch size
+is not divisible.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class MicroBatch:
     inputs: Mapping[str, Any]
     size: int
     first_sample: int
-    """The index of its first sample in the global batch."""
+    """Index of the micro-batch's first sample in the global batch."""
 
 
 def deal_samples(batch_size: int, chunk_size: int, num_replicas: int) -> list[range]:
-    """Return the samples of each replica: whole micro-batches, so that any layout has the same.
+    """Return each replica's samples, in whole micro-batches that are the same in every layout.
 
-    The first replicas may get one more, and the last micro-batch may be smaller.
+    The first replicas may get one more micro-batch, and the last micro-batch may be smaller.
     """
     chunks = -(-batch_size // chunk_size)
     each, more = divmod(chunks, num_replicas)
@@ -46,9 +46,9 @@ def deal_samples(batch_size: int, chunk_size: int, num_replicas: int) -> list[ra
 def compute_first(
     size: int, batch_size: int, samples: range, replica: int, num_replicas: int, *, bounded: bool
 ) -> int:
-    """Return the index of a replica's first sample: in its dealt share, or in an even one.
+    """Return the index of a replica's first sample, in its assigned share or in an even share.
 
-    A batch of the dealt size is taken for the dealt share, which `model.samples` names.
+    A batch with the assigned size is assumed to be the assigned share, `model.samples`.
     """
     if size == len(samples):
         return samples.start
@@ -68,7 +68,7 @@ class BatchSplitter:
 
     def __init__(self, dims: dict[Any, int | None]) -> None:
         self.dims = dims
-        """Sample dimension of each tensor in the dummy inputs; None for one passed whole."""
+        """Sample dimension of each tensor in the dummy inputs; None for a tensor passed whole."""
 
     @staticmethod
     def from_inputs(inputs: Mapping[str, Any]) -> BatchSplitter:
@@ -87,11 +87,11 @@ class BatchSplitter:
         return BatchSplitter(dims)
 
     def list_dims(self) -> list[int]:
-        """Return the dimensions that hold samples, each once."""
+        """Return the distinct dimensions that hold samples."""
         return [*dict.fromkeys(dim for dim in self.dims.values() if dim is not None)]
 
     def count(self, inputs: Mapping[str, Any]) -> int:
-        """Return the number of samples in this batch."""
+        """Return the number of samples in a batch."""
         sizes = {}
         for path, leaf in _flatten(inputs):
             dim = self.dims.get(path)
@@ -105,7 +105,7 @@ class BatchSplitter:
         return next(iter(sizes.values()))
 
     def count_places(self, inputs: Mapping[str, Any]) -> int:
-        """Return the elements of the largest integer input: about the number of tokens."""
+        """Return the number of elements of the largest integer input, roughly the tokens."""
         held = [leaf for path, leaf in _flatten(inputs) if self.dims.get(path) is not None]
         return max((x.numel() for x in held if not x.is_floating_point()), default=0)
 

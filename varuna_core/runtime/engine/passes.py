@@ -1,15 +1,15 @@
-"""A micro-batch's pass through a stage: a class for each source of the graph of its backward.
+"""Run a micro-batch's pass through a stage, with a class for each source of the backward's graph.
 
 ```
 PlainPass        F ───────────────────────────────── B    autograd's graph, in memory
-├ RecordedPass   F ───────────────────────────────── B    CUDA graphs in place of autograd's
+├ RecordedPass   F ───────────────────────────────── B    CUDA graphs instead of autograd's
 ├ OffloadedPass  F ─► O ─ ─ ─ ─ elsewhere ─ ─ ─ L ─► B
 └ RecomputePass  f ─ ─ ─ inputs and buffers ─ ─ R ─► B
   └ SelectivePass  f ─ ─ and matrix products ─ ─ R ► B
 ```
 
-Each backward may be split (I, W), but for a recorded one: that makes all gradients at once. So
-`Passes` records only what ends in a B, and nothing that is offloaded, for a recording keeps its
+Every backward may be split (I, W) except a recorded one, which computes all gradients at once. So
+`Passes` records only passes that end in a B, and no offloaded passes, since a recording keeps its
 memory.
 """
 
@@ -40,15 +40,15 @@ from varuna_core.schedule.actions import Action, Kind, ScheduleError
 log = logging.getLogger(__name__)
 
 Gradients = Sequence[Tensor | None]
-"""A gradient for each tensor that crossed a cut; None if it needs none."""
+"""A gradient for each tensor that crossed a cut; None if the tensor needs none."""
 
 Pairs = Sequence[tuple[Any, Tensor]]
-"""Tensors, or edges of a graph, that a backward starts from, with their gradients."""
+"""Tensors or graph edges that a backward starts from, with their gradients."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Turn:
-    """A micro-batch on a stage."""
+    """One micro-batch on one stage."""
 
     stage: Stage
     number: int
@@ -59,32 +59,32 @@ class Turn:
     received: Crossing | None = None
 
     def start_streams(self) -> None:
-        """Seed for code before the stage, which draws from the first segment's stream."""
+        """Seed the random stream of segment 0 for model code that runs before the stage."""
         if not self.stage.is_first:
             self.on_segment(0)
 
     def run(self) -> Any:
-        """Run the stage; return what crosses the cut after it, or the model's output."""
+        """Run the stage; return the values that cross the cut after it, or the model's output."""
         return self.stage.forward(self.micro.inputs, self.received, self.on_segment)
 
 
 class Pass(ABC):
-    """One turn from its forward to its last gradient, by the actions of a schedule."""
+    """One turn from its forward to its last gradient, executed by the actions of a schedule."""
 
     def __init__(self, turn: Turn, passes: Passes) -> None:
         self.turn, self.passes = turn, passes
         self.output: Any = None
-        """The loss, or what crossed the cut, from which the backward starts."""
+        """The loss, or the values that crossed the cut, from which the backward starts."""
 
         self.products: Sequence[PutOffProduct] = ()
-        """Products of an I that are left for its W."""
+        """Products that an I has left for its W."""
 
     @abstractmethod
     def forward(self) -> Any:
         """F, f: run the stage."""
 
     def output_ready(self, output: Any) -> None:
-        """Take the forward's output after it was sent or its loss computed."""
+        """Keep the forward's output, after it was sent or its loss computed."""
         self.output = output
 
     def recompute(self) -> Any:
@@ -92,29 +92,29 @@ class Pass(ABC):
         raise self._refuse("R")
 
     def offload(self) -> None:
-        """O: begin to copy the graph out of memory."""
+        """O: start to copy the graph out of device memory."""
         raise self._refuse("O")
 
     def load(self) -> None:
-        """L: begin to copy the graph back."""
+        """L: start to copy the graph back."""
         raise self._refuse("L")
 
     @abstractmethod
     def pair(self, gradients: Gradients) -> Pairs:
-        """Return what the backward starts from, with the gradients that came."""
+        """Return the tensors that the backward starts from, with their received gradients."""
 
     @abstractmethod
     def backward(self, pairs: Pairs, gradients: Gradients) -> Gradients:
-        """B: make all gradients, and return those of what was received. `gradients` are all that
-        came, including those that nothing starts from."""
+        """B: compute all gradients, and return those of received tensors. `gradients` holds all
+        received gradients, including those from which nothing starts."""
 
     @abstractmethod
     def backward_inputs(self, pairs: Pairs, gradients: Gradients) -> Gradients:
-        """I: make the gradients of what was received, and postpone products for weights."""
+        """I: compute the gradients of received tensors, and postpone the products for weights."""
 
     @abstractmethod
     def backward_weights(self) -> None:
-        """W: make the postponed products."""
+        """W: compute the postponed products."""
 
     def _refuse(self, kind: Kind) -> ScheduleError:
         action = Action(kind, self.turn.stage.index, self.turn.number)
@@ -163,11 +163,11 @@ class PlainPass(Pass):
 
 
 class RecordedPass(PlainPass):
-    """A pass that replays CUDA graphs once there are some, and until then shows what to record."""
+    """A pass that replays CUDA graphs; before they exist, it collects what recording needs."""
 
     recording: Recording | None = None
     key: Any = None
-    """Key of the recordings that this pass may use."""
+    """Key of the CUDA graphs that this pass may use."""
 
     def forward(self) -> Any:
         turn, graphs = self.turn, self._graphs
@@ -218,7 +218,7 @@ class OffloadedPass(PlainPass):
 
 
 class RecomputePass(PlainPass):
-    """A pass that keeps what its forward saw, and makes the graph when the backward comes."""
+    """A pass that saves its forward's inputs, and rebuilds the graph before the backward."""
 
     def forward(self) -> Any:
         changing = self.passes.buffers[self.turn.stage.index]
@@ -247,7 +247,7 @@ class RecomputePass(PlainPass):
 
 
 class SelectivePass(RecomputePass):
-    """A pass that keeps the matrix products of its forward too, and does not compute them again."""
+    """A recomputing pass that also saves its forward's matrix products and reuses them."""
 
     def forward(self) -> Any:
         self.turn.stage.foresee(self.turn.micro.inputs)
@@ -262,7 +262,7 @@ class SelectivePass(RecomputePass):
         super().output_ready(output)
 
     def recompute(self) -> Any:
-        """Run the stage with the products that were kept, or in full if it makes others."""
+        """Run the stage with the saved products, or compute everything if the products differ."""
         stage, saved = self.turn.stage, self.buffers
         self.buffers = {name: buffer.clone() for name, buffer in saved.items()}
         with self.kept.serving():
@@ -281,7 +281,7 @@ class SelectivePass(RecomputePass):
 
 
 class Passes:
-    """Creates the passes of one rank's stages, and holds what they share."""
+    """Creates the passes of one rank's stages, and holds the state that they share."""
 
     def __init__(
         self,
@@ -292,13 +292,13 @@ class Passes:
         graphs: CudaGraphs | None = None,
         is_selective: bool = False,
     ) -> None:
-        """With `is_selective`, recomputes reuse matrix products."""
+        """If `is_selective`, recomputes reuse matrix products."""
         self.device = stages[0].device
         self.weight_grads = weight_grads or WeightGrads()
         self.meter, self.graphs = meter, graphs
         self.buffers = {stage.index: ChangingBuffers(stage) for stage in stages}
         self.selective = set[int]()
-        """Stages whose products are kept for a recompute."""
+        """Stages whose products are saved for a recompute."""
 
         for stage in stages if is_selective else ():
             if (stage.record.composed | stage.record.unhooked).isdisjoint(stage.segments):
@@ -317,7 +317,7 @@ class Passes:
         self._place: Place | None = None
 
     def begin_step(self, actions: Sequence[Action], *, may_record: bool) -> None:
-        """Choose the class of each pass by the actions that are to come."""
+        """Choose the class of each pass from the actions of the step."""
         self._staying.clear()
         self._offloaded = {(a.stage, a.microbatch) for a in actions if a.kind == "O"}
         self._recordable = set[tuple[int, int]]()
@@ -339,7 +339,7 @@ class Passes:
         return PlainPass(turn, self)
 
     def open_graph(self, turn: Turn) -> SavedGraph:
-        """Return an empty graph for offload, which skips what is in memory anyway."""
+        """Return an empty graph for offload; it skips tensors that stay in memory anyway."""
         stage = turn.stage
         stage.foresee(turn.micro.inputs)
         if stage.index not in self._staying:
@@ -350,15 +350,15 @@ class Passes:
         return SavedGraph(device=self.device, staying=self._staying[stage.index] | entering.keys())
 
     def choose_place(self) -> Place:
-        """Return the place to which graphs of this rank are copied."""
+        """Return the memory or files to which graphs of this rank are copied."""
         if self._place is None:
             self._place = choose_place(self.device)
         return self._place
 
 
 def list_learning(output: Any) -> Sequence[bool]:
-    """List, for each tensor of an output that crosses a cut, whether it takes a gradient; empty for
-    other outputs, and where the dry run decides it."""
+    """List, for each tensor of an output that crosses a cut, if it requires grad; return an empty
+    list for other outputs, and if the dry run determines the answer."""
     structure = output.structure if isinstance(output, Crossing) else None
     return (structure and structure.learning) or ()
 

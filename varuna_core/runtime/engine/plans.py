@@ -1,6 +1,6 @@
 """Build and verify the schedule of a step, once for each number of micro-batches.
 
-All ranks build the same schedule from the same figures, so nothing is sent.
+All ranks build the same schedule from the same figures, so no communication is needed.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class StepPlan:
 
     schedule: Schedule
     capacity: int
-    """The most messages on a channel that may be sent and not yet taken."""
+    """Maximum number of messages on a channel that are sent but not yet taken."""
 
     ahead: tuple[int, ...]
-    """By rank, the most forwards that may run early."""
+    """Maximum number of forwards that may run early, by rank."""
 
 
 def count_stages(schedule: str, stages_per_rank: int) -> int:
-    """Return the stages of each rank; a schedule may fix that number itself."""
+    """Return the number of stages of each rank, which some schedules fix themselves."""
     if stages_per_rank < 1:
         raise ValueError(f"stages_per_rank {stages_per_rank} must be 1 or more")
     own = None if schedule == AUTO else SCHEDULES[schedule].stages_per_rank
@@ -56,7 +56,7 @@ def count_stages(schedule: str, stages_per_rank: int) -> int:
 
 
 class Plans:
-    """The schedules of one training, by number of micro-batches."""
+    """The schedules of one training, keyed by the number of micro-batches."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Plans:
         is_limit_given: bool = False,
         usual: int = 1,
     ) -> None:
-        """`usual` is the number of micro-batches for which the schedule is adapted."""
+        """`usual` is the number of micro-batches for which the schedule is optimized."""
         self.name, self.stage_map, self.costs = name, stage_map, costs
         self.recompute, self.opportunistic = recompute, opportunistic
         self.is_limit_given, self.usual = is_limit_given, usual
@@ -79,7 +79,7 @@ class Plans:
 
     @property
     def lacks_memory(self) -> bool:
-        """True while `auto` recomputes everything because the size of graphs is not known."""
+        """Return True while `auto` recomputes everything because the size of graphs is unknown."""
         return self.recompute == "auto" and self._memory is None
 
     def set_memory(self, memory: Memory) -> None:
@@ -99,8 +99,8 @@ class Plans:
         return plan
 
     def adapt(self, costs: Costs, memory: Memory | None = None) -> str | None:
-        """Adopt these costs if they give a shorter schedule that fits in memory, where that is
-        given. Return a description of the change, or None."""
+        """Adopt these costs if they give a shorter schedule that fits in `memory`, if given. Return
+        a description of the change, or None."""
         memory = self._memory or memory
         present = self.find(self.usual).schedule
         try:
@@ -157,8 +157,8 @@ class Plans:
             return build("full", None)
 
     def _find_ahead(self, schedule: Schedule, held: PeakHeld) -> tuple[int, ...]:
-        """Return how many forwards each rank may run early: as many as it holds inputs, if there is
-        room."""
+        """Return how many forwards each rank may run early: as many inputs as it holds anyway, if
+        memory allows."""
         if not SCHEDULES[schedule.name].runs_ahead or not self.opportunistic:
             return (0,) * schedule.num_ranks
         ahead = list(held.inputs)
@@ -173,10 +173,10 @@ class Plans:
 def settle_stages(
     stage_map: StageMap, name: str, stages_per_rank: int, num_microbatches: int, costs: Costs
 ) -> tuple[StageMap, str]:
-    """Return the map with all stages, and the schedule's name.
+    """Return the stage map with all stages, and the schedule's name.
 
-    With several stages a rank, `auto` is resolved here for a full batch, since the placement of
-    stages depends on it and stays.
+    With several stages per rank, `auto` is resolved here for a full batch, since the placement of
+    stages depends on the schedule and cannot change later.
     """
     if name == AUTO and stages_per_rank > 1:
         best = build_schedule(

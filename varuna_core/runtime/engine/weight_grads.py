@@ -1,21 +1,21 @@
-"""Weight gradients of linear layers: put off, and added where they are made.
+"""Compute weight gradients of linear layers: postponed, or added to `grad` within the product.
 
-The backward of a linear layer is two products, one for the gradient of its input and one for that
-of its weight. In an `I` only the first is made, the second waits in a queue for the `W`. Layers
-other than `nn.Linear` make both in the `I`: correct, only with less to fill the bubbles.
+The backward of a linear layer has two products, one for the input's gradient and one for the
+weight's. An `I` computes only the first; the second waits in a queue for the `W`. Layers other than
+`nn.Linear` compute both in the `I`, which is correct but leaves less work to fill pipeline bubbles.
 
-A second product that finds a gradient there adds to it as it multiplies: an eighth less time than
-a product and a sum. In a `B` it does so only where it `may_add`, for autograd's hooks see no
-gradient then. In half precision a GPU adds it to the sum in fp32, in one kernel too, where that sum
-is there.
-A forward may ask for gradients of its own, of activations: then none of a weight is made.
+If the weight has a gradient already, the second product adds to it in the same kernel, which takes
+an eighth less time than a product and a sum. A `B` does so only if `may_add`, since autograd's
+hooks do not see such a gradient. In half precision, a GPU can also add to an existing fp32 sum in
+one kernel. A forward may itself request gradients of activations; no weight gradient is computed
+then.
 
-A layer is left to torch altogether where its parameters have hooks of the user's, where its numbers
-are complex, and within torch.func's transforms and forward-mode differentiation.
+torch's own backward is used for layers whose parameters have user hooks or complex numbers, and
+inside torch.func transforms and forward-mode differentiation.
 
-A module that can put off its own has a method `put_off_to(grads: WeightGrads)`, called once; its
-backward then looks at `grads.puts_off` and, if so, gives `grads.add` the rest and the parameters
-to whose `grad` that adds when called.
+A module that can postpone its own products has a method `put_off_to(grads: WeightGrads)`, which is
+called once. If `grads.puts_off` is true, the module's backward passes `grads.add` a function that
+computes the rest, and the parameters to whose `grad` this function adds.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from torch import Tensor, nn
 from varuna_core.runtime.comm.private_torch import Use, is_transformed, read_use
 
 LARGE = 2**16
-"""Least elements of a weight for which adding within the product saves time."""
+"""Minimum number of elements of a weight for which adding within the product saves time."""
 
 
 WideSum = tuple[Tensor, float]
-"""A sum of half-precision gradients, and the factor for each of them."""
+"""An fp32 sum of half-precision gradients, and the factor applied to each gradient."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,7 +45,7 @@ class PutOffProduct:
     """A postponed matrix product."""
 
     make: Callable[[], None]
-    """Adds to the gradients of the product's parameters."""
+    """Function that adds to the gradients of the product's parameters."""
 
     parameters: tuple[nn.Parameter, ...]
     done: Callable[[nn.Parameter], None]
@@ -58,29 +58,29 @@ class PutOffProduct:
 
 
 class WeightGrads:
-    """Makes or postpones the weight gradients of one rank."""
+    """Computes or postpones the weight gradients of one rank."""
 
     def __init__(
         self,
         on_made: Callable[[nn.Parameter], None] = lambda parameter: None,
         find_wide: Callable[[nn.Parameter], WideSum | None] = lambda parameter: None,
     ) -> None:
-        """`on_made` is called with each parameter whose gradient a product made, since autograd's
-        hooks do not run. `find_wide` returns the fp32 sum that a product may be added to."""
+        """`on_made` is called with each parameter whose gradient a product computed, since
+        autograd's hooks do not run. `find_wide` returns the fp32 sum to which a product may add."""
         self.on_made, self.find_wide = on_made, find_wide
         self.may_add = False
-        """True if products may be added to gradients unseen, since no hook waits for them."""
+        """True if products may be added to gradients directly, since no hook needs to run."""
 
         self._products: list[PutOffProduct] | None = None
 
     @property
     def puts_off(self) -> bool:
-        """True while products are collected instead of being made."""
+        """True while products are collected instead of being computed."""
         return self._products is not None
 
     @contextmanager
     def collecting(self) -> Iterator[list[PutOffProduct]]:
-        """Collect the products of the backward within, to be made later."""
+        """Collect the products of the backward within the context, to be computed later."""
         products: list[PutOffProduct] = []
         self._products = products
         try:
@@ -106,9 +106,9 @@ class WeightGrads:
         puts_off: bool = True,
         leaving: Collection[nn.Module] = (),
     ) -> None:
-        """Take over the modules that can postpone gradients: all linear layers with torch's own
-        forward, or, if nothing will be postponed, those that gain from it. Modules in `leaving`
-        stay with autograd."""
+        """Replace the forwards of modules that can postpone gradients: all linear layers with
+        torch's own forward or, if nothing will be postponed, the layers that become faster. Modules
+        in `leaving` keep autograd's backward."""
         for module in model.modules():
             if module in leaving:
                 continue
@@ -122,8 +122,8 @@ class WeightGrads:
 
 
 def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Return True for a linear layer with torch's own forward that ranks do not share, unless its
-    weight is computed (parametrizations), which each read may change."""
+    """Return True for an unsharded linear layer with torch's own forward, unless its weight is
+    computed (parametrizations): each read may then change the weight."""
     plain = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
     weight = module._parameters.get("weight")
     return plain and weight is not None and not hasattr(weight, "placements")
@@ -143,8 +143,8 @@ class _LinearForward:
         return out
 
     def _may_split(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-        """Return True if `_Linear` may split the products: for real tensors and one backward. All
-        other cases are torch's."""
+        """Return True if `_Linear` may split the products: real tensors and a single backward.
+        torch's own backward handles all other cases."""
         if not torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transformed():
             return False
         if torch.is_autocast_enabled(input.device.type):
@@ -197,8 +197,8 @@ class _Linear(torch.autograd.Function):
 
 
 def _make_input_grad(grad: Tensor, input: Tensor, weight: Tensor) -> Tensor:
-    """Return the gradient of the input in its memory order, as torch's product does: in half
-    precision, another order may round differently before it."""
+    """Return the input's gradient in the input's memory order, as torch's product does: in half
+    precision, another order may change the rounding of earlier layers."""
     flat = input.reshape(-1, input.shape[-1])
     rows = len(flat)
     if flat.stride() != (1, rows):

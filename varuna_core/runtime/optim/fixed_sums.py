@@ -1,7 +1,7 @@
-"""Sum gradients in memory whose address stays the same from step to step.
+"""Accumulate gradients in buffers whose addresses stay the same in all steps.
 
 Recorded backwards (engine/cuda_graphs.py) add to the addresses that they were recorded with. So the
-sums are kept, zeroed when a step begins, and given to the optimizer as `.grad` at its end. A
+buffers are kept, zeroed when a step begins, and assigned to `.grad` for the optimizer at its end. A
 parameter without a gradient in a step has `grad = None`, as in an ordinary step.
 """
 
@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from varuna_core.runtime.optim.precision import Masters
 
 OWN_KERNEL = 2**16
-"""Least elements of a gradient that gets a kernel of its own."""
+"""Minimum number of elements of a gradient that is added by a kernel of its own."""
 
 
 Carried = tuple[nn.Parameter, Tensor]
-"""A parameter and its gradient."""
+"""A parameter and its gradient from earlier steps."""
 
 
 class FixedSums:
-    """The sums of one rank's gradients."""
+    """The gradient buffers of one rank."""
 
     def __init__(self, masters: Masters) -> None:
         self._pairs = [(p, place) for p, place in masters.list_places() if p.requires_grad]
@@ -36,8 +36,8 @@ class FixedSums:
 
     @torch.no_grad()
     def begin(self, carried: Sequence[Carried]) -> list[Carried]:
-        """Zero all sums for a new step. Gradients `carried` from earlier steps, to be added later,
-        are returned in separate memory."""
+        """Zero all buffers for a new step. Return `carried` gradients of earlier steps, which are
+        added later, in separate memory."""
         sums = {total.data_ptr() for total in self._sums.values()}
         carried = [(p, g.clone() if g.data_ptr() in sums else g) for p, g in carried]
         if not self._sums:
@@ -52,19 +52,19 @@ class FixedSums:
         return carried
 
     def use(self, place: nn.Parameter) -> None:
-        """Note that this place has a gradient."""
+        """Record that `place` has a gradient in this step."""
         self._used.add(id(place))
 
     def drop_unused(self, places: Iterable[nn.Parameter]) -> None:
-        """Set `grad` to None where no gradient came in this step."""
+        """Set `grad` to None for parameters without a gradient in this step."""
         for place in places:
             if id(place) not in self._used:
                 place.grad = None
 
     @torch.no_grad()
     def add(self, made: Sequence[tuple[nn.Parameter, Tensor]], factor: Tensor) -> None:
-        """Add gradients of parameters. Those summed elsewhere are multiplied by `factor`, a tensor,
-        since a recording is replayed with other factors."""
+        """Add gradients of parameters. Gradients with a separate accumulation buffer are multiplied
+        by `factor`, which is a tensor because a recording is replayed with different factors."""
         same: list[tuple[Tensor, Tensor]] = []
         small: list[tuple[Tensor, Tensor]] = []
         for parameter, gradient in made:

@@ -1,18 +1,17 @@
-"""Sum gradients over replicas and over copies of a shared weight; compute their norm over all
-stages.
+"""All-reduce gradients over replicas and over copies of a shared weight; compute their global norm.
 
     last backward of the step   head  block 3  block 2 | block 1  block 0  embedding
-    bucket 0 (head, 3, 2)                              └─ summed over the replicas ─┐
-    bucket 1 (1, 0, embedding)                                                      └─ summed ─┐
+    bucket 0 (head, 3, 2)                              └─ all-reduce over replicas ─┐
+    bucket 1 (1, 0, embedding)                                                  └─ all-reduce ─┐
 
-A bucket's sum starts when each of its parameters has its last gradient of the step, while other
-work goes on. Buckets start in a fixed order, so that replicas whose data uses other parameters
-start the same ones. The host reads nothing.
+A bucket's all-reduce starts when each of its parameters has its last gradient of the step, and
+overlaps with other work. Buckets start in a fixed order, so that replicas whose data uses different
+parameters start the same ones. The host never waits to read a value.
 
-With ZeRO a bucket holds parameters of one owner, which alone receives and keeps the sum.
+With ZeRO, a bucket holds the parameters of one owner, which alone receives and keeps the sum.
 
-A parameter that no replica used keeps `grad = None`, as in the plain model: each bucket has a flag
-for each parameter, which only a rank without a gradient of its own looks at.
+A parameter that no replica used keeps `grad = None`, as in the plain model: each bucket contains a
+flag for each parameter, which is read only by ranks that have no gradient for the parameter.
 """
 
 from __future__ import annotations
@@ -41,17 +40,17 @@ if TYPE_CHECKING:
 
 BUCKET_BYTES = 25 * 2**20
 HAS_WIDE_PRODUCT = TorchVersion(torch.__version__) >= "2.11"
-"""True if torch can add a half-precision product to an fp32 sum; tried with 2.11."""
+"""True if torch can add a half-precision product to an fp32 sum; tested with torch 2.11."""
 
 
 class Bucket:
-    """Parameters of one type whose gradients are summed in one message."""
+    """Parameters of one dtype whose gradients are reduced in one message."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], owner: int | None = None) -> None:
         """`owner` is the rank that keeps the sum; None means all ranks."""
         self.parameters, self.owner = parameters, owner
         self.waiting: set[int] = set()
-        """Ids of parameters that may get another gradient."""
+        """Ids of parameters that may get further gradients in this step."""
 
         self._had: list[bool] = []
         self._flat: Tensor | None = None
@@ -76,7 +75,7 @@ class Bucket:
             self._work = dist.reduce(self._flat, self.owner, group=group, async_op=True)
 
     def finish(self, settle: Callable[[], None]) -> None:
-        """Finish the sum; `settle` is called before the host reads what was summed."""
+        """Wait for the sum; `settle` is called before the host reads it."""
         assert self._flat is not None and self._work is not None
         self._work.wait()
         if not all(self._had):
@@ -101,8 +100,8 @@ class Bucket:
 
 
 def make_buckets(parameters: Sequence[nn.Parameter], owners: Mapping[int, int]) -> Iterator[Bucket]:
-    """Yield buckets of parameters of one type and owner, about BUCKET_BYTES over all owners, in the
-    order in which they fill."""
+    """Yield buckets of parameters of one dtype and owner, with about BUCKET_BYTES over all owners,
+    in the order in which they fill."""
     limit = BUCKET_BYTES / max(1, len(set(owners.values())))
     for owner, held in pack(parameters, owners, limit):
         yield Bucket(held, owner)
@@ -119,7 +118,7 @@ def sum_up(parameters: Sequence[nn.Parameter], group: Any, settle: Callable[[], 
 def list_shared(
     ties: Sequence[TiedWeight], stage_map: StageMap
 ) -> dict[tuple[int, ...], list[str]]:
-    """Return the weights that several places hold, by place, each under its first name."""
+    """Return the weights held by several places, keyed by the places, each with its first name."""
     shared: dict[tuple[int, ...], list[str]] = {}
     for tie in ties:
         places = stage_map.places_of(tie.stages)
@@ -143,18 +142,18 @@ class Gradients:
         hooks: ParameterHooks | None = None,
         has_fixed_sums: bool = False,
     ) -> None:
-        """With `sharding`, the parameters are a rank's shares of layers. Fixed sums keep their
-        address (fixed_sums.py)."""
+        """If `sharding` is given, the parameters are shards of layers. Fixed sums keep their
+        addresses (fixed_sums.py)."""
         self.masters, self.links, self.device, self.owners = masters, links, device, owners
         self.overlap = True
         self.weight = weight or MicroBatchWeight()
         self.hooks = hooks or ParameterHooks(masters)
         self.at_once = owners is not None and owners.at_once
-        """True to sum after each backward, so that no rank keeps another one's gradients."""
+        """True to reduce after each backward, so that ranks keep only gradients that they own."""
 
         places = masters.list_places()
         self.parameters = [place for p, place in places if p.requires_grad]
-        """Parameters in which gradients are summed; those of `masters.pairs` are kept."""
+        """Parameters in which gradients are accumulated; those of `masters.pairs` are kept."""
 
         self.fixed = FixedSums(masters) if has_fixed_sums else None
 
@@ -172,23 +171,23 @@ class Gradients:
             if links.place != stages[0]
         }
         self.counted = [p for p, _ in masters.pairs if id(p) not in elsewhere]
-        """Parameters whose norm this rank counts: for a shared weight, one stage does."""
+        """Parameters that this rank counts in the norm; a shared weight is counted by one stage."""
 
         self.whole: list[nn.Parameter] = []
-        """Parameters that each rank of a tensor group holds whole, with a part of the gradient."""
+        """Parameters that each rank of a tensor group holds whole, with a partial gradient."""
 
         self._compare: Callable[[Mapping[str, Tensor]], bool] | None = None
         self._names = {id(p): name for name, p in reversed(masters.places.items())}
         self._carried: list[tuple[nn.Parameter, Tensor]] = []
         self._summed: dict[int, Tensor] = {}
-        """With `at_once`, this step's sums over the replicas so far, by the parameter's id."""
+        """With `at_once`, this step's reduced gradients so far, keyed by the parameter's id."""
 
         self._backwards_left = 0
         self._seen: set[int] = set()
-        """Ids of parameters to which autograd gave a gradient."""
+        """Ids of parameters that have received a gradient from autograd."""
 
         self._repeating: set[int] = set()
-        """Ids of parameters to which autograd gave several gradients in one action."""
+        """Ids of parameters that have received several gradients in one action."""
 
         # The backward comes to the last ones first.
         backwards = self.parameters[::-1] if links.replicas is not None else []
@@ -200,7 +199,7 @@ class Gradients:
         self._watch()
 
     def _list_owners(self, places: Mapping[str, nn.Parameter]) -> dict[int, int]:
-        """Return the rank that owns each parameter, by the place of its gradient."""
+        """Return the owning rank of each parameter, keyed by the id of its gradient's place."""
         if self.owners is None:
             return {}
         return {id(place): self.owners.rank_of(name) for name, place in places.items()}
@@ -214,7 +213,7 @@ class Gradients:
         self._compare = sharding.compare
 
     def _watch(self) -> None:
-        """Install hooks on gradients that must be handled as they come."""
+        """Install hooks for gradients that must be processed as they arrive."""
         for parameter, place in self.masters.list_places():
             is_watched = parameter is not place or self._buckets or self.fixed is not None
             if parameter.requires_grad and is_watched:
@@ -223,7 +222,7 @@ class Gradients:
     def _reset(self) -> None:
         self._started = 0
         self._left: dict[int, int] = {}
-        """By parameter, the gradients still to come from its last action on."""
+        """Gradients still to come in a parameter's last action, keyed by the parameter's id."""
 
         self._fired: set[int] = set()
         self._learning = False
@@ -231,7 +230,7 @@ class Gradients:
     # In a step.
 
     def begin(self, factor: float = 1.0, num_backwards: int = 0) -> None:
-        """Set aside gradients of earlier steps, which are summed already.
+        """Set aside gradients of earlier steps, which are already reduced.
 
         This rank must then call `backward_done` `num_backwards` times.
         """
@@ -259,12 +258,11 @@ class Gradients:
     def before(
         self, finishing: Sequence[nn.Parameter], products: Sequence[PutOffProduct] | None
     ) -> None:
-        """Prepare for an action that makes gradients, the step's last one for the `finishing`
-        parameters.
+        """Prepare for an action that computes gradients and is the step's last one for `finishing`.
 
-        `products` are those of a W, else None; then autograd decides which parameters get a
-        gradient: each that did before, except if it got several (a module called repeatedly in a
-        reentrant checkpoint).
+        `products` holds the products of a W, else None. If None, every parameter that got a
+        gradient before is expected to get one from autograd, except if it got several in one action
+        (a module called repeatedly in a reentrant checkpoint).
         """
         self._fired.clear()
         self._learning = products is None
@@ -287,19 +285,19 @@ class Gradients:
             self._bucket_of[key].waiting.discard(key)
 
     def note(self, parameter: nn.Parameter) -> None:
-        """Record that a parameter got a gradient, from autograd or a postponed product."""
+        """Record that a parameter got a gradient from autograd or from a postponed product."""
         self._got_one(self.masters.take_gradient(parameter, self.weight.factor))
 
     def find_wide(self, parameter: nn.Parameter) -> WideSum | None:
-        """Return the fp32 gradient to which a matrix product in half precision may add its result
-        directly, and the factor of that result; None where it may not."""
+        """Return the fp32 gradient to which a half-precision matrix product may directly add its
+        result, and the factor for that result; None if this is not allowed."""
         place = self.masters.place_of(parameter)
         if place is parameter or place.grad is None or not can_add_wide(place.grad):
             return None
         return place.grad, self.weight.factor
 
     def note_recorded(self, parameter: nn.Parameter) -> None:
-        """Record that a recorded backward has added a parameter's gradient in its place."""
+        """Record that a recorded backward has added to a parameter's gradient buffer."""
         self._got_one(self.masters.place_of(parameter))
 
     def _got_one(self, place: nn.Parameter) -> None:
@@ -331,7 +329,7 @@ class Gradients:
         self._started += 1
 
     def backward_done(self) -> None:
-        """Record that one micro-batch has given its gradients to a stage."""
+        """Record that one micro-batch has contributed its gradients to a stage."""
         if not self.at_once:
             return
         self._backwards_left -= 1
@@ -351,10 +349,10 @@ class Gradients:
         self._reset()
 
     def reduce(self, compute_factor: Callable[[], float] | None = None) -> None:
-        """Sum over the replicas, over ranks that share layers, and over stages that hold copies.
+        """All-reduce over replicas, over ranks that shard layers, and over stages that hold copies.
 
         `compute_factor` returns the factor for this step's sums; it is called on all ranks at the
-        same point, after those sums.
+        same point, after the all-reduces.
         """
         while self._backwards_left > 0:  # other replicas have more micro-batches
             self.backward_done()
@@ -411,7 +409,7 @@ class Gradients:
         return total
 
     def hold_any(self) -> bool:
-        """Return True if a nonzero gradient waits for an update or for more gradients."""
+        """Return True if a nonzero gradient has not yet been used for an update."""
         grads = [master.grad for _, master in self.masters.pairs]
         return any(grad is not None and bool(grad.any()) for grad in grads)
 
@@ -433,7 +431,7 @@ class Gradients:
 
 
 def can_add_wide(total: Tensor) -> bool:
-    """Return True if torch can add a product to a sum of another type: CUDA, and not torch 2.9."""
+    """Return True if torch can add a product to another dtype's sum: CUDA, and not torch 2.9."""
     return total.is_cuda and HAS_WIDE_PRODUCT and not torch.cuda.is_current_stream_capturing()
 
 

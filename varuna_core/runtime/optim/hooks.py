@@ -1,9 +1,9 @@
 """Run the user's hooks on parameters once a step, on the gradient of the global batch.
 
-In the plain model, each parameter gets one gradient from the backward, which its hooks see. Here
-gradients come for each micro-batch and replica, scaled, and in half precision for other parameters
-than the user's. So hooks are disabled meanwhile, and run on the sums: those on the given model's
-parameters (registered before Varuna was made) and those on Varuna's own, the masters.
+In the plain model, hooks of a parameter see one gradient per backward. Under Varuna, gradients
+arrive for each micro-batch and replica, scaled, and in half precision for parameters other than the
+user's. So hooks are disabled during backwards and run on the reduced gradients: those on the given
+model's parameters (registered before Varuna was created) and on Varuna's own, the masters.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch import Tensor, nn
 from varuna_core.runtime.optim.precision import Masters
 
 Hooks = dict[int, Callable[..., Any]]
-"""Hooks of a parameter by the number of their handle, which removes a hook from this dict."""
+"""Hooks of a parameter, keyed by the id of their handle; removing a handle deletes its entry."""
 
 
 class ParameterHooks:
     def __init__(
         self, masters: Masters, model: nn.Module | None = None, parts: Collection[str] = ()
     ) -> None:
-        """`model` is the given model; this rank gets only a part of the gradient of parameters in
-        `parts`."""
+        """`model` is the given model; for parameters in `parts`, this rank holds only part of the
+        gradient."""
         self.masters = masters
         self._names = {id(master): name for name, master in reversed(masters.by_name.items())}
         self._given: dict[int, list[tuple[Hooks, Hooks]]] = {}
@@ -52,7 +52,7 @@ class ParameterHooks:
                 held.append((before, after))
 
     def rest(self, ours: Callable[..., Any]) -> None:
-        """Disable all hooks but `ours` until `run`."""
+        """Disable all hooks except `ours` until `run`."""
         self.wake()
         self._hooked, self._ours = [], ours
         for place, master in self.masters.pairs:
@@ -79,7 +79,7 @@ class ParameterHooks:
 
     @torch.no_grad()
     def run_before(self) -> None:
-        """Run hooks on gradients; each may replace the gradient, before earlier ones are added."""
+        """Run hooks on gradients, which they may replace, before earlier gradients are added."""
         for place, master in self._hooked:
             for hooks, _ in self._list(master):
                 for hook in [*hooks.values()]:
@@ -94,7 +94,7 @@ class ParameterHooks:
 
     @torch.no_grad()
     def run_after(self, fresh: Iterable[nn.Parameter]) -> None:
-        """Run hooks on parameters whose gradient is complete, with earlier gradients added."""
+        """Run post-accumulate hooks of parameters whose gradient is complete."""
         for master in fresh:
             for _, hooks in self._list(master):
                 for hook in [*hooks.values()]:
@@ -114,7 +114,7 @@ class ParameterHooks:
 
 
 def read_hooks(parameter: Tensor) -> tuple[Hooks, Hooks]:
-    """Return the hooks on the gradient, and those that run after its accumulation (torch 2.13)."""
+    """Return the hooks on the gradient, and the post-accumulate hooks (torch 2.13)."""
     before: Any = parameter._backward_hooks
     after: Any = getattr(parameter, "_post_accumulate_grad_hooks", None)
     return ({} if before is None else before), ({} if after is None else after)
@@ -130,6 +130,6 @@ def check_gradient(made: Tensor, place: Tensor, name: str) -> Tensor:
 
 
 def list_parts(slices: Mapping[str, Any], placed: Mapping[str, Any]) -> set[str]:
-    """Return the names of parameters of which a rank has a part: slices or shares of layers."""
+    """Return the names of parameters of which a rank holds only a part (slices or shards)."""
     shared = {name for name, sharing in placed.items() if not sharing.placement.is_replicate()}
     return {*slices, *shared}

@@ -1,10 +1,10 @@
-"""Build optimizers by name: torch's own, LAMB, and NVIDIA's Apex if asked for and installed.
+"""Build optimizers by name: torch's own, LAMB, and NVIDIA's Apex if requested and installed.
 
 Varuna takes any optimizer; this module is for programs whose conf names one.
 
-PyPI's package `apex` is something else (a toolkit for web sites), so importing it proves nothing;
-NVIDIA's has the compiled module `amp_C` beside it. Its multi-tensor norm is not used: torch's
-`_foreach_norm`, which `grads.py` sums in double precision, is one kernel for many tensors too.
+The PyPI package `apex` is unrelated (a toolkit for web sites), so a successful import is no proof;
+NVIDIA's Apex also has the compiled module `amp_C`. Apex's multi-tensor norm is not used: torch's
+`_foreach_norm`, which `grads.py` sums in double precision, also takes one kernel for many tensors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ APEX: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def why_no_apex() -> str:
-    """Return why NVIDIA's Apex is unusable, without importing it; empty if it is installed."""
+    """Return why NVIDIA's Apex cannot be used, without importing it; empty if it is installed."""
     if find_spec("amp_C") is not None and find_spec("apex") is not None:
         return ""
     if find_spec("apex") is None:
@@ -53,9 +53,9 @@ def build_apex_optimizer(name: str, parameters: Any, options: dict[str, Any]) ->
 
 
 def use_apex_norms(model: nn.Module) -> int:
-    """Let Apex's kernel compute layer norms of torch's own class; return their number.
+    """Use Apex's kernel for layer norms of torch's own class; return their number.
 
-    Parameters keep their names. Without Apex, warn and leave torch's kernel.
+    Parameters keep their names. If Apex is not installed, warn and keep torch's kernel.
     """
     if missing := why_no_apex():
         log.warning("%s; torch's own layer norm is used", missing)
@@ -79,11 +79,11 @@ def _normalize(made: Any, norm: nn.LayerNorm, x: Tensor) -> Tensor:
 
 
 class Lamb(torch.optim.Optimizer):
-    """LAMB (arXiv 1904.00962) as by NVIDIA: gradients are divided by their norm's ratio to
-    `max_grad_norm` if that is above 1, and groups without weight decay step as in Adam.
+    """LAMB (arXiv 1904.00962) as implemented by NVIDIA: gradients are clipped to the global norm
+    `max_grad_norm`, and groups without weight decay step as in Adam.
 
-    The norm is that of all stages, which Varuna sets. Used alone, it is that of the parameters
-    here.
+    Varuna sets the norm over all stages; without Varuna, the norm is over this optimizer's
+    parameters.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Lamb(torch.optim.Optimizer):
         super().__init__(params, defaults)
         self.max_grad_norm = max_grad_norm
         self.grad_norm: Tensor | None = None
-        """Norm of the next step's gradients over all stages; used once."""
+        """Norm of the next step's gradients over all stages; reset after use."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -155,7 +155,7 @@ class Lamb(torch.optim.Optimizer):
 
 
 def _trust(updates: Iterable[Tensor], parameters: list[Tensor]) -> None:
-    """Scale each update by the ratio of its parameter's norm to its own."""
+    """Scale each update by the ratio of its parameter's norm to the update's norm."""
     updates = list(updates)
     above = torch.stack([norm.float() for norm in torch._foreach_norm(parameters)])
     below = torch.stack([norm.float() for norm in torch._foreach_norm(updates)])
@@ -175,7 +175,7 @@ TORCH: dict[str, Callable[..., Any]] = {
 def build_optimizer(name: str, parameters: Any, *, apex: bool = False, **options: Any) -> Any:
     """Return the optimizer `name`, with torch's fused kernels if the parameters allow them.
 
-    With `apex`, use NVIDIA's if it is installed; otherwise warn why torch's is used.
+    If `apex` is true, use NVIDIA's optimizer if installed; otherwise warn why torch's is used.
     """
     if name not in TORCH:
         raise ValueError(f"optimizer {name!r}: this version knows {', '.join(TORCH)}")
@@ -192,14 +192,14 @@ def build_optimizer(name: str, parameters: Any, *, apex: bool = False, **options
 
 
 def _list_group(entry: Any) -> Any:
-    """Return a group with its parameters as a list, since a generator can be read only once."""
+    """Return the group with its parameters as a list, since a generator can be read only once."""
     if not isinstance(entry, dict) or isinstance(entry["params"], Tensor):
         return entry
     return {**entry, "params": list(entry["params"])}
 
 
 def _flatten(entry: Any) -> Iterator[Tensor]:
-    """Yield the tensors in tensors, (name, tensor) pairs and groups of either."""
+    """Yield the tensors in `entry`: a tensor, a (name, tensor) pair, or a group of either."""
     if isinstance(entry, Tensor):
         yield entry
     elif isinstance(entry, dict):

@@ -1,13 +1,13 @@
-"""Decide which tensors of a stage are in fp32, bf16 or fp16, and keep fp32 masters of the half
+"""Choose which tensors of a stage are in fp32, bf16 or fp16, and keep fp32 masters of the half
 ones.
 
-micro-batch:  half weights ─► half gradients ─► added up in the masters' fp32 `.grad`
-optimizer:    updates the masters, which are all that `parameters()` gives
-next step:    masters ─► half weights
+    micro-batch:  half weights ─► half gradients ─► accumulated in the masters' fp32 `.grad`
+    optimizer:    updates the masters, which are the only tensors in `parameters()`
+    next step:    masters ─► half weights
 
-Batch norm keeps its parameters and statistics in fp32, as torch's kernels for half inputs expect:
-averages over many batches are lost in 8 bits. So do modules that the user names (split/kept.py);
-inputs that the user names are not cast.
+Batch norm keeps its parameters and statistics in fp32, as torch's kernels for half inputs expect: 8
+bits are too few for averages over many batches. Modules that the user names also stay in fp32
+(split/kept.py), and inputs that the user names are not cast.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ log = logging.getLogger(__name__)
 
 TYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 PIECE = 2**18
-"""Elements of a piece of a gradient: 1 MiB in fp32, which fits in a cache."""
+"""Number of elements of a chunk of a gradient: 1 MiB in fp32, which fits in a cache."""
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """The number type that a user asked for."""
+    """The precision that a user requested."""
 
     name: str
     keep: tuple[str, ...] = ()
-    """Patterns for names of inputs and modules that stay in fp32."""
+    """Patterns for the names of inputs and modules that stay in fp32."""
 
     def keeping(self, names: Sequence[str]) -> Precision:
         if isinstance(names, str):
@@ -53,11 +53,11 @@ class Precision:
 
     @property
     def half(self) -> torch.dtype | None:
-        """The half-precision type; None means the model's own types."""
+        """Return the half-precision dtype; None means that the model's own dtypes are used."""
         return TYPES[self.name]
 
     def choose_types(self, model: nn.Module) -> dict[int, torch.dtype]:
-        """Return the types of parameters and buffers, by id, that differ from the model's own."""
+        """Return the dtypes of parameters and buffers, by id, that differ from the model's own."""
         if self.half is None:
             return {}
         full, half = set(), {}
@@ -90,7 +90,7 @@ class Precision:
         return KeptModules(names=tuple(found), half=self.half)
 
     def check_names(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
-        """Refuse a pattern that matches nothing."""
+        """Raise an error if a pattern matches nothing."""
         leaves = [name for name, _ in _list_leaves(inputs)]
         modules = [path for path, _ in model.named_modules() if path]
         for pattern in self.keep:
@@ -116,8 +116,8 @@ class Precision:
         return dict(pytree.tree_map_with_path(cast_one, dict(inputs)))
 
     def warn_of_lost_numbers(self, inputs: Mapping[str, Any]) -> None:
-        """Warn of whole numbers in floating inputs, such as time steps, that half precision
-        changes."""
+        """Warn of whole numbers in floating-point inputs, such as time steps, that half precision
+        would round."""
         for name, leaf in _list_leaves(inputs):
             if self.half is None or not isinstance(leaf, Tensor) or leaf.dtype not in FLOATS:
                 continue
@@ -137,7 +137,7 @@ class Precision:
 
 
 def _matches(path: str, pattern: str) -> bool:
-    """Return True if the pattern matches this path or a prefix of it; `*` stays within one word."""
+    """Return True if the pattern matches this path or a prefix of it; `*` does not match a dot."""
     words, wanted = path.split("."), pattern.split(".")
     return len(words) >= len(wanted) and all(map(fnmatchcase, words, wanted))
 
@@ -148,12 +148,12 @@ def _list_leaves(inputs: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _spell(path: Any) -> str:
-    """Spell the path to an input: `when.steps.0`."""
+    """Return the path to an input in dotted form: `when.steps.0`."""
     return ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
 
 
 def choose_precision(fp16: bool, precision: str | None) -> Precision:
-    """Return the precision from Varuna's arguments, in the original Varuna's spelling or ours."""
+    """Return the precision from Varuna's arguments: the original `fp16`, or our `precision`."""
     if precision is not None and precision not in TYPES:
         raise ValueError(f"precision {precision!r}: this version knows {', '.join(TYPES)}")
     if fp16 and precision not in (None, "fp16"):
@@ -163,19 +163,19 @@ def choose_precision(fp16: bool, precision: str | None) -> Precision:
 
 @dataclass(kw_only=True)
 class MicroBatchWeight:
-    """The weight of a micro-batch's gradients, as two factors.
+    """The weight of a micro-batch's gradients, split into two factors.
 
-    A half-precision loss would round the start of its backward: a weight of 3/7 to 8 bits, and with
-    a large loss scale to infinity. So a backward starts from a power of two, and the rest of the
-    weight multiplies the gradients where they are summed in fp32. That factor also removes the loss
-    scale.
+    A half-precision loss would round the start gradient of its backward: a weight of 3/7 to 8 bits,
+    and to infinity with a large loss scale. So a backward starts from a power of two, and gradients
+    are multiplied by the rest of the weight when they are accumulated in fp32. This second factor
+    also removes the loss scale.
     """
 
     loss_type: torch.dtype | None = None
-    """Type of the loss in the dry run."""
+    """Dtype of the loss in the dry run."""
 
     factor: float = 1.0
-    """Factor for each gradient when it is summed."""
+    """Factor applied to each gradient when it is accumulated."""
 
     def split(self, weight: float, loss_scale: float) -> float:
         """Return the gradient with which the loss's backward starts."""
@@ -188,14 +188,14 @@ class MicroBatchWeight:
 
 
 class Masters:
-    """The parameters that an optimizer updates, and the places where gradients add up.
+    """The parameters that an optimizer updates, and the places where gradients accumulate.
 
-        parameter   what the model computes with
-        place       where its gradient adds up: itself in fp32, else something in fp32
-        master      what the optimizer updates: the place, or a copy on the host (offloaded);
-                    none where another replica owns the parameter (zero.py)
+        parameter   the tensor that the model computes with
+        place       tensor whose `.grad` accumulates: the parameter if fp32, else an fp32 stand-in
+        master      tensor that the optimizer updates: the place, or a copy on the host (offload);
+                    none if another replica owns the parameter (zero.py)
 
-    What is frozen is all three of them, on every replica.
+    For a frozen parameter, all three are the same tensor, on every replica.
     """
 
     def __init__(
@@ -207,15 +207,15 @@ class Masters:
         offload: bool = False,
         slices: Mapping[str, Slice] = MappingProxyType({}),
     ) -> None:
-        """`values` are fp32 values of the parameters in half precision. This rank holds the masters
-        named in `owned`, if given, and those of the `slices`."""
+        """`values` holds fp32 values of half-precision parameters. This rank holds the masters
+        named in `owned` (all if not given) and those of the `slices`."""
         held = {**parameters, **{name: rows.own for name, rows in slices.items()}}
         self.owned, self.offload, self.slices = owned, offload, slices
         self.by_name: dict[str, nn.Parameter] = {}
         """The masters on this rank, by name."""
 
         self.places: dict[str, nn.Parameter] = {}
-        """Places of the stage's parameters by name, whoever owns them, without slices."""
+        """Places of the stage's parameters by name, regardless of owner, without slices."""
 
         self._parameters = [*{id(p): p for p in parameters.values()}.values()]
         self._place_of: dict[int, nn.Parameter] = {}
@@ -232,11 +232,11 @@ class Masters:
         made = [(p, self._master_of.get(id(p))) for p in once]
         self._copies = [(p, master) for p, master in made if master is not None and master is not p]
         self._read: list[Any] = []
-        """By GPU, an event after the masters were read."""
+        """For each GPU, an event recorded after the masters were read."""
 
         trained = [(p, master) for p, master in made if master is not None and p.requires_grad]
         self.pairs = [(self.place_of(parameter), master) for parameter, master in trained]
-        """Place and master of each parameter trained and owned here, including slices."""
+        """Place and master of each parameter, or slice, that this rank owns and trains."""
 
     def _make(self, name: str, parameter: nn.Parameter, full: Tensor | None) -> None:
         place = parameter
@@ -258,12 +258,12 @@ class Masters:
         return self.owned is None or name in self.owned or name in self.slices
 
     def place_of(self, parameter: nn.Parameter) -> nn.Parameter:
-        """Return the parameter in which a stage parameter's gradient is summed."""
+        """Return the tensor in whose `grad` a stage parameter's gradient accumulates."""
         return self._place_of[id(parameter)]
 
     def list_places(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
-        """Return a pair for each parameter that the forward pass uses: the parameter, and the one
-        whose `grad` adds up its gradients, which is the same one or its copy in full precision."""
+        """Return pairs of each parameter used in the forward and the tensor whose `grad`
+        accumulates its gradient: the same parameter, or its fp32 counterpart."""
         return [(parameter, self.place_of(parameter)) for parameter in self._parameters]
 
     @torch.no_grad()
@@ -294,8 +294,8 @@ class Masters:
         self._read = []
 
     def take_gradient(self, parameter: nn.Parameter, factor: float) -> nn.Parameter:
-        """Add the parameter's new gradient, times `factor`, to that in its place. Called without
-        autograd, like its hooks, for each parameter of each micro-batch."""
+        """Add the parameter's new gradient, times `factor`, to the gradient in its place. Runs
+        without autograd, like its hooks, for each parameter of each micro-batch."""
         place = self.place_of(parameter)
         gradient = parameter.grad
         if place is not parameter and gradient is not None:
@@ -308,7 +308,7 @@ class Masters:
 
     @torch.no_grad()
     def land_gradients(self) -> None:
-        """Copy gradients to masters on the host, ready for the host to read."""
+        """Copy gradients to masters on the host, and wait until the copies are complete."""
         devices = set()
         for place, master in self.pairs:
             if place is master:
@@ -323,7 +323,7 @@ class Masters:
 
 
 def add_wide(total: Tensor, gradient: Tensor, factor: float) -> None:
-    """Add a half-precision gradient. A CPU first widens it, so this is done in pieces to save
+    """Add a half-precision gradient. A CPU first converts it to fp32, so add it in chunks to save
     memory."""
     if not total.is_cpu or total.numel() <= PIECE or total.dtype == gradient.dtype:
         total.add_(gradient, alpha=factor)
@@ -334,14 +334,14 @@ def add_wide(total: Tensor, gradient: Tensor, factor: float) -> None:
 
 
 def make_place(like: Tensor) -> nn.Parameter:
-    """Return a parameter that can hold a gradient like `like`'s, with a value of one element."""
+    """Return a parameter whose `grad` can have the shape of `like`, with memory for one element."""
     return nn.Parameter(torch.zeros((), dtype=like.dtype, device=like.device).expand(like.shape))
 
 
 def copy_to_host(tensor: Tensor, wait: bool = True) -> Tensor:
     """Return a copy in host memory, pinned if it comes from a GPU.
 
-    Without `wait`, it is complete when the stream is.
+    If `wait` is false, the copy is complete only when the stream's work is.
     """
     pinned = tensor.device.type == "cuda"
     made = torch.empty_like(tensor, device="cpu", requires_grad=False, pin_memory=pinned)

@@ -15,12 +15,12 @@ from varuna_core.checkpoint.format.box import Box
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """This rank's rows of a parameter."""
+    """This rank's rows of a parameter under ZeRO 3."""
 
     sharded: nn.Parameter
     """The module's parameter, a DTensor."""
     own: nn.Parameter
-    """The rows alone, in the same memory."""
+    """The rows only, as a parameter on the same memory."""
     shape: tuple[int, ...]
     box: Box
     segment: int
@@ -28,11 +28,11 @@ class Slice:
 
     @property
     def is_first(self) -> bool:
-        """True for the slice that answers for state other than rows, such as a count of steps."""
+        """Return True for the slice that stores state without rows, such as a step count."""
         return self.box.volume > 0 and self.box.offset[0] == 0
 
     def collect_gradient(self) -> None:
-        """Take the step's gradient, summed over the replicas."""
+        """Move the step's gradient, reduced over the replicas, from the DTensor to the rows."""
         gradient: Any = self.sharded.grad
         self.sharded.grad = None
         if gradient is not None:
@@ -40,7 +40,7 @@ class Slice:
 
 
 def take_slice(sharded: Any, segment: int, place: int, size: int) -> Slice:
-    """Return the rows of a sharded parameter that replica `place` of `size` holds."""
+    """Return the rows of a sharded parameter held by replica `place` out of `size`."""
     rows = sharded.detach().to_local()
     step = -(-sharded.shape[0] // size)
     begin = min(place * step, sharded.shape[0])

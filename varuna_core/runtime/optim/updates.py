@@ -1,7 +1,7 @@
 """Update weights after a step: overflow, clipping, loss scale, and the optimizer's `step`.
 
-In fp16 the loss is multiplied by a scale, so that small gradients are not rounded to zero. A step
-that overflows halves it (down to a minimum); 2000 good steps in a row double it.
+In fp16, the loss is multiplied by a scale so that small gradients are not rounded to zero. A step
+that overflows halves the scale (down to a minimum); 2000 consecutive good steps double it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FACTOR = 2.0
 
 @dataclass(kw_only=True)
 class LossScale:
-    """The loss scale in fp16, equal on all ranks since they see the same norm."""
+    """The loss scale in fp16; equal on all ranks, since all see the same gradient norm."""
 
     scale: float
     dynamic: bool = True
@@ -34,7 +34,7 @@ class LossScale:
     """Good steps since the scale last changed."""
 
     def update(self, overflow: bool) -> None:
-        """Update the scale after a step; a static scale stays."""
+        """Update a dynamic scale after a step; a static scale never changes."""
         if not self.dynamic:
             return
         if overflow:
@@ -110,7 +110,7 @@ class Updates:
         return kept
 
     def attach(self, optimizers: Sequence[Any], loss_scale: LossScale) -> None:
-        """Take these optimizers; in fp16, each `step` is skipped if the gradients overflowed."""
+        """Register these optimizers; in fp16, skip each `step` if the gradients overflowed."""
         self.optimizers = tuple(optimizers)
         if not self.needs_scale:
             return
@@ -138,14 +138,14 @@ class Updates:
 
 
 WHOLE_TENSOR = ("adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap")
-"""In names of optimizers whose update of an element depends on its whole tensor."""
+"""Parts of names of optimizers whose update of an element depends on the whole tensor."""
 
 WHOLE_MODEL = ("lbfgs", "prodigy", "dadapt")
-"""In names of optimizers whose update of an element depends on all parameters."""
+"""Parts of names of optimizers whose update of an element depends on all parameters."""
 
 
 def check_optimizers(optimizers: Sequence[Any], own: set[int]) -> None:
-    """Refuse optimizers that cannot be stepped or that have other parameters than `own` (ids)."""
+    """Raise an error for optimizers without `step` or with parameters other than `own` (ids)."""
     held: set[int] = set()
     for optimizer in optimizers:
         kind = type(optimizer).__name__
@@ -163,9 +163,9 @@ def check_optimizers(optimizers: Sequence[Any], own: set[int]) -> None:
 
 
 def refuse_whole(optimizers: Sequence[Any], *, has_pieces: str, is_spread: str) -> None:
-    """Refuse optimizers that need more than a rank has, going by their names.
+    """Raise an error for optimizers that, by their names, need more tensors than a rank holds.
 
-    `has_pieces` and `is_spread` name options that give a rank pieces of tensors, or of the model.
+    `has_pieces` and `is_spread` name options that give a rank parts of tensors, or of the model.
     """
     for optimizer in optimizers:
         kind = type(optimizer).__name__

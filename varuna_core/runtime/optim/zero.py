@@ -1,13 +1,13 @@
-"""Equal weights on all replicas: at the start, and with ZeRO 1 and 2 after each step.
+"""Keep weights equal on all replicas: at the start, and with ZeRO 1 and 2 after each step.
 
-With ZeRO one replica of a stage, the owner, has the master and optimizer state of a parameter:
+With ZeRO, one replica of a stage, the owner, holds the master and optimizer state of a parameter:
 
-    backward   each replica's gradients ─► summed at the owner, and kept there alone
-    optimizer  the owner's, made of what it owns: any optimizer, nothing of it is changed
+    backward   gradients of all replicas ─► reduced to the owner, and kept only there
+    optimizer  built from the owned parameters: any optimizer, unmodified
     next step  the owners' weights ─► all replicas
 
-Whole parameters are dealt out, by size, so that an optimizer that looks at a tensor's norm (LAMB)
-or rows (Adafactor) computes what it would without ZeRO. docs/zero.md says what is saved.
+Whole parameters are assigned to owners, by size, so that an optimizer that uses a tensor's norm
+(LAMB) or rows (Adafactor) gets the same results as without ZeRO. See docs/zero.md.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from varuna_core.runtime.comm.links import Links
 
 MESSAGE_BYTES = 25 * 2**20
 NUM_UNDER_WAY = 4
-"""Messages of the exchange at a time; each has a copy of its weights."""
+"""Maximum number of pending messages; each needs a copy of its weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Owners:
-    """The replica that owns each parameter of this rank's place."""
+    """The owning replica of each parameter of this rank's place."""
 
     links: Links
     replica_of: Mapping[str, int]
     at_once: bool
-    """True for ZeRO 2: gradients are summed after each backward, not only after the last."""
+    """True for ZeRO 2: gradients are reduced after each backward, not only after the last."""
     alike: bool
     """True for ZeRO 3: the replicas of a place must run the same list of actions."""
 
@@ -46,7 +46,7 @@ class Owners:
         return {n for n, replica in self.replica_of.items() if replica == self.links.replica}
 
     def compute_most(self, number: int) -> int:
-        """Return the largest of the replicas' numbers."""
+        """Return the maximum of the replicas' numbers."""
         most = torch.tensor(number)
         dist.all_reduce(most, dist.ReduceOp.MAX, group=self.links.replicas)
         return int(most.item())
@@ -69,8 +69,8 @@ def make_owners(
     shared: Mapping[tuple[int, ...], Sequence[str]],
     model: nn.Module,
 ) -> Owners | None:
-    """Assign the parameters to owners; None without ZeRO or with one replica. `model` is the whole
-    model."""
+    """Assign the parameters to owners; None without ZeRO or with a single replica. `model` is the
+    whole model."""
     if not zero or links.replicas is None:
         return None
     everywhere = {name for held in shared.values() for name in held}
@@ -88,10 +88,10 @@ def deal_owners(
     shared: Mapping[str, int],
     num_replicas: int,
 ) -> dict[str, int]:
-    """Return the replica that owns each parameter: largest first, to the replica with least.
+    """Return each parameter's owning replica; assign the largest first, to the least loaded.
 
-    `weights` are the parameters' sizes; `shared` those of all weights that several places hold,
-    even if not this one: copies are summed within a replica, which must own them in all places.
+    `weights` holds the parameters' sizes, `shared` the sizes of all weights held by several places,
+    even other ones: copies are reduced within a replica, which must own them in all places.
     """
     of_shared = _deal(shared, [0] * num_replicas)
     names: dict[int, list[str]] = {}
@@ -124,8 +124,8 @@ def _deal(sizes: Mapping[str, int], loads: list[int]) -> dict[str, int]:
 def pack(
     parameters: Sequence[nn.Parameter], owners: Mapping[int, int], limit: float
 ) -> Iterator[tuple[int | None, list[nn.Parameter]]]:
-    """Yield an owner and its parameters of one type for each message of about `limit` bytes, in the
-    order in which messages fill."""
+    """Yield (owner, parameters of one dtype) for each message of about `limit` bytes, in the order
+    in which messages fill."""
     filling: dict[tuple[torch.dtype, int | None], list[nn.Parameter]] = {}
     sizes: dict[tuple[torch.dtype, int | None], int] = {}
     for parameter in parameters:
@@ -152,7 +152,7 @@ class WeightExchange:
 
     @torch.no_grad()
     def run(self, num_microbatches: int) -> None:
-        """Exchange the weights, at the begin of a step or evaluation of `num_microbatches`."""
+        """Send the weights, at the start of a step or evaluation of `num_microbatches`."""
         self.owners.expect_alike(num_microbatches)
         for owner, weights in self.messages:
             if len(self._under_way) == NUM_UNDER_WAY:
@@ -177,7 +177,7 @@ class WeightExchange:
 
 
 def _take_flat(weights: Sequence[nn.Parameter]) -> Tensor:
-    """Return the values as one flat tensor; of a single weight, a view."""
+    """Return the values as one flat tensor; for a single weight, return a view."""
     if len(weights) == 1 and weights[0].is_contiguous():
         return weights[0].detach().view(-1)
     return torch.cat([weight.detach().reshape(-1) for weight in weights])
@@ -193,9 +193,9 @@ def share_values(
     shared: Mapping[tuple[int, ...], Sequence[str]],
     links: Links,
 ) -> None:
-    """Copy the first replica's weights to the others, and the first stage's to copies of it.
+    """Copy the first replica's weights to the others, and a shared weight from its first stage.
 
-    `values` are this rank's weights in full precision; `shared` has names by several places.
+    `values` holds this rank's weights in fp32; `shared` the names of weights, keyed by places.
     """
     ranks = links.stage_map.ranks
     if links.replicas is not None:

@@ -1,11 +1,11 @@
-"""ZeRO 3: weights, too, lie in slices with the replicas: torch's `fully_shard`, module by module.
+"""Shard weights over the replicas too (ZeRO 3), module by module, with torch's `fully_shard`.
 
-    forward    rows of each replica ─► whole weights of one module, for as long as it runs
-    backward   the same; then its gradients ─► rows, summed, to their replicas
-    optimizer  this rank's rows, as plain parameters on the same memory
+    forward    all-gather the whole weights of one module while the module runs
+    backward   the same; then reduce-scatter the gradients to the replicas that hold the rows
+    optimizer  updates this rank's rows, as plain parameters on the same memory
 
-Sharded are the largest modules that run in one piece between two cuts and whose parameters nothing
-else uses. What is left (tied weights, weights that the model reads raw) is as with ZeRO 2.
+The largest modules that run entirely between two cuts and do not share their parameters are
+sharded. All others (tied weights, weights that the model reads directly) stay as with ZeRO 2.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def shard_modules(
     half: torch.dtype | None,
     weight: MicroBatchWeight,
 ) -> dict[str, Slice]:
-    """Shard the modules of the rank's stages that can be; return the slices by name.
+    """Shard those modules of the rank's stages that support it; return the slices by name.
 
-    `full` has the fp32 values of half-precision parameters; those of slices are removed from it.
+    `full` holds the fp32 values of half-precision parameters; values of slices are removed from it.
     """
     from torch.distributed.fsdp import (  # half a second, which others need not wait
         FSDPModule,
@@ -88,8 +88,8 @@ def shard_modules(
 
 
 class _Messages:
-    """Carries the messages of sharded modules through the links' own group. torch's modules keep
-    their mesh's group for ever, so closing it could not end a wait."""
+    """Sends the messages of sharded modules through the links' own group: torch's modules hold
+    their mesh's group for ever, so closing that group could not end a wait."""
 
     def __init__(self, links: Links) -> None:
         self.links = links
@@ -148,10 +148,10 @@ def _runs_in_one_piece(split: Split, stage: Stage, calls: set[int]) -> bool:
 
 
 def _is_alone(split: Split, module: nn.Module, name: str, calls: set[int], is_half: bool) -> bool:
-    """Return True if a module's parameters can be sharded: trained, and used by its calls only.
+    """Return True if a module's parameters can be sharded: trained, and used only by its own calls.
 
-    torch gives each parameter of a unit a gradient, zeros if there is none, by which optimizers
-    decay it, and sums gradients as real numbers, so modules with complex ones stay whole.
+    In a sharded module, torch gives unused parameters a gradient of zeros, so that optimizers decay
+    them, and reduces gradients as real numbers, so modules with complex parameters stay whole.
     """
     held = dict(module.named_parameters(prefix=name, remove_duplicate=False))
     for key, parameter in held.items():
@@ -169,7 +169,7 @@ def _is_alone(split: Split, module: nn.Module, name: str, calls: set[int], is_ha
 
 
 def refuse_uneven(samples: Sequence[range], chunk_size: int) -> None:
-    """Refuse a full batch that gives replicas unequal numbers of micro-batches."""
+    """Raise an error if a full batch gives the replicas unequal numbers of micro-batches."""
     counts = [-(-len(held) // chunk_size) for held in samples]
     if len(set(counts)) > 1:
         raise ValueError(

@@ -1,5 +1,5 @@
-"""Save and load checkpoints of a Varuna, also on signals.
+"""Save and load checkpoints of a Varuna model, also on signals.
 
-`saving.Saving` saves and loads, `consensus.Consensus` raises an error of one rank on all,
-`preemption.SignalCalls` records signals. Imports checkpoint, records and the rooms before it.
+`saving.Saving` saves and loads, `consensus.Consensus` raises one rank's error on all ranks,
+`preemption.SignalCalls` records signals. Imports checkpoint, records and the earlier rooms.
 """

@@ -1,7 +1,7 @@
-"""Make rare decisions of all ranks outside of steps, through the store of their process group.
+"""Make all ranks agree on rare decisions outside of steps, through their process group's store.
 
-No group is needed, whatever hardware the ranks have. Rank 0 collects and decides; an error of any
-rank is raised on all.
+This works on any hardware, since no collectives are needed. Rank 0 collects and decides; an error
+of any rank is raised on all ranks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Consensus:
     """One rank's side of the decisions. Every rank must make the same calls in the same order."""
 
     def __init__(self, board: FailureBoard, name: str, find_lost_peer: Callable[[], str]) -> None:
-        """`find_lost_peer` returns which rank is gone, if any."""
+        """`find_lost_peer` returns which rank is gone, or an empty string."""
         self._board, self._name, self._find_lost_peer = board, name, find_lost_peer
         self._store: Any = board.store
         alone = self._store is None
@@ -40,15 +40,15 @@ class Consensus:
         return self._exchange("", lambda words: make(), listen=False)
 
     def settle(self, word: str, decide: Callable[[list[str]], str]) -> str:
-        """Return on every rank the text that rank 0 makes from all ranks' words, in rank order."""
+        """Return on every rank the text that rank 0 computes from the words of all ranks."""
         return self._exchange(word, decide)
 
     def any_rank(self, wanted: bool) -> bool:
-        """Return True on all ranks if it is wanted on any."""
+        """Return True on all ranks if `wanted` is true on any rank."""
         return self._exchange("yes" if wanted else "", lambda words: max(words)) == "yes"
 
     def run_on_all(self, work: Callable[[], Any], last: Callable[[], Any] = lambda: None) -> None:
-        """Run `work` on every rank, then `last` on rank 0; raise the first rank's error on all."""
+        """Run `work` on every rank, then `last` on rank 0; raise the first error on all ranks."""
         mine = None
         try:
             work()
@@ -68,7 +68,7 @@ class Consensus:
             raise error from mine
 
     def leave(self) -> None:
-        """Make the last call; rank 0, whose process may hold the store, leaves last."""
+        """Make the last call; rank 0, whose process may host the store, leaves last."""
         self._count += 1
         if self.rank:
             self._store.set(self._key(str(self.rank)), "")

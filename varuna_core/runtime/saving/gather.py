@@ -1,11 +1,11 @@
-"""The plain model's state dict on rank 0, tensor by tensor from the ranks that hold its pieces.
+"""Gather the plain model's state dict on rank 0, tensor by tensor from the ranks that hold shards.
 
-    each rank   the pieces that it would write to a checkpoint ─► a list of them, by the store
-    rank 0      do they make up the model? ─► the order, sent to all
-    tensor by tensor in that order:   pieces ─► joined on rank 0 ─► the state dict, or a file
+    each rank   sends a list of the shards that it would write to a checkpoint, by the store
+    rank 0      checks that the shards make up the model, and sends the order to all ranks
+    tensor by tensor in this order:   shards ─► joined on rank 0 ─► the state dict, or a file
 
-No other rank holds more than its own part and a copy of one piece; rank 0, where it writes a
-safetensors file, its own part and a tensor. An error on any rank is the same error on all.
+Other ranks hold only their own part and a copy of one shard; rank 0, if it writes a safetensors
+file, its own part and one tensor. An error on any rank is raised on all ranks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from varuna_core.runtime.saving.consensus import Consensus
 
 @dataclass(frozen=True, kw_only=True)
 class HeldPiece:
-    """A piece of a tensor, and the rank that holds it."""
+    """A shard of a tensor, and the rank that holds the shard."""
 
     rank: int
     dtype: str
@@ -45,11 +45,11 @@ class HeldPiece:
 
 
 Plan = Mapping[str, Sequence[HeldPiece]]
-"""The pieces of each tensor by its first name, in the order of sending."""
+"""The shards of each tensor, keyed by its first name, in sending order."""
 
 
 class Gather:
-    """One rank's side of gathering a model once."""
+    """One rank's side of a single gather of a model."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Gather:
         consensus: Consensus,
         only_trained: bool = False,
     ) -> None:
-        """`model` is the plain model, used for names, order and types but not for values."""
+        """`model` is the plain model, used only for names, order and dtypes, not for values."""
         self.consensus = consensus
         self._plain = model.state_dict()
         if only_trained:
@@ -74,7 +74,7 @@ class Gather:
     def run(self, take: Callable[[], Sequence[Entry]], target: Path | None) -> Any:
         """Return the state dict on rank 0, or write it to the target; None on other ranks.
 
-        `take` returns this rank's pieces; those of all ranks must be the model, each element once.
+        `take` returns this rank's shards; those of all ranks must cover each element exactly once.
         """
         mine: list[Entry] = []
 
@@ -128,8 +128,8 @@ class Gather:
             close_group(group)
 
     def _agree(self, mine: Sequence[Entry]) -> Plan:
-        """Return the plan for all ranks' pieces; raise an error on all if they are not the
-        model."""
+        """Return the plan for all ranks' shards; raise an error on all ranks if the shards do not
+        make up the model."""
         word = json.dumps([[e.name, e.dtype, e.shape, e.box.offset, e.box.extent] for e in mine])
         return _parse_plan(self.consensus.settle(word, self._decide))
 
@@ -151,7 +151,7 @@ class Gather:
         return json.dumps({name: [_render_piece(p) for p in found[name]] for name in order})
 
     def _type_of(self, name: str, piece: HeldPiece) -> str:
-        """Return the type to gather: fp32 for masters, the model's own type for half precision."""
+        """Return the dtype to gather: fp32 for masters, else the dtype of the plain model."""
         if DTYPES[piece.dtype] in (torch.float16, torch.bfloat16):
             return name_dtype(self._plain[name].dtype, name)
         return piece.dtype
@@ -190,7 +190,7 @@ class Gather:
 
 
 class _Arrivals:
-    """Sequence of the tensors as they arrive; each is freed when the next is requested."""
+    """The tensors in order of arrival; each is freed when the next one is requested."""
 
     def __init__(self, arriving: Iterator[tuple[str, Tensor]]) -> None:
         self._arriving = arriving
@@ -229,7 +229,7 @@ def _load(entry: Entry) -> Tensor:
 def _join(
     name: str, held: Sequence[HeldPiece], own: Mapping[tuple[str, Box], Entry], receiver: _Receiver
 ) -> Tensor:
-    """Join a whole tensor from local and received pieces, in memory of its own."""
+    """Join a full tensor from local and received shards, in newly allocated memory."""
     made: Tensor | None = None
     for piece in held:
         part = receiver.take(piece) if piece.rank else _load(own[name, piece.box])
@@ -248,7 +248,7 @@ GO, NO = 1, 0
 
 
 class _Refused(Exception):
-    """Raised if the other side failed and reported that after its data."""
+    """Raised if the other side failed and reported this after its data."""
 
 
 class _Receiver:
@@ -272,14 +272,14 @@ class _Receiver:
         return made
 
     def stop(self) -> None:
-        """Tell the ranks that still have pieces to stop."""
+        """Tell the ranks that have not sent all shards to stop."""
         for rank in [rank for rank, count in self._left.items() if count]:
             with contextlib.suppress(RuntimeError):  # it is gone
                 dist.send(torch.tensor([NO], dtype=torch.uint8), rank, group=self._group)
 
 
 class _Sender:
-    """Another rank's side: sends each piece when rank 0 asks for it."""
+    """Another rank's side of the transfer: sends each shard when rank 0 requests it."""
 
     def __init__(self, plan: Plan, mine: Sequence[Entry], group: Any, rank: int) -> None:
         self._group, self._own = group, _index(mine)
@@ -306,7 +306,7 @@ def _travels(piece: HeldPiece) -> bool:
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
-    """Return the tensor's memory as bytes, since gloo does not know all types."""
+    """Return the tensor's memory as bytes, since gloo does not support all dtypes."""
     return tensor.reshape(-1).view(torch.uint8)
 
 

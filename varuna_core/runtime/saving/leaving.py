@@ -1,22 +1,22 @@
-"""Tells a script to save and leave: its run will change its nodes, be cancelled or reach its limit.
+"""Tell a script when to save and leave: its run will change nodes, be cancelled or reach its limit.
 
     from varuna_core import leaving
 
-    leaving.listen()                    # early: before it, a signal waits
+    leaving.listen()                    # call this early: until then, a signal is pending
     for step in ...:
         ...
         if leaving.is_time():           # the same answer on all ranks
             save()
-            leaving.leave()             # exit 0, when all ranks have come so far
+            leaving.leave()             # exit 0 once all ranks have reached this call
 
-vjob sends SIGUSR1 to the rank's process, to some nodes sooner than to others. A rank that left at
-once would leave the others in the middle of a step, so `is_time` asks all ranks: call it where a
-step is done, on every rank as often. A run that may morph goes on with the nodes that are there
-then (docs/morphing.md); a script that Varuna trains has `save_on_signal` and needs nothing of
-this.
+vjob sends SIGUSR1 to the rank's process, on some nodes earlier than on others. If a rank left at
+once, the others would hang in a step, so `is_time` asks all ranks: call it at the end of a step,
+equally often on every rank. A run that may change its layout (morph) then continues on the
+available nodes (docs/morphing.md). A script that uses Varuna calls `save_on_signal` instead.
 
-Standard library only. Where torch.distributed runs, the ranks ask each other over a group of gloo's
-own, so that no rank waits for its GPU; other programs give `agree`.
+This module uses the standard library only. If torch.distributed is initialized, the ranks
+communicate over a separate gloo group, so that no rank waits for its GPU; other programs pass
+`agree`.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from typing import Any, NoReturn
 from varuna_core.runtime.saving.preemption import NCCL_DUMPS
 
 CALLS = (signal.SIGUSR1, signal.SIGUSR2)
-"""Signals handled here; not SIGTERM, which also comes when ranks cannot answer after a failure."""
+"""Signals handled here. SIGTERM is excluded, since it also arrives when ranks cannot respond."""
 
 NO_TIMEOUT = timedelta(days=365)
-"""Timeout of the ranks' own group: a rank may save for longer than torch's half hour."""
+"""Timeout of this module's group: a rank may save for longer than torch's 30 minutes."""
 
 Agree = Callable[[bool], bool]
-"""Function from this rank's answer to True on all ranks if it was True on any."""
+"""Function that takes this rank's answer and returns True on all ranks if any rank's is True."""
 
 _heard = 0
 _pid = 0
@@ -50,7 +50,7 @@ _code: int | None = None
 
 
 def listen() -> None:
-    """Record signals from now on; call this in the main thread. A second call has no effect."""
+    """Start to record signals; call this in the main thread. Further calls have no effect."""
     global _pid
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("leaving.listen() sets signal handlers: call it in the main thread")
@@ -62,15 +62,15 @@ def listen() -> None:
 
 
 def is_asked() -> bool:
-    """Return True once this rank's process was asked to save and leave, perhaps before others."""
+    """Return True once this rank's process was asked to save and leave; other ranks may differ."""
     return bool(_heard)
 
 
 def is_time(agree: Agree | None = None) -> bool:
-    """True, on all ranks in the same step, once any of them was asked to save and leave.
+    """Return True, on all ranks in the same step, once any rank was asked to save and leave.
 
-    Every rank calls it where a step is done, equally often. `agree` is for ranks that do not meet
-    through torch.distributed.
+    Call this at the end of a step, equally often on every rank. Programs that do not use
+    torch.distributed pass `agree`.
     """
     if not _pid:
         listen()
@@ -88,11 +88,11 @@ def is_time(agree: Agree | None = None) -> bool:
 
 
 def leave(code: int = 0) -> NoReturn:
-    """End this rank after its state was saved, once all torch.distributed ranks are here; further
-    signals are ignored meanwhile.
+    """End this rank after its state was saved, once all torch.distributed ranks have called this;
+    ignore further signals meanwhile.
 
-    Exit handlers registered since `listen` run. Then the process ends without tearing torch down,
-    since gloo's threads may abort it if their peers are gone.
+    Exit handlers registered after `listen` are run. Then the process ends without torch's teardown,
+    since gloo's threads may abort the process if their peers are gone.
     """
     global _code
     for number in _list_ours():
@@ -121,13 +121,13 @@ def _note(number: int, frame: Any) -> None:
 
 
 def _list_ours() -> list[signal.Signals]:
-    """Return the signals that the user has not given to NCCL."""
+    """Return the handled signals, except those that the user has assigned to NCCL."""
     taken = {os.environ.get(name) for name in NCCL_DUMPS}
     return [number for number in CALLS if str(int(number)) not in taken]
 
 
 def _find_distributed() -> Any:
-    """Return torch.distributed if its process group runs, without importing it."""
+    """Return torch.distributed if a process group is initialized, without importing torch."""
     found = sys.modules.get("torch.distributed")
     return found if found is not None and found.is_available() and found.is_initialized() else None
 

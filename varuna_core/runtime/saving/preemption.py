@@ -1,9 +1,9 @@
 """Record signals that ask a training to save, and act on them on all ranks at the same point.
 
-    signal ─► noted ─► all ranks agree (agreement.py) ─► next step begins: handler, or save, leave
+    signal ─► noted ─► all ranks agree (agreement.py) ─► next step starts: handler, or save, leave
 
-A handler that saves at once would do so on each rank at another moment, within a step. So a user's
-own handler is called at the begin of the next step, on every rank, whichever rank got the signal.
+A handler that saves at once would run at different moments on different ranks, within a step. So a
+user's own handler is called at the start of the next step, on every rank, whichever got the signal.
 
 A forked child (a data loader) inherits these handlers: SIGTERM ends it as usual, and it ignores the
 others.
@@ -21,17 +21,17 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 CALLS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
-"""Handled signals; if ranks got different ones, the last in this list counts."""
+"""Handled signals; if ranks received different signals, the last one in this tuple is used."""
 
 NCCL_DUMPS = ("NCCL_PROXY_DUMP_SIGNAL", "NCCL_RMA_PROXY_DUMP_SIGNAL")
-"""Variables by which a user lets NCCL print its state on a signal, which is then left to NCCL."""
+"""Variables by which a user makes NCCL dump its state on a signal, which is then left to NCCL."""
 
 Handler = Callable[[int, Any], Any]
 
 
 def ignore_calls(environ: Mapping[str, str] = os.environ) -> None:
-    """Ignore the signals in a process that has saved and is about to exit: a signal may reach one
-    node seconds after another, and must not end a rank that has answered already."""
+    """Ignore the signals in a process that has saved and is about to exit: a signal may arrive
+    seconds later than on other nodes, and must not end a rank that has already responded."""
     if threading.current_thread() is threading.main_thread():
         for number in _list_ours(environ):
             signal.signal(number, signal.SIG_IGN)
@@ -43,11 +43,11 @@ def _list_ours(environ: Mapping[str, str]) -> list[signal.Signals]:
 
 
 class SignalCalls:
-    """This process's signal handlers, installed when someone listens."""
+    """This process's signal handlers, installed once a save or a user handler needs them."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self.heard = 0
-        """The first signal that is not answered yet."""
+        """The first signal that has not been handled yet, or 0."""
 
         self.own: dict[int, Handler] = {}
         """The user's handlers that ours have replaced."""
@@ -57,13 +57,13 @@ class SignalCalls:
         self._ours = _list_ours(environ)
 
     def listen(self) -> None:
-        """Handle all of CALLS from now on."""
+        """Handle all signals of CALLS from now on."""
         for number in self._ours:
             self._put(number)
 
     def claim_handlers(self) -> None:
-        """Install our handlers again if the user has set others since, or if a native library has
-        replaced them, as NCCL did with SIGUSR1 before it had a variable for that."""
+        """Reinstall our handlers if the user has since set others, or if a native library has
+        replaced ours, as NCCL did with SIGUSR1 before it had a variable for this."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in CALLS:
@@ -98,7 +98,7 @@ class SignalCalls:
         self.heard = self.heard or number
 
     def answer(self, number: int) -> Handler | None:
-        """Return the user's handler for a signal that all ranks agreed on, and mark it answered."""
+        """Return the user's handler for the signal that was agreed on, and mark it handled."""
         if self.heard == number:
             self.heard = 0
         return self.own.get(number)

@@ -1,7 +1,7 @@
-"""Track the progress of a training and of its checkpoints: being written, or complete.
+"""Track the progress of a training, and which of its checkpoints are pending or complete.
 
-No rank waits for another, so a checkpoint may be complete long after rank 0 wrote its part. Its
-completion is checked when a step begins, and reported once.
+No rank waits for another, so a checkpoint may become complete long after rank 0 wrote its part.
+Completion is checked at the start of each step, and reported once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class TrainingProgress:
     """Progress of a training, equal on every rank."""
 
     iteration: int = 0
-    """Steps taken."""
+    """Number of steps taken."""
 
     data_position: Any = None
     user_state: Any = None
@@ -28,13 +28,13 @@ class TrainingProgress:
 
 @dataclass(kw_only=True)
 class PendingRestore:
-    """State of a loaded checkpoint for an optimizer and a scheduler that are set later."""
+    """State from a loaded checkpoint, for an optimizer and a scheduler that are set later."""
 
     folder: Path
     loss_scale: Any
     lr_schedule: Any
     options: dict[int, Any] | None = None
-    """Options of each parameter's group, once the optimizer is loaded."""
+    """Options of each parameter's group; None until the optimizer's state is restored."""
 
 
 Teller = Callable[[int, Path], None]
@@ -42,7 +42,7 @@ Teller = Callable[[int, Path], None]
 
 
 class PendingSave:
-    """This rank's part of a checkpoint that is being written."""
+    """This rank's pending part of a checkpoint."""
 
     def __init__(self, writer: CheckpointWriter) -> None:
         self._writer, self._number = writer, writer.num_saves
@@ -51,7 +51,7 @@ class PendingSave:
         return self._writer.num_saves != self._number or not self._writer.is_writing
 
     def result(self) -> None:
-        """Wait until the part is written; raise its error, unless a later save has raised it."""
+        """Wait until the part is written; raise its error, unless a later save has done so."""
         if self._writer.num_saves == self._number:
             self._writer.wait()
 
@@ -59,7 +59,7 @@ class PendingSave:
 
 
 class SaveNews:
-    """Notifies a program of the begin and the completion of a checkpoint, if subscribed."""
+    """Notifies a subscribed program when a checkpoint starts and when it is complete."""
 
     def __init__(self) -> None:
         self._begun: Teller | None = None
@@ -67,7 +67,7 @@ class SaveNews:
         self._waiting: list[tuple[int, SaveFolder]] = []
 
     def subscribe(self, begun: Teller, complete: Teller) -> None:
-        """Call these functions from now on."""
+        """Call these functions for all later checkpoints."""
         self._begun, self._complete = begun, complete
 
     def report_begun(self, number: int, store: Path) -> None:
@@ -79,7 +79,7 @@ class SaveNews:
             self._waiting.append((number, folder))
 
     def poll(self) -> None:
-        """Report checkpoints that have become complete."""
+        """Notify of checkpoints that have become complete."""
         while (at := self._find_complete()) is not None:
             # Those before it failed, or have made room for it.
             number, folder = self._waiting[at]
@@ -88,7 +88,7 @@ class SaveNews:
             self._complete(number, folder.store)
 
     def _find_complete(self) -> int | None:
-        """Return the index of the first complete checkpoint in the list; None if there is none."""
+        """Return the index of the first pending checkpoint that is complete; None if none is."""
         for at, (_, folder) in enumerate(self._waiting):
             if folder.is_published():
                 return at

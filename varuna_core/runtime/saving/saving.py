@@ -1,9 +1,9 @@
 """Save this rank's part of a checkpoint, and load it from a checkpoint of any layout.
 
     save:  masters, buffers, optimizer state by name ─► CheckpointPart ─► CheckpointWriter
-    load:  rank 0 chooses the checkpoint ─► each rank reads its part ─► the first error is all's
+    load:  rank 0 chooses the checkpoint ─► each rank reads its part ─► all raise the first error
 
-docs/checkpoints.md describes the files. Small state that is equal everywhere is saved by rank 0.
+docs/checkpoints.md describes the files. Small state that is equal on all ranks is saved by rank 0.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SEEN_S = 90.0
-"""Seconds until another node's files show in a folder listing: NFS caches it for up to a minute."""
+"""Seconds until files of another node appear in a listing: NFS caches it for up to a minute."""
 SEEN_POLL_S = 0.5
 WAIT_S = 600.0
-"""Seconds that a training's last save waits for room; who asked for it may end it sooner."""
+"""Seconds that a training's last save waits for disk space; the scheduler may end it earlier."""
 RETRY_S = 5.0
 LEFT = "left.json"
-"""File in the folder of checkpoints: the training has saved because of a signal, and left."""
+"""File in the checkpoint folder, which records that the training saved and left on a signal."""
 
 
 class Saving:
-    """One rank's side of all checkpoints."""
+    """One rank's side of saving and loading checkpoints."""
 
     def __init__(
         self,
@@ -92,13 +92,13 @@ class Saving:
         self.news = SaveNews()
         self.skipped = SkippedSaves()
         self.is_told_to_end: Callable[[], bool] = lambda: False
-        """Function that returns True once this rank got SIGTERM, so that no save waits for room."""
+        """Function that returns True once this rank got SIGTERM; saves then wait no longer."""
 
         self._hooks: list[Any] = []
-        """Handles of the hooks that optimizers call before they step."""
+        """Handles of the hooks that optimizers call before a step."""
 
         self._number = -1
-        """Number of the last save that began."""
+        """Number of the last save that was started."""
 
         self._writers: dict[Path, CheckpointWriter] = {}
         self._line: str | None = None
@@ -117,11 +117,11 @@ class Saving:
         shard: bool = False,
         keep: int | None = None,
     ) -> PendingSave | None:
-        """Write this rank's part. With `tempdir`, do so beside training and return a handle.
+        """Write this rank's part. With `tempdir`, write in the background and return a handle.
 
-        If waits have a limit, all ranks return together and raise the same error, so that waits in
-        the next step are not for a slow disk. A save for which the folder has no room is skipped
-        (skipping.py).
+        If waits have a timeout, all ranks return together and raise the same error, so that a slow
+        disk does not count towards the next step's timeout. If the disk is full, the save is
+        skipped (skipping.py).
         """
         options: dict[str, Any] = {"shard": shard, "tempdir": tempdir, "keep": keep}
         made: list[PendingSave | None] = [None]
@@ -168,12 +168,12 @@ class Saving:
         return PendingSave(writer) if tempdir is not None else None
 
     def await_copies(self) -> None:
-        """Wait for copies that a save needs before the optimizer changes weights."""
+        """Wait for a save's copies that must be complete before the optimizer changes weights."""
         for writer in self._writers.values():
             writer.wait_copied()
 
     def _await_last(self, writer: CheckpointWriter) -> None:
-        """Wait until the last save beside training is written or skipped."""
+        """Wait until the last background save is written or skipped."""
         try:
             if writer.wait():
                 self.skipped.note_saved()
@@ -188,10 +188,10 @@ class Saving:
         note: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        """Save, and return when the checkpoint is complete; raise any rank's error on all.
+        """Save, and return once the checkpoint is complete; raise any rank's error on all ranks.
 
-        If the folder has no room, retry for WAIT_S, since no later save follows. With a `note`,
-        record in LEFT that the training has left afterwards.
+        If the disk is full, retry for WAIT_S, since no later save follows. If `note` is given,
+        record in LEFT that the training leaves after this save.
         """
 
         def write() -> None:
@@ -231,7 +231,7 @@ class Saving:
         self.news.poll()
 
     def _wait_for_room(self, error: NotSaved, store: Path, number: int, deadline: float) -> None:
-        """Wait a moment on all ranks; raise the error if the time is up or a rank must end."""
+        """Wait briefly on all ranks; raise the error at the deadline or if a rank must end."""
 
         def wait() -> str:
             left_s = deadline - time.monotonic()
@@ -294,8 +294,8 @@ class Saving:
     def _take_segments(
         self, with_state_of: Sequence[Any], *, shard: bool
     ) -> tuple[dict[int, list[Entry]], dict[str, Any], bool]:
-        """Return, for each segment, the tensors that this rank saves, with the state of these
-        optimizers; the other state; and True if other replicas save parts of the same segments."""
+        """Return, for each segment, the tensors that this rank saves, including these optimizers'
+        state; the other state; and True if other replicas save parts of the same segments."""
         replicas = self.links.stage_map.num_replicas
         owned = self.masters.owned is not None
         shared = (shard or owned) and replicas > 1
@@ -314,7 +314,7 @@ class Saving:
         return segments, optimizer, shared
 
     def _take_model(self) -> list[Entry]:
-        """Return this rank's masters and persistent buffers; all ranks' make up the whole model."""
+        """Return this rank's masters and persistent buffers; all ranks' cover the whole model."""
         segments, _, _ = self._take_segments((), shard=False)
         return [entry for held in segments.values() for entry in held]
 
@@ -343,12 +343,12 @@ class Saving:
     ) -> tuple[int, TrainingProgress]:
         """Load a checkpoint that rank 0 chooses; return its number and progress.
 
-        If none is named and the newest is damaged, on whichever rank, all ranks use the one before
-        it.
+        If `iteration` is None and any rank finds the newest checkpoint damaged, all ranks load the
+        previous one.
         """
         choice = Choice(store, iteration, check_complete)
         opened: list[CheckpointReader] = []
-        """On the rank that has chosen it."""
+        """The opened checkpoint, on the rank that chose it."""
 
         def choose() -> str:
             opened[:] = [choice.take()]
@@ -373,11 +373,11 @@ class Saving:
 
     @property
     def line(self) -> str:
-        """Identity of the training, from a loaded checkpoint or its first save; empty before."""
+        """Return the training's identity from a loaded checkpoint or the first save; else ""."""
         return next((writer.line for writer in self._writers.values()), self._line) or ""
 
     def list_names(self) -> list[str]:
-        """Return the names of stored tensors of which this rank holds a part."""
+        """Return the names of stored tensors of which this rank needs a part."""
         held = (*self.masters.by_name, *self.part.buffers())
         return [name for name in held if name in self._shapes]
 
@@ -427,8 +427,8 @@ class Saving:
             raise CheckpointError(f"{folder} is of another model: {'; '.join(faults[:5])}{more}")
 
     def _choose_own(self, reader: CheckpointReader) -> Any:
-        """Return the saved state of the same replica and, if possible, place: its ranks read the
-        same data, so they draw alike. For a new replica, keep the present state."""
+        """Return the saved state of the same replica and, if possible, place, as its ranks read the
+        same data and use the same random numbers. For a new replica, keep the present state."""
         own = reader.manifest.own
         words = ("place", "replica", "tensor_rank")
         ranks = {tuple(held.get(word, 0) for word in words): rank for rank, held in own.items()}
@@ -471,7 +471,7 @@ class Saving:
 
     @property
     def sees_updates(self) -> bool:
-        """True if the optimizers call a hook before they step: until then a copy can wait."""
+        """True if the optimizers call a hook before a step: copies can wait until then."""
         return bool(self._hooks)
 
     def optimizers_set(self) -> None:
@@ -497,6 +497,6 @@ class Saving:
             self._put_schedule(self._loaded)
 
     def step_begins(self) -> None:
-        """Drop the loaded state, since a step begins."""
+        """Release the loaded state when a step starts."""
         self._loaded = None
         self.news.poll()

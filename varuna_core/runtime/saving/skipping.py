@@ -1,10 +1,9 @@
-"""Skip saves that the folder of checkpoints cannot take: training goes on, and the next save tries
-again.
+"""Skip saves that fail because of the disk: training continues, and the next save tries again.
 
-A full disk is no fault of the training, so a save that finds no room is always skipped. A disk or
-file server that fails may recover until the next save, or may fail on this node only: after
-MOST_FAILED failed saves in a row the error is raised, so that another node can take over. A
-training's last save waits for room instead (`saving.save_whole`).
+A full disk is not the training's fault, so a save without space is always skipped. A failing disk
+or file server may recover before the next save, or may fail on this node only: after MOST_FAILED
+consecutive failures the error is raised, so that another node can take over. A training's last save
+waits for space instead (`saving.save_whole`).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from varuna_core.records.runfolder import RunFolder
 log = logging.getLogger(__name__)
 
 MOST_FAILED = 5
-"""Saves of a rank in a row that may end with an error of the disk or file server."""
+"""Maximum number of consecutive saves that may fail because of the disk or file server."""
 
 
 class SkippedSaves:
@@ -33,8 +32,7 @@ class SkippedSaves:
         self._failed: list[StoreFailed] = []
 
     def skip(self, error: NotSaved, store: Path, iteration: int, *, tells: bool = True) -> None:
-        """Log and record that this save was skipped; `tells` is False on ranks that need not log
-        it."""
+        """Log and record that this save was skipped; `tells` is False on ranks that do not log."""
         if isinstance(error, StoreFailed):
             self._failed.append(error)
         if type(error) is NotSaved or not tells:  # the rank that could not save says why
@@ -47,7 +45,7 @@ class SkippedSaves:
         self.note(error, store, iteration)
 
     def note(self, error: NotSaved, store: Path, iteration: int, *, waits: bool = False) -> None:
-        """Record it for `vjob status`; with `waits`, the save is retried and not skipped."""
+        """Record the error for `vjob status`; if `waits`, the save is retried and not skipped."""
         if self._path is not None:
             now = round(time.time(), 3)
             no_room = isinstance(error, NoRoom)
@@ -59,6 +57,6 @@ class SkippedSaves:
         self._failed.clear()
 
     def expect_few(self) -> None:
-        """Raise the last error if the disk or the file server failed too often."""
+        """Raise the last error if the disk or the file server has failed too often."""
         if len(self._failed) >= MOST_FAILED:
             raise self._failed[-1]

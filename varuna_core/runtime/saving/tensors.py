@@ -1,7 +1,7 @@
 """Convert a rank's weights, buffers and optimizer state to checkpoint entries by name, and back.
 
-The options of an optimizer's group (rates, decays) are stored for each of its parameters, so that
-groups may have other parameters if the model is cut elsewhere.
+The options of an optimizer's parameter group (such as learning rate and weight decay) are stored
+for each of its parameters, because groups hold other parameters if the model is cut elsewhere.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ log = logging.getLogger(__name__)
 
 NOT_OPTIONS = {"params", "param_names"}
 WAYS = {"foreach", "fused", "capturable", "differentiable"}
-"""Options on how an optimizer computes, which a loaded checkpoint does not change."""
+"""Options that select an optimizer's implementation, which a loaded checkpoint does not change."""
 
 
 def find_holders(optimizers: Sequence[Any]) -> dict[int, Any]:
-    """Return the optimizer of each parameter, by the parameter's id."""
+    """Return the optimizer of each parameter, keyed by the parameter's id."""
     return {
         id(parameter): optimizer
         for optimizer in optimizers
@@ -43,7 +43,7 @@ def find_holders(optimizers: Sequence[Any]) -> dict[int, Any]:
 
 
 def list_options(optimizer: Any) -> dict[int, Any]:
-    """Return the options of each parameter's group, by the parameter's id, as JSON values."""
+    """Return the group options of each parameter as JSON values, keyed by the parameter's id."""
     found: dict[int, Any] = {}
     for group in optimizer.param_groups:
         said = {key: value for key, value in group.items() if key not in NOT_OPTIONS}
@@ -60,9 +60,9 @@ def take_optimizer(
     box: Box | None = None,
     shape: Sequence[int] | None = None,
 ) -> tuple[list[Entry], Any]:
-    """Return entries for a parameter's state, and the rest; None if the optimizer lacks it.
+    """Return the tensor entries of a parameter's state, and its other state; None without state.
 
-    With `box` and `shape`, the parameter is a piece of a larger one.
+    If `box` and `shape` are given, the parameter is a shard of a larger one.
     """
     if id(parameter) not in options:
         return [], None
@@ -73,9 +73,9 @@ def take_optimizer(
 
 
 def put_optimizer(optimizer: Any, found: Mapping[int, Any], with_state: bool = True) -> None:
-    """Restore optimizer state by parameter id; a parameter that is not in `found` starts afresh.
+    """Restore optimizer state by parameter id; parameters not in `found` start with no state.
 
-    Without `with_state`, restore only the groups' options.
+    If `with_state` is false, restore only the groups' options.
     """
     kinds = {tree["optimizer"] for tree in found.values()}
     mine = type(optimizer).__name__
@@ -132,7 +132,7 @@ def _put_state(held: Any, parameters: Sequence[Tensor], found: Mapping[int, Any]
 
 
 def _find_options(group: Mapping[str, Any], found: Mapping[int, Any]) -> dict[str, Any]:
-    """Return the saved options shared by a group's parameters; others stay as they are."""
+    """Return the saved options common to a group's parameters; others keep their values."""
     said = [found[id(p)]["options"] for p in group["params"] if id(p) in found]
     options: dict[str, Any] = {}
     for key in said[0] if said else ():
@@ -147,8 +147,8 @@ def _find_options(group: Mapping[str, Any], found: Mapping[int, Any]) -> dict[st
 
 
 def fit_rates(schedule: Any, optimizer: Any) -> Any:
-    """Return a scheduler's state with the rates of this optimizer's groups, since rank 0, which
-    saved it, may have had other groups."""
+    """Return the scheduler's state with the learning rates of this optimizer's groups, since rank
+    0, which saved the state, may have other groups."""
     if isinstance(schedule, list):
         return [fit_rates(one, optimizer) for one in schedule]
     if not isinstance(schedule, dict):
@@ -167,7 +167,7 @@ def fit_rates(schedule: Any, optimizer: Any) -> Any:
 
 
 def list_tensors(split: Split) -> tuple[dict[str, tuple[int, ...]], list[list[str]]]:
-    """Return the shapes of parameters and persistent buffers by all names, and the tied names."""
+    """Return the shapes of parameters and persistent buffers under all names, and tied names."""
     model = split.model
     persistent = model.state_dict().keys()
     parameters: dict[str, nn.Parameter] = dict(model.named_parameters(remove_duplicate=False))
@@ -186,8 +186,8 @@ def list_tensors(split: Split) -> tuple[dict[str, tuple[int, ...]], list[list[st
 def take_tensors(
     split: Split, part: RankStages, masters: Masters, optimizers: Sequence[Any]
 ) -> tuple[dict[int, list[Entry]], dict[str, Any]]:
-    """Return, by segment, the weights and optimizer state that this rank saves, and by name the
-    rest of that state. A weight of several stages is saved by the first."""
+    """Return the weights and optimizer state that this rank saves, by segment, and the non-tensor
+    state by name. The first of several stages saves a shared weight."""
     segments: dict[int, list[Entry]] = {}
     trees: dict[str, Any] = {}
     holders = find_holders(optimizers)
@@ -218,7 +218,7 @@ def take_tensors(
 
 
 def take_buffers(split: Split, part: RankStages, kept: Collection[str]) -> dict[int, list[Entry]]:
-    """Return, by segment, entries of buffers in `kept` that this rank's stages save."""
+    """Return the entries of buffers in `kept` that this rank's stages save, by segment."""
     segments: dict[int, list[Entry]] = {}
     for name, buffer in part.buffers().items():
         if name in kept:
@@ -234,7 +234,7 @@ def find_part(name: str, masters: Masters, shares: Shares) -> Box | TensorShare 
 
 
 def list_wanted(name: str, out: Tensor, masters: Masters, shares: Shares) -> list[WantedTensor]:
-    """Return the pieces of a tensor to read into `out`, this rank's part of it."""
+    """Return the parts of a stored tensor to read into `out`, which is this rank's shard."""
     rows = masters.slices.get(name)
     return (
         shares.list_wanted(name, out)

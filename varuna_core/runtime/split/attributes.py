@@ -1,11 +1,11 @@
 """Save and restore plain attributes of modules that a forward changes.
 
-A module may keep more than parameters and buffers: `self.average = 0.9 * self.average + ...`, a
-counter, a list, a random generator. Runs that are not training (the dry run, the checks of a stage,
-a recompute) must leave them unchanged, like buffers.
+A module may have state besides parameters and buffers: `self.average = 0.9 * self.average + ...`, a
+counter, a list, a random generator. Runs other than training steps (the dry run, the checks of a
+stage, a recompute) must leave this state unchanged, like buffers.
 
-Objects of other classes, and containers of more than `LONGEST` items, are kept by reference:
-changes within them stay.
+Objects of other classes, and containers of more than `LONGEST` items, are saved by reference:
+changes within them are not undone.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Place = tuple[str, str]
 """Name of a module in its model, and of its attribute."""
 
 HOOKS = {name for name in vars(nn.Module()) if "hook" in name}
-"""Names of a module's dicts of hooks. They are saved too, since a model that installs hooks may
-note that in an attribute."""
+"""Names of a module's dicts of hooks. These are saved too, since a model that installs hooks may
+record this in an attribute."""
 
 TORCHS = {*vars(nn.Module()), "forward"} - HOOKS
 """Attributes that torch keeps in each module, and the forward, which stages replace."""
 
 DEPTH = 4
-"""Levels of nested containers that are inspected."""
+"""Maximum nesting of containers that are inspected."""
 
 LONGEST = 1000
 """Containers with more items than this are kept by reference."""
@@ -41,7 +41,7 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 class ValueCopy:
-    """A saved value, which can tell if it has changed and can be restored."""
+    """A saved value, which can detect a change and restore the value."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -75,7 +75,7 @@ class _KeptTensor(ValueCopy):
 
 
 class _KeptStream(ValueCopy):
-    """A random generator, saved by its state."""
+    """A random generator, saved as its state."""
 
     def __init__(
         self, value: Any, get: Callable[[Any], Any], put: Callable[[Any, Any], None]
@@ -137,7 +137,7 @@ def keep(value: Any, depth: int = 0) -> ValueCopy:
 
 
 def find_stream(value: Any) -> tuple[Callable[[Any], Any], Callable[[Any, Any], None]] | None:
-    """Return functions that read and set a generator's state; None if it is no generator."""
+    """Return functions that get and set a generator's state; None for other values."""
     if isinstance(value, torch.Generator):
         return (
             lambda stream: stream.get_state().tolist(),
@@ -181,7 +181,7 @@ class KeptAttributes:
         }
 
     def list_changed(self) -> list[Place]:
-        """Return the places whose values have changed since, are new, or are gone."""
+        """Return the places whose values have been changed, added or removed since."""
         found = []
         for path, kept in self._kept.items():
             now = self._list_own(path)
@@ -207,7 +207,7 @@ class KeptAttributes:
 
 @contextmanager
 def kept_attributes(model: nn.Module) -> Iterator[None]:
-    """Restore the model's attributes at the end of the context."""
+    """Save the model's attributes, and restore them at the end of the context."""
     kept = KeptAttributes(model)
     try:
         yield

@@ -1,8 +1,8 @@
-"""Poison check: before training, refuse a stage that a value reaches around its cut.
+"""Poison check: before training, detect values that reach a stage without passing through its cut.
 
-The stage runs with its stubs' results filled with zeros, with NaN, and with noise. If an output
-differs, it depends on a stub: a value went around the cut. Its source is found by bisecting the
-poison, its use by watching for the first NaN after the cut.
+The stage runs with its stubs' results filled with zeros, with NaN, and with noise. If outputs
+differ, they depend on a stub, so a value bypassed the cut. The value's source is found by bisecting
+the poisoned stubs, its use by watching for the first NaN after the cut.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from varuna_core.runtime.split.stage import Make, Stage
 
 log = logging.getLogger(__name__)
 MOST_NAMED = 8
-"""Makers of values around a cut that a refusal names."""
+"""Maximum number of sources of bypassing values that an error names."""
 SEED = 0
 
 
@@ -43,7 +43,7 @@ def fill_nan(tensor: Tensor) -> Tensor:
 
 
 def fill_noise(tensor: Tensor) -> Tensor:
-    """Fill with noise, which shows what the maximum of NaNs hides; integers stay valid indices."""
+    """Fill with noise: it reveals uses that a maximum over NaNs hides; integers stay valid."""
     if not is_inexact(tensor.dtype):
         return tensor.zero_()
     draw = torch.Generator().manual_seed(SEED)
@@ -58,10 +58,10 @@ class PoisonCheck:
         self.stage, self.inputs = stage, inputs
         self.poison: Poison = fill_nan
         self.wavers = False
-        """True if the device adds in a varying order, so that two clean runs differ."""
+        """True if the device adds in a varying order, so that two unpoisoned runs differ."""
 
     def run(self) -> None:
-        """Raise LeakError if a value goes around the stage's first cut."""
+        """Raise LeakError if a value bypasses the stage's first cut."""
         stage = self.stage
         if stage.segments.start == 0 or not stage.segments:
             return
@@ -134,7 +134,7 @@ class PoisonCheck:
         return tensors
 
     def _enter(self, spec: TensorSpec) -> Tensor:
-        """Return repeatable values for a cut, all above 0 for roots and logarithms."""
+        """Return reproducible values for a cut, all positive because of roots and logarithms."""
         made = torch.zeros(spec.shape, dtype=spec.dtype)
         if spec.dtype == torch.bool:
             made.fill_(True)
@@ -186,7 +186,7 @@ class PoisonCheck:
 
 
 class _NanWatch(TorchFunctionMode):
-    """Stops at the first function after the stage's start that gets a NaN."""
+    """Raises at the first function after the stage's start that gets a NaN."""
 
     def __init__(self, stage: Stage) -> None:
         super().__init__()
@@ -232,7 +232,7 @@ def _append(names: list[str], name: str, module: nn.Module, args: Any) -> None:
 
 @contextmanager
 def open_modules(model: nn.Module, names: list[str]) -> Iterator[None]:
-    """Maintain `names` as the stack of running modules."""
+    """Maintain `names` as the stack of the modules that are running."""
     hooks: list[Any] = []
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
@@ -250,7 +250,7 @@ def open_modules(model: nn.Module, names: list[str]) -> Iterator[None]:
 
 @contextmanager
 def kept_buffers(model: nn.Module) -> Iterator[None]:
-    """Restore the buffers at the end: the same tensors with the same values."""
+    """Restore the buffers at the end of the context: the same tensors with the same values."""
     kept = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()
@@ -267,5 +267,5 @@ def kept_buffers(model: nn.Module) -> Iterator[None]:
 
 
 def as_strided(tensor: Tensor) -> Tensor:
-    """Return a dense form of a sparse tensor, since `torch.equal` takes no sparse ones."""
+    """Return a strided form of a sparse tensor, since `torch.equal` supports no sparse ones."""
     return tensor if tensor.layout == torch.strided else tensor.to_dense()

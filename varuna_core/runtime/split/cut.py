@@ -1,8 +1,8 @@
-"""CutPoint: the mark in a model where it may be cut, and the watchers of a running forward.
+"""Define CutPoint, which marks where a model may be cut, and the watchers of a running forward.
 
-A CutPoint knows neither its number nor its stage. Whoever runs the model (a dry run, a stage)
-watches the calls, and the k-th call of a forward is cut k; so CutPoints in a plain list, and those
-captured by a hook or a closure, work like registered ones. Unwatched, a CutPoint is the identity.
+A CutPoint stores neither its number nor its stage. A dry run or a stage watches the calls, and the
+k-th call in a forward is cut k; so CutPoints in a plain list, or captured by a hook or a closure,
+work like registered ones. Without a watcher, a CutPoint is the identity.
 
     segment 0 | cut 0 | segment 1 | cut 1 | ... | cut n-1 | segment n
 """
@@ -22,11 +22,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 
 class SplitError(ValueError):
-    """Raised if the model cannot be split this way; the message says why and what to do."""
+    """Raised if the model cannot be split as requested; the message gives reason and remedy."""
 
 
 class LeakError(SplitError):
-    """Raised if a value reaches a stage around its cut."""
+    """Raised if a value reaches a stage without passing through its cut."""
 
 
 class StageEnd(BaseException):
@@ -34,10 +34,10 @@ class StageEnd(BaseException):
 
 
 class Watcher(Protocol):
-    """Called at every CutPoint that a forward passes."""
+    """Interface of objects that are notified of every CutPoint that a forward passes."""
 
     def pass_cut(self, point: CutPoint, values: tuple[Any, ...]) -> Any:
-        """Return what the CutPoint returns."""
+        """Return the value that the CutPoint's call is to return."""
 
 
 M = TypeVar("M", bound=nn.Module)
@@ -45,26 +45,26 @@ _running = threading.local()
 
 
 def watch(watcher: Watcher | None) -> Watcher | None:
-    """Install `watcher` for the CutPoints that this thread passes; return the previous one."""
+    """Install `watcher` for CutPoints called in this thread; return the previous watcher."""
     before: Watcher | None = getattr(_running, "watcher", None)
     _running.watcher = watcher
     return before
 
 
 def unpack(values: tuple[Any, ...]) -> Any:
-    """Return what a CutPoint called with these values returns."""
+    """Return a CutPoint's result for these values: a single value, or the tuple."""
     return values[0] if len(values) == 1 else values
 
 
 class CutPoint(nn.Module):
     """Marks a possible cut: `x = cut(x)` or `x, mask = cut(x, mask)`.
 
-    What goes through may be tensors of any type, None, numbers and strings, and tuples, lists and
-    dicts of these. Each CutPoint is passed once a forward.
+    The values may be tensors of any dtype, None, numbers and strings, and tuples, lists and dicts
+    of these. Call each CutPoint once per forward.
     """
 
     is_repeated = False
-    """True if the CutPoint may be passed several times in a forward; each time is then a cut."""
+    """True if the CutPoint may be called several times in a forward; each call is then a cut."""
 
     def forward(self, *values: Any) -> Any:
         watcher: Watcher | None = getattr(_running, "watcher", None)
@@ -88,20 +88,20 @@ def cut_before(*modules: nn.Module, carry: Sequence[str] = ()) -> None: ...
 
 
 def cut_before(*places: Any, carry: Sequence[str] = ()) -> Any:
-    """Put a CutPoint before modules of a model, without a change of the model's code.
+    """Insert a CutPoint before modules of a model, without changing the model's code.
 
         model = cut_before(model, "transformer.h.*", "transformer.ln_f")
         cut_before(model.transformer.h, model.transformer.ln_f)
 
-    By patterns of module names, after the model, which is returned: in each part between dots `*`
-    and `?` stand for any letters and `[12]` for one of these, as in file names; a `*` never
-    reaches over a dot. A pattern without any module is refused. Or by the modules themselves. Of
-    an `nn.ModuleList` or `nn.ModuleDict` each element is meant.
+    Pass the model, which is returned, and patterns of module names: as in file names, `*` and `?`
+    match any characters and `[12]` one of those listed, but no wildcard matches a dot. A pattern
+    that matches no module is an error. Or pass the modules themselves. An `nn.ModuleList` or
+    `nn.ModuleDict` stands for each of its elements.
 
-    What passes the cut is the module's first argument, and those of its others that `carry` names,
-    as its forward does: `carry=["encoder_hidden_states"]` where each layer of a decoder is handed
-    what the encoder made. What else goes to the module must come from the inputs
-    alone. A module that is called several times in a forward has a cut before each call.
+    The module's first argument passes through the cut, as do those parameters of its forward that
+    `carry` names: `carry=["encoder_hidden_states"]` if each decoder layer gets the encoder's
+    output. All other arguments must depend only on the model's inputs. A module that is called
+    several times in a forward has a cut before each call.
     """
     names = (carry,) if isinstance(carry, str) else tuple(carry)
     if any(isinstance(place, str) for place in places):
@@ -137,8 +137,8 @@ def _list_modules(places: Iterable[Any]) -> Iterator[nn.Module]:
 
 
 def find_modules(model: nn.Module, pattern: str) -> list[nn.Module]:
-    """Return the modules whose dotted names match a pattern; if none does, the error suggests
-    some."""
+    """Return the modules whose dotted names match a pattern; if none does, raise an error with
+    suggestions."""
     if not isinstance(model, nn.Module) or not isinstance(pattern, str):
         raise TypeError(
             "cut_before takes modules, or a model and then patterns of names: "
@@ -162,7 +162,7 @@ def _matches(parts: Sequence[str], words: Sequence[str]) -> bool:
 
 
 def _suggest(named: Mapping[str, nn.Module], words: Sequence[str]) -> str:
-    """Suggest containers of the model as patterns, similar ones if any, or its children."""
+    """Suggest containers of the model as patterns: similar names if any, else its children."""
     lists = {
         f"{name}.*": f"{len(module)} of {type(next(module.children())).__name__}"
         for name, module in named.items()
@@ -187,12 +187,12 @@ class CutBefore(CutPoint):
     def __init__(self, carry: tuple[str, ...] = ()) -> None:
         super().__init__()
         self.carry = carry
-        """Parameters of the module's forward, besides the first, whose values pass the cut."""
+        """Parameters of the module's forward, besides the first, that pass through the cut."""
 
 
 CROSSED: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
-"""By a tensor that modules after a cut are called with, what the stage received instead. A loop
-passes the same tensor to all later modules."""
+"""For tensors with which modules after a cut are called, the tensors that the stage received
+instead: a loop passes the same tensor to all later modules."""
 _CUT = "cut_before_this"
 WRAPPED = (["_orig_mod"], ["module"])
 """Child names in torch's wrappers of compiled and data-parallel models, which Varuna removes."""
@@ -201,7 +201,7 @@ WRAPPED = (["_orig_mod"], ["module"])
 def enter_cut(
     module: nn.Module, args: tuple[Any, ...], by_name: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Forward pre-hook that passes the first argument, by position or name, through the cut."""
+    """Forward pre-hook that passes the first argument, positional or by name, through the cut."""
     cut: CutBefore = getattr(module, _CUT)
     if cut.carry:
         bound = signature(module.forward).bind(*args, **by_name)
@@ -240,7 +240,7 @@ class _Announcer:
 
 @contextmanager
 def announce_segments(on_segment: Callable[[int], None]) -> Iterator[None]:
-    """Call `on_segment(k)` when a forward of a whole model enters segment k, to seed or time it."""
+    """Call `on_segment(k)` when a forward of the whole model enters segment k, to seed or time."""
     before = watch(_Announcer(on_segment))
     try:
         on_segment(0)

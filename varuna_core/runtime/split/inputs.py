@@ -1,9 +1,9 @@
-"""Handle inputs, and tensors that cross cuts, that a model changes in place.
+"""Handle inputs and crossing tensors that a model changes in place.
 
-A micro-batch's forward may run more than once on the same inputs: each stage runs code before the
-stage, and a recompute runs all of it. So inputs that the dry run saw written enter each forward as
-copies, and the batch is not changed. Refused: an input that a stage reads after a change that the
-stage does not make, and two tensors that share memory and cross a cut, one of which is changed.
+A micro-batch's forward may run more than once on the same inputs: each stage runs the code before
+the stage, and a recompute runs the stage again. So inputs that the dry run saw modified are copied
+for each forward, and the batch stays unchanged. Two cases are errors: an input that a stage reads
+after a change made outside the stage, and modified tensors that share memory and cross a cut.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ class Touch:
 
     segment: int
     call: int | None
-    """The innermost module call around it."""
+    """Index of the innermost module call around the access."""
 
     is_write: bool
     through: frozenset[int]
-    """The cuts that the tensor had crossed by then; a stage receives a copy after a cut."""
+    """Cuts that the tensor had crossed before; after a cut, a stage receives a copy."""
 
 
 def storage_of(tensor: Tensor) -> int:
-    """Return an id of a tensor's storage, which views and `.data` share, unlike their version."""
+    """Return the id of a tensor's storage, which views and `.data` share, unlike the version."""
     return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else -id(tensor)
 
 
 def name_leaves(inputs: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return all inputs with their name or path: `x`, `more['shift']`."""
+    """Return all input leaves with their name or path: `x`, `more['shift']`."""
     leaves, _ = pytree.tree_flatten_with_path(dict(inputs))
     return [(name_path(path), leaf) for path, leaf in leaves]
 
@@ -49,19 +49,19 @@ def name_path(path: Sequence[Any]) -> str:
 
 @dataclass(kw_only=True)
 class InputTrace:
-    """A dry run's changes to its inputs and to tensors that cross its cuts."""
+    """In-place changes, seen in a dry run, to inputs and to tensors that cross cuts."""
 
     touches: dict[str, list[Touch]] = field(default_factory=dict)
-    """Reads and writes by input, in order, from the first write of any on."""
+    """Reads and writes of each input, in order, starting at the first write to any input."""
 
     received: dict[tuple[int, int], set[int]] = field(default_factory=dict)
-    """By cut and index of a tensor, the later segments that write into it."""
+    """For each cut and tensor index, the later segments that write into the tensor."""
 
     twins: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
-    """By cut, the pairs of indices whose tensors share memory."""
+    """For each cut, the pairs of tensor indices that share memory."""
 
     changes_containers: bool = False
-    """True if a dict or a list among the inputs is itself changed."""
+    """True if a dict or list among the inputs is itself modified."""
 
     _of_input: dict[int, tuple[list[str], frozenset[int]]] = field(default_factory=dict)
     _crossed: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class InputTrace:
                 self.touches.setdefault(name, []).append(touch)
 
     def cross(self, values: tuple[Any, ...], cut: int, segment: int) -> tuple[Any, ...]:
-        """Pass values over the cut; an input received there is distinct from the stage's own."""
+        """Pass values over the cut; inputs that cross it are made distinct from the stage's own."""
         tensors = tensors_of(values)
         self.read(tensors, segment, None)
         for b, second in enumerate(tensors):
@@ -125,7 +125,7 @@ class InputTrace:
         return left
 
     def list_written(self, cut: int, segments: range) -> set[int]:
-        """Return the indices of tensors through a cut that the segments after it write into."""
+        """Return the indices of tensors that cross `cut` and that these segments later modify."""
         return {
             place
             for (number, place), written in self.received.items()
@@ -133,8 +133,8 @@ class InputTrace:
         }
 
     def find_unseen(self, held: range, skipped: Iterable[int | None]) -> tuple[str, Touch] | None:
-        """Return the first input, and its change, that a stage of these segments reads but does not
-        change itself. `skipped` are the calls replaced by the stage's stubs, or within them."""
+        """Return the first input that a stage of these segments reads but does not itself change,
+        with the change. `skipped` are the calls replaced by the stage's stubs, or within those."""
         skipped, entry = set(skipped), held.start - 1
         for name, touches in self.touches.items():
             not_here: Touch | None = None
@@ -157,7 +157,7 @@ class InputTrace:
 
 
 def share_memory(a: Tensor, b: Tensor) -> bool:
-    """Return True if the tensors have an element in common."""
+    """Return True if the tensors have a memory location in common."""
     if storage_of(a) != storage_of(b) or not a.numel() or not b.numel():
         return False
     if a.layout != torch.strided or a.dtype != b.dtype:
@@ -168,7 +168,7 @@ def share_memory(a: Tensor, b: Tensor) -> bool:
 
 
 def _compute_end(tensor: Tensor) -> int:
-    """Return the position in the storage after the last element."""
+    """Return the storage offset after the tensor's last element."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     return int(tensor.storage_offset()) + 1 + sum((n - 1) * step for n, step in steps)
 
@@ -177,7 +177,7 @@ def _compute_end(tensor: Tensor) -> int:
 
 
 class FreshInputs:
-    """Makes the inputs of one forward, copying those that it changes."""
+    """Creates the inputs of one forward, with copies of the inputs that it modifies."""
 
     def __init__(self, traces: Sequence[InputTrace]) -> None:
         self.names = {name for trace in traces for name in trace.touches}
@@ -208,7 +208,7 @@ class FreshInputs:
 
 
 def note_versions(inputs: Mapping[str, Any]) -> list[tuple[str, Tensor, int]]:
-    """Return each tensor among the inputs with torch's counter of its changes."""
+    """Return the tensors among the inputs with their version counters."""
     return [
         (name, leaf, leaf._version)
         for name, leaf in name_leaves(inputs)
@@ -217,7 +217,7 @@ def note_versions(inputs: Mapping[str, Any]) -> list[tuple[str, Tensor, int]]:
 
 
 def refuse_unforeseen(noted: Iterable[tuple[str, Tensor, int]]) -> None:
-    """Raise an error if an input has changed since: results computed from it are invalid."""
+    """Raise an error if an input was modified since: results computed from it are invalid."""
     for name, tensor, version in noted:
         if tensor._version != version:
             raise RuntimeError(

@@ -1,6 +1,6 @@
-"""Keep modules in fp32 in a model of half precision.
+"""Keep modules in fp32 in a half-precision model.
 
-    half ─► widened ─► the module, its parameters and buffers in fp32 ─► half
+    half ─► cast to fp32 ─► the module, its parameters and buffers in fp32 ─► cast to half
 
 torch's kernels treat batch norm in the same way.
 """
@@ -22,10 +22,10 @@ HALVES = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, kw_only=True)
 class KeptModules:
-    """Names of a model's modules that stay in fp32, and the type of the rest."""
+    """Names of the modules that stay in fp32, and the dtype of all others."""
 
     names: tuple[str, ...] = ()
-    """Only the outermost modules, within which nothing is converted."""
+    """Names of the outermost modules; nothing is converted inside them."""
 
     half: torch.dtype | None = None
 

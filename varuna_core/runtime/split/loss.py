@@ -1,8 +1,8 @@
 """Find the loss in a model's output, and determine how it is averaged.
 
-A loss that is one number is the mean over the samples. A mean over anything else (such as tokens
-that are not padding) is a `TokenMean`: its sum and count for one micro-batch, from which the mean
-over the whole batch follows, however that is divided.
+A loss that is a single number is the mean over the samples. A mean over other units (such as tokens
+without padding) is a `TokenMean`: the sum and count of one micro-batch, from which the mean over
+the whole batch is computed, regardless of how the batch is divided.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from varuna_core.runtime.comm.values import describe
 from varuna_core.runtime.split.cut import SplitError
 
 Path = tuple[str | int, ...]
-"""Keys, attributes and indices that lead to a part of a model's output."""
+"""Keys, attributes and indices that lead to part of a model's output."""
 
 COUNTS = "loss_counts"
-"""The method by which a model returns the counts of its loss from the inputs."""
+"""Name of the method by which a model computes its loss's counts from the inputs."""
 
 
 class TokenMean:
-    """A mean over tokens, or over anything: its sum over this micro-batch, and how many there are.
+    """A mean over tokens or other units, given as the sum and the count in this micro-batch.
 
         return TokenMean(losses[mask].sum(), mask.sum())
 
-    Added up, `TokenMean(a, n) + 0.1 * TokenMean(b, m)`, each term has a mean of its own.
+    In a sum such as `TokenMean(a, n) + 0.1 * TokenMean(b, m)`, each term is averaged separately.
     """
 
     def __init__(self, sum: Tensor, count: Tensor | float) -> None:
@@ -43,7 +43,7 @@ class TokenMean:
         return made
 
     def mean(self) -> Tensor:
-        """Return the loss of this batch alone, as in plain training."""
+        """Return the loss of this micro-batch only, as in plain training."""
         first, *others = (total / count for total, count in self.terms)
         for other in others:
             first = first + other
@@ -65,11 +65,11 @@ class TokenMean:
         return any(total.requires_grad for total, _ in self.terms)
 
     def detach(self) -> TokenMean:
-        """Return the same means without their graphs."""
+        """Return the same sums and counts, detached from their graphs."""
         return TokenMean.of([(total.detach(), count) for total, count in self.terms])
 
     def totals(self) -> Tensor:
-        """Return a row for each term: sum and count, in double precision."""
+        """Return one row per term, with sum and count in double precision."""
         rows = [
             torch.stack([_one_number(total), _one_number(count).to(total.device)])
             for total, count in self.terms
@@ -108,31 +108,31 @@ class LossForm:
     """How a model returns its loss, as seen in the dry run."""
 
     path: Path | None = None
-    """Path to the loss; None if the dry run returned none."""
+    """Path to the loss; None if the dry run's output has no loss."""
 
     dtype: torch.dtype | None = None
-    """Type of the loss, if it is a mean over the samples."""
+    """Dtype of the loss if the loss is a mean over the samples."""
 
     num_terms: int = 0
     """Number of terms of a TokenMean; 0 for a mean over the samples."""
 
     is_counted: bool = False
-    """True if the model has `loss_counts`, which returns the counts from the inputs."""
+    """True if the model has `loss_counts`, which computes the counts from the inputs."""
 
     problem: SplitError | None = None
-    """Why the model cannot be trained, though it may be run for its outputs."""
+    """Reason why the model cannot be trained, although its outputs can be evaluated."""
 
     is_sum: bool = False
-    """True if its last operation is a sum, as in `reduction="sum"`, and it is no TokenMean."""
+    """True if the loss's last operation is a sum, as in `reduction="sum"`, and no TokenMean."""
 
     @property
     def is_weighed_after(self) -> bool:
-        """True if the counts are known only when all forwards have run."""
+        """Return True if the counts are known only after all forwards."""
         return self.num_terms > 0 and not self.is_counted
 
 
 def read_form(output: Any, is_counted: bool) -> LossForm:
-    """Determine the loss in a dry run's output; `is_counted` if the model has `loss_counts`."""
+    """Find the loss in a dry run's output; `is_counted` is True if the model has `loss_counts`."""
     try:
         path = locate_loss(output)
     except AmbiguousLoss as error:
@@ -159,7 +159,7 @@ def read_form(output: Any, is_counted: bool) -> LossForm:
 
 
 def _is_sum(loss: Tensor) -> bool:
-    """Decide by the last operation whether a loss is a sum."""
+    """Return True if the last operation of the loss is a sum."""
     node: Any = loss.grad_fn
     if node is None:
         return False
@@ -171,9 +171,9 @@ class AmbiguousLoss(SplitError):
 
 
 def pick_loss(output: Any, path: Path | None = None) -> Tensor | TokenMean:
-    """Return the loss in a model's output; `path` is where the dry run found it.
+    """Return the loss in a model's output; `path` is the loss's path in the dry run's output.
 
-    A mean over the samples must be one number; half-precision sums of a TokenMean become fp32.
+    A mean over the samples must be one number; a TokenMean's half-precision sums become fp32.
     """
     loss = None if path is None else follow(output, path)
     if isinstance(loss, Tensor) and loss.numel() == 1:
@@ -193,10 +193,10 @@ def _widen(total: Tensor) -> Tensor:
 
 
 def locate_loss(output: Any) -> Path:
-    """Return the path of the loss: "loss", `.loss`, or the only number that may be it.
+    """Return the path of the loss: "loss", `.loss`, or the only number that may be the loss.
 
-    Of several numbers, the one with a gradient; if none has one (no gradients are recorded), the
-    first of a tuple.
+    Among several numbers, choose the one with a gradient; if none has a gradient (as under
+    no_grad), choose the first one of a tuple.
     """
     if _is_number(output) or isinstance(output, TokenMean):
         return ()
@@ -237,7 +237,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _read_mean(value: Any) -> TokenMean | None:
-    """Return a TokenMean, also from a named pair of sum and count; None for other values."""
+    """Return a TokenMean, also from a named (sum, count) pair; None for other values."""
     if isinstance(value, TokenMean):
         return value
     if not isinstance(value, (tuple, list)) or len(value) != 2 or not _is_number(value[0]):
@@ -266,7 +266,7 @@ def list_numbers(output: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def follow(output: Any, path: Path) -> Any:
-    """Return the part of an output at a path; None if there is none."""
+    """Return the part of an output at `path`; None if the path does not exist."""
     try:
         for key in path:
             if isinstance(key, int) or (isinstance(output, (dict, Mapping)) and key in output):
@@ -279,7 +279,7 @@ def follow(output: Any, path: Path) -> Any:
 
 
 def spell(path: Path) -> str:
-    """Spell a path as a Python expression."""
+    """Return a path as a Python expression."""
     return "output" + "".join(f"[{key!r}]" for key in path)
 
 

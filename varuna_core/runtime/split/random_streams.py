@@ -2,12 +2,11 @@
 segment.
 
 The seed is derived from (seed, step, index of the micro-batch's first sample in the global batch,
-segment), so whichever rank runs that segment draws the same, and a recompute draws it again. A
-forward starts with the stream of segment 0 in every stage, since code before the stage runs there
-too.
+segment), so any rank that runs the segment, or recomputes it, gets the same random numbers. Every
+stage's forward starts with the stream of segment 0, since the stage also runs the code before it.
 
-Python's `random` and numpy's global stream are seeded in the same way if the dry run drew from
-them, or if a recompute might draw again. Generators that a module keeps as attributes are its own
+Python's `random` and numpy's global generator are seeded in the same way if the dry run used them,
+or if a recompute might use them again. Generators that are attributes of modules are not seeded
 (attributes.py).
 """
 
@@ -27,7 +26,7 @@ STRIDE, MASK = 0x9E3779B97F4A7C15, 2**63 - 1
 
 
 def derive_seed(seed: int, name: str) -> int:
-    """Derive a seed of 63 bits for this name."""
+    """Derive a 63-bit seed for this name."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
@@ -35,12 +34,12 @@ def derive_seed(seed: int, name: str) -> int:
 def seed_segment(
     seed: int, step: int, first_sample: int, segment: int, device: torch.device = CPU
 ) -> None:
-    """Seed the CPU and the device for one micro-batch in one segment."""
+    """Seed the CPU's and the device's generators for one micro-batch in one segment."""
     build_seeder(seed, step, first_sample, device)(segment)
 
 
 def read_foreign_streams() -> tuple[Any, ...]:
-    """Return the state of Python's `random` and, if numpy is imported, of its global stream."""
+    """Return the state of Python's `random` and, if numpy is imported, of its global generator."""
     numpy = sys.modules.get("numpy.random")
     return random.getstate(), None if numpy is None else numpy.get_state()
 
@@ -53,13 +52,13 @@ def set_foreign_streams(state: tuple[Any, ...]) -> None:
 
 
 def seed_all(seed: int) -> None:
-    """Seed torch's stream, Python's `random` and numpy's global stream."""
+    """Seed torch's generators, Python's `random` and numpy's global generator."""
     torch.manual_seed(seed)
     seed_foreign_streams(seed)
 
 
 def seed_foreign_streams(derived: int) -> None:
-    """Seed Python's `random` and numpy's global stream with a number of 63 bits."""
+    """Seed Python's `random` and numpy's global generator with a 63-bit number."""
     random.seed(derived)
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
@@ -73,13 +72,13 @@ def build_seeder(
     device: torch.device = CPU,
     seeds_foreign: bool = False,
 ) -> Callable[[int], None]:
-    """The function that a stage calls as each segment begins.
+    """Return the function that a stage calls at the start of each segment.
 
-    With `seeds_foreign` it seeds Python's `random` and numpy's global stream too (20 us).
+    If `seeds_foreign`, this function also seeds Python's `random` and numpy's generator (20 us).
 
-    Hashed once a micro-batch; segments are an odd stride apart, so no two of them are seeded alike.
-    Not by `torch.manual_seed`: it formats a stack trace for devices that are not there, 0.1 ms and
-    more a call (torch 2.13).
+    The hash is computed once per micro-batch; an odd stride between segments makes all seeds
+    differ. `torch.manual_seed` is avoided, since it formats a stack trace for missing devices,
+    which takes 0.1 ms or more per call (torch 2.13).
     """
     base = derive_seed(seed, f"{step}/{first_sample}")
     generators = [torch.default_generator]
@@ -99,7 +98,7 @@ def build_seeder(
 
 @contextmanager
 def kept_random_state(device: torch.device) -> Iterator[None]:
-    """Restore the random state at the end, so later draws do not depend on those within."""
+    """Restore the random state at the end of the context, so that it has no later effect."""
     foreign = read_foreign_streams()
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

@@ -1,8 +1,8 @@
-"""The record of a dry run: calls, cuts, uses of parameters and buffers, costs of segments.
+"""Record of a dry run: calls, cuts, uses of parameters and buffers, costs of segments.
 
-Each operation costs the longer of its arithmetic and its memory traffic on a nominal GPU. The count
-is the same on every rank and in every run, which times are not: ranks that balance by it agree
-without a message. The profiler, which has measured times, gives `costs` instead.
+The cost of an operation is the maximum of its compute time and its memory time on a nominal GPU.
+Unlike measured times, these costs are equal on every rank and in every run, so ranks that balance
+stages by them agree without communication. The profiler passes measured times as `costs` instead.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from varuna_core.runtime.split.loss import LossForm
 class Call:
     module: str
     parent: int | None
-    """The call that made this one."""
+    """Index of the call that made this one."""
 
     begin: int
-    """The segment in which the call starts."""
+    """The segment in which the call begins."""
 
     end: int = -1
     """The segment in which the call returns; -1 if it did not return."""
@@ -39,12 +39,12 @@ class Call:
     """The call's result, with a TensorSpec for each tensor."""
 
     opaque: bool = True
-    """True if a stub cannot stand in for the result."""
+    """True if a stub cannot replace the result."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """A CutPoint as passed by the forward."""
+    """A CutPoint that the forward passed."""
 
     name: str
     specs: tuple[TensorSpec, ...]
@@ -53,16 +53,16 @@ class Cut:
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """An operation that draws random numbers, and the tensor that it draws for."""
+    """An operation that draws random numbers, with the tensor that they are for."""
 
     name: str
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     is_checkpointed: bool = False
-    """True if a backward will run the operation again."""
+    """True if a checkpointed backward will run the operation again."""
 
     call: int | None = None
-    """The innermost call around the operation."""
+    """Index of the innermost call around the operation."""
 
 
 def is_draw(func: Any, args: Any, kwargs: Any) -> bool:
@@ -76,7 +76,7 @@ def is_draw(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def find_drawn(func: Any, args: Any, out: Any) -> Tensor | None:
-    """Return the tensor for which numbers are drawn: the one filled, masked or created."""
+    """Return the tensor that gets the random numbers: the one filled, masked or created."""
     first = func._schema.arguments[0] if func._schema.arguments else None
     fills = first is not None and first.alias_info is not None and first.alias_info.is_write
     if fills or func.overloadpacket is torch.ops.aten.native_dropout:
@@ -89,11 +89,11 @@ class AttributeChange:
     """A change that a forward makes to a plain attribute of a module."""
 
     segments: set[int] = field(default_factory=set)
-    """Segments that change it in each forward; none if only the first forward does."""
+    """Segments that change the attribute in each forward; empty if only the first forward does."""
 
     is_carried: bool = False
-    """True if the next forward depends on the value left there: a number, a random stream, or a
-    tensor that is read before it is replaced."""
+    """True if the next forward depends on the value: a number, a random generator, or a tensor that
+    is read before it is replaced."""
 
 
 @dataclass(kw_only=True)
@@ -104,40 +104,40 @@ class Record:
     cuts: list[Cut] = field(default_factory=list)
     costs: list[float] = field(default_factory=lambda: [0.0])
     uses: dict[str, set[tuple[int, int | None]]] = field(default_factory=dict)
-    """Parameter or buffer name to (segment, innermost call) of each use."""
+    """Maps the name of a parameter or buffer to (segment, innermost call) of each use."""
 
     learning: set[str] = field(default_factory=set)
-    """Parameters that are used with gradients enabled; others, such as a teacher's under no_grad,
-    get none."""
+    """Parameters used with gradients enabled; others, such as a teacher's under no_grad, get no
+    gradient."""
 
     edited_views: set[str] = field(default_factory=set)
-    """Modules that return a view which is changed in place after their call, which loses its
-    hooks."""
+    """Modules that return a view which is changed in place after their call, so that the view loses
+    its hooks."""
 
     changes: dict[str, set[int]] = field(default_factory=dict)
-    """Buffer name to the segments that change it."""
+    """Maps the name of a buffer to the segments that change the buffer."""
 
     draws: dict[int, list[Draw]] = field(default_factory=dict)
-    """Draws by segment, in order."""
+    """Random operations of each segment, in order."""
 
     attributes: dict[Place, AttributeChange] = field(default_factory=dict)
     """Plain attributes that the forward changes."""
 
     draws_foreign: bool = False
-    """True if the forward draws from Python's `random` or numpy's global stream."""
+    """True if the forward uses Python's `random` or numpy's global generator."""
 
     unhooked: set[int] = field(default_factory=set)
-    """Segments in which torch allows no hooks of saved tensors: within torch.func.grad and vjp."""
+    """Segments in which torch allows no saved-tensor hooks: within torch.func.grad and vjp."""
 
     composed: set[int] = field(default_factory=set)
-    """Segments with operators that take functions, such as flex attention."""
+    """Segments with higher-order operators, which take functions, such as flex attention."""
 
     cutting_hooks: set[tuple[str, int]] = field(default_factory=set)
-    """Modules with the index of their forward pre-hook that passes a cut."""
+    """Modules, each with the index of its forward pre-hook that passes a cut."""
 
     inputs: InputTrace = field(default_factory=InputTrace)
     in_training: Record | None = None
-    """Record in training mode, for a model given in eval mode."""
+    """A second record, in training mode, for a model passed in eval mode."""
 
     output: Any = None
     """The model's output, with None for each value."""
@@ -146,7 +146,7 @@ class Record:
     """How the model returns its loss."""
 
     real: bool = False
-    """True if it ran on real tensors, since the model looks at values."""
+    """True if the dry run used real tensors, since the model's code depends on values."""
 
     problem: SplitError | None = None
     num_operations: int = 0
@@ -165,7 +165,7 @@ class Record:
 
 
 def tensor_names(model: nn.Module) -> dict[int, list[str]]:
-    """Return the names of each parameter and buffer by id; a tied one has several."""
+    """Return the names of each parameter and buffer, keyed by id; a tied one has several names."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -175,8 +175,8 @@ def tensor_names(model: nn.Module) -> dict[int, list[str]]:
 
 
 def list_results(model: nn.Module) -> dict[int, Any]:
-    """Return replacements, by id, for results of graphs kept as plain attributes, which torch
-    cannot copy. torch.nn.utils.prune and the old weight_norm recompute theirs at each call."""
+    """Return, by id, replacements for plain attributes that are results of graphs, which torch
+    cannot copy. torch.nn.utils.prune and the old weight_norm recompute theirs in each call."""
     held = (value for module in model.modules() for value in vars(module).values())
     results = (value for value in held if isinstance(value, Tensor) and not value.is_leaf)
     return {id(value): value.detach().clone() for value in results}
@@ -208,8 +208,8 @@ def is_view(func: Any) -> bool:
 def list_written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
     """Return the arguments that an operation writes into.
 
-    Batch norms do not declare that they write their running statistics (nor does torch count it as
-    a change, 2.13), which they do in training.
+    Batch norms write their running statistics in training without declaring this; torch 2.13 does
+    not increment the version counter either.
     """
     given = {
         argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)
@@ -227,8 +227,9 @@ def list_written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
 
 class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch: untyped
     """Reports each operation: `see` gets its name, `spend` its nominal seconds, `read` its tensors,
-    `write` what it wrote, and `draw` the random numbers drawn. `compose` is called if it takes
-    functions, as flex attention does; of such an operation only the tensors are seen."""
+    `write` the tensors that it wrote, and `draw` its random draws. `compose` is called for
+    operators that take functions, such as flex attention; only such an operator's tensors are
+    reported."""
 
     supports_higher_order_operators = True
 

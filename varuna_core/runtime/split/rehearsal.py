@@ -1,9 +1,9 @@
-"""Dry run: one forward of the whole model that records what the split needs to know.
+"""Dry run: one forward of the whole model that records the facts needed to split the model.
 
-It records which module is called in which segment and what it returns, where each parameter and
-buffer is used, what crosses each cut, and what each segment costs. It runs on fake tensors (the
-meta device with the true device's name, so that autocast and `device=x.device` act as usual), which
-need no memory for weights. Code that looks at values cannot run on these; then real tensors are
+The dry run records which module is called in which segment and its result, where each parameter and
+buffer is used, the values that cross each cut, and the cost of each segment. It uses fake tensors
+(on the meta device, but with the real device's name, so that autocast and `device=x.device` work),
+which need no memory for weights. If the model's code depends on tensor values, real tensors are
 used.
 """
 
@@ -56,7 +56,7 @@ VALUE_READS = {"item", "tolist", "numpy", "__bool__", "__float__", "__int__"}
 
 
 def list_shared_types() -> list[type]:
-    """Return types of objects in a model that cannot be copied, so that a copy shares them."""
+    """Return types of objects in a model that cannot be copied, so that copies share them."""
     shared: list[type] = [types.ModuleType, type(threading.Lock()), type(threading.RLock())]
     shared += [torch.cuda.Stream, torch.cuda.Event]
     if dist.is_available():
@@ -65,7 +65,7 @@ def list_shared_types() -> list[type]:
 
 
 def copy_model(model: nn.Module, replaced: dict[int, Any]) -> nn.Module:
-    """Copy a model, with these tensors (by id) in place of its own."""
+    """Copy a model, but use these tensors, keyed by id, in place of its own."""
     replaced = {**list_results(model), **replaced, **keep_users_objects(model)}
     kept = dict(copyreg.dispatch_table)
     for kind in list_shared_types():
@@ -82,8 +82,8 @@ def copy_model(model: nn.Module, replaced: dict[int, Any]) -> nn.Module:
 
 
 def keep_users_objects(model: nn.Module) -> dict[int, Any]:
-    """Return objects outside the model whose methods are hooks of its modules, by id: a copied
-    model must call them, not copies."""
+    """Return, by id, objects outside the model whose methods are hooks of its modules: the copied
+    model must call the originals, not copies."""
     hooks = [
         hook
         for module in model.modules()
@@ -95,7 +95,7 @@ def keep_users_objects(model: nn.Module) -> dict[int, Any]:
 
 
 class _UseMode(TorchFunctionMode):
-    """Watches every function that gets a parameter or a buffer, also a raw one, or a generator."""
+    """Watches functions that get a generator, or a parameter or buffer, also without a module."""
 
     def __init__(
         self,
@@ -124,8 +124,8 @@ class _UseMode(TorchFunctionMode):
 
 
 def uncompiled() -> AbstractContextManager[Any]:
-    """Run compiled code uncompiled: nothing that is watched can be compiled, and flex attention
-    insists on it. Loads torch's compiler only for a model that may need it."""
+    """Run compiled code uncompiled, since watched code cannot be compiled, and make flex attention
+    accept this. Import torch's compiler only for a model that may need it."""
     if {"torch._dynamo.eval_frame", "torch.nn.attention.flex_attention"} & sys.modules.keys():
         stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
         return stance
@@ -133,7 +133,7 @@ def uncompiled() -> AbstractContextManager[Any]:
 
 
 class Rehearsal:
-    """A copy of the model on fake tensors, run dry once for each shape of batch."""
+    """A copy of the model on fake tensors, which runs dry once for each batch shape."""
 
     def __init__(
         self,
@@ -178,8 +178,8 @@ class Rehearsal:
         return result
 
     def _stand_in(self, tensor: Tensor) -> Tensor:
-        """Return a fake tensor; in a real run the parameter itself, a copy of a buffer, since the
-        run may change it, or zeros for a meta tensor."""
+        """Return a fake tensor. In a run on real tensors, return the parameter itself, a copy of a
+        buffer, which the run may change, or zeros for a meta tensor."""
         dtype = self.types.get(id(tensor), tensor.dtype)
         if self.real and not tensor.is_meta:
             if dtype == tensor.dtype and isinstance(tensor, nn.Parameter):
@@ -199,9 +199,9 @@ class Rehearsal:
     def run(
         self, inputs: Mapping[str, Any], stop: int | None = None, training: bool | None = None
     ) -> Record:
-        """Run the forward; with `stop`, only up to that cut, ignoring costs and uses.
+        """Run the forward; if `stop` is given, only up to that cut, ignoring costs and uses.
 
-        Exceptions of the model pass through. The modules' attributes are restored afterwards.
+        Exceptions of the model are propagated. The modules' attributes are restored afterwards.
         """
         kept = KeptAttributes(self.model)
         self._attributes: _AttributeWatch | None = None
@@ -417,8 +417,8 @@ class Rehearsal:
 
 
 class _AttributeWatch(TorchFunctionMode):
-    """Records in which segments a forward changes attributes, in a second run, and if it reads what
-    the first run left there."""
+    """Records in which segments a second run changes attributes, and if that run reads values that
+    the first run left in them."""
 
     def __init__(self, model: nn.Module, places: Collection[Place]) -> None:
         super().__init__()
@@ -444,7 +444,7 @@ class _AttributeWatch(TorchFunctionMode):
                     )
 
     def note(self, segment: int) -> None:
-        """Record what has changed up to the end of a segment."""
+        """Record the attributes that have changed by the end of a segment."""
         for place in self._kept.list_changed():
             self.found[place].segments.add(segment)
         self._kept = KeptAttributes(self.model, self.places)
@@ -461,7 +461,7 @@ def _is_strided(value: Any) -> bool:
 
 
 def _is_checkpointed() -> bool:
-    """Return True under torch.utils.checkpoint, whose backward would pass a CutPoint again."""
+    """Return True inside torch.utils.checkpoint, whose backward would pass a CutPoint again."""
     frame = sys._getframe()
     while frame is not None and frame.f_code is not Rehearsal.run.__code__:
         if frame.f_globals.get("__name__") == "torch.utils.checkpoint":
@@ -477,9 +477,9 @@ def rehearse(
     types: Mapping[int, torch.dtype] = MappingProxyType({}),
     kept: KeptModules = NOTHING_KEPT,
 ) -> tuple[Rehearsal, Record]:
-    """Run the model dry on fake tensors, or on real ones if it cannot run on these.
+    """Run the model dry on fake tensors, or on real tensors if the model cannot run on fake ones.
 
-    `types` are the types of parameters and buffers, by id, that differ from the model's own.
+    `types` holds the dtypes of parameters and buffers, by id, that differ from the model's own.
     """
     try:
         rehearsal = Rehearsal(model, device, False, types, kept)
@@ -497,7 +497,7 @@ def rehearse(
 
 
 def _add_training(rehearsal: Rehearsal, record: Record, inputs: Mapping[str, Any]) -> None:
-    """Add uses and changes in training mode to the record of a model given in eval mode."""
+    """Add uses and changes in training mode to the record of a model passed in eval mode."""
     try:
         trained = rehearsal.run(inputs, training=True)
     except Exception as error:  # it may never be trained

@@ -1,14 +1,14 @@
-"""The replay: before training, refuses a stage that would do other work than the whole model does.
+"""Replay: before training, refuse a stage that would compute something else than the whole model.
 
-Modules before a stage are stubs, of which only the results are there. What they leave behind
-besides (a hook that collects their outputs, a list of theirs) is missing in the stage, which no
-poison shows: a loss over all layers' routers is then one over the stage's. So the dry run is made
-once more, and once with the stage's stubs; the functions between its cuts must be the same ones,
-with results of the same shapes.
+Modules before a stage are stubs, which only provide results. Their side effects (a hook that
+collects outputs, items added to a list) are missing in the stage, and the poison check does not
+detect this: for example, a loss over the routers of all layers would cover only the stage's own. So
+the dry run is repeated, once as a whole and once with the stage's stubs; both must call the same
+functions between the stage's cuts, with results of the same shapes.
 
-whole      f f f | cut | f f f | cut |
-replayed   stubs | cut | f f f | cut |      from the whole run's own values at the cut
-                         compared
+    whole      f f f | cut | f f f | cut |
+    replayed   stubs | cut | f f f | cut |      starts from the whole run's values at the cut
+                             compared
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from varuna_core.runtime.split.stage import Stub, StubPlan, Switch
 log = logging.getLogger(__name__)
 
 Step = tuple[str, tuple[tuple[int, ...], ...], str]
-"""A function, the shapes of its results, and the module that called it."""
+"""A function, the shapes of its results, and the module that called the function."""
 
 
 class _Run:
-    """A forward of the rehearsal's model, with the functions called in each segment."""
+    """A forward of the dry run's model, with the functions called in each segment."""
 
     def __init__(self, rehearsal: Rehearsal, inputs: Mapping[str, Any]) -> None:
         self.rehearsal, self.inputs = rehearsal, inputs
         self.values: list[tuple[Any, ...]] = []
-        """What crosses each cut."""
+        """Values that cross each cut."""
 
         self.steps: list[list[Step]] = [[]]
         self.switch = Switch()
         self.entry: tuple[int, tuple[Any, ...]] = -1, ()
-        """In a run with stubs, the stage's first cut and the values that come through it."""
+        """In a run with stubs, the stage's first cut and the values that it passes on."""
 
         self.last_cut = -1
-        """The cut after which nothing runs."""
+        """Cut at which the run stops."""
 
     def run(self, plan: StubPlan | None = None) -> None:
         rehearsal, held = self.rehearsal, self.rehearsal.record
@@ -134,14 +134,14 @@ class _Steps(TorchFunctionMode):
 
 
 class Replay:
-    """Compares stages with the whole model, whose run is made once."""
+    """Compares stages with the whole model; the whole model runs only once."""
 
     def __init__(self, rehearsal: Rehearsal, inputs: Mapping[str, Any]) -> None:
         self.rehearsal, self.inputs = rehearsal, inputs
         self._whole: _Run | None = None
 
     def check(self, index: int, segments: range, plan: StubPlan, record: Record) -> None:
-        """Raise SplitError if the stage of these segments would do other work."""
+        """Raise SplitError if the stage of these segments would compute something else."""
         if not segments or not segments.start or not plan:
             return
         try:

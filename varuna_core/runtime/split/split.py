@@ -1,12 +1,12 @@
-"""From a model with CutPoints to its stages.
+"""Split a model with CutPoints into stages.
 
     split = split_model(model, dummy_inputs, num_stages=4, partition="3-4-4-1")
     stage = split.make_stage(2)
     sent = stage.forward(inputs, received)
 
-The model itself is only read: a stage is a copy with its own parameters alone (the rest costs no
-memory). Each parameter and buffer lies in the stages whose segments use it. Refused, with the
-names: what crosses a cut twice, a value that goes around one, a buffer that two stages change.
+The model itself is only read: a stage is a copy that holds only its own parameters (the others take
+no memory). Each parameter and buffer belongs to the stages whose segments use it. Errors name a
+tensor that crosses a cut twice, a value that bypasses a cut, and a buffer that two stages change.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from varuna_core.runtime.split.weights import Init, Weights
 
 @dataclass(frozen=True, kw_only=True)
 class TiedWeight:
-    """A parameter under several names, or in several stages."""
+    """A parameter that has several names, or that several stages hold."""
 
     names: tuple[str, ...]
-    """Names in the model's order; the values of the first count at the start."""
+    """Names in the model's order; the first one determines the initial values."""
 
     stages: tuple[int, ...]
-    """The stages that hold it, whose gradients are summed."""
+    """Stages that hold the parameter, whose gradients are summed."""
 
 
 def group_names(
     model: nn.Module, shared_weights: Sequence[Sequence[str]]
 ) -> dict[str, tuple[str, ...]]:
-    """Return all names of the tensor of each parameter name: tied, or given as shared."""
+    """Return, for each parameter name, all names of its tensor: tied, or passed as shared."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     order = {name: place for place, name in enumerate(parameters)}
     groups = {name: {name} for name in parameters}
@@ -80,11 +80,10 @@ def assign_segments(
     groups: Mapping[str, tuple[str, ...]],
     may_vary: bool = False,
 ) -> dict[str, frozenset[int]]:
-    """Return the segments that use each parameter and buffer; an unused one is kept with its
-    module.
+    """Return the segments that use each parameter and buffer; unused ones stay with their module.
 
-    With `may_vary`, other batches may use other parameters: those that the dry run did not use, and
-    whose place is not known, are held by all stages, as shared weights.
+    If `may_vary`, other batches may use other parameters: parameters that the dry run did not use,
+    and whose module's segment is unknown, are held by all stages, as shared weights.
     """
     seen = {name: {segment for segment, _ in uses} for name, uses in record.uses.items()}
     found: dict[str, frozenset[int]] = {}
@@ -103,7 +102,7 @@ def assign_segments(
 
 
 def _segments_of_module(record: Record, name: str) -> set[int]:
-    """Return the segments of the nearest enclosing module that was called in one at a time."""
+    """Return the segments of the nearest enclosing called module; empty if a call spans several."""
     path = name
     while "." in path:
         path = path.rpartition(".")[0]
@@ -115,14 +114,14 @@ def _segments_of_module(record: Record, name: str) -> set[int]:
 
 
 def list_owners(model: nn.Module) -> set[str]:
-    """Return the names of modules within the model that own parameters."""
+    """Return the names of modules that own parameters."""
     return {name for name, m in model.named_modules() if name and any(True for _ in m.parameters())}
 
 
 def list_frozen(
     model: nn.Module, record: Record, groups: Mapping[str, tuple[str, ...]]
 ) -> frozenset[str]:
-    """Return parameters that nothing changes: without gradient, and not written by the forward."""
+    """Return parameters that never change: without gradient, and not written in the forward."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     return frozenset(
         name
@@ -132,7 +131,7 @@ def list_frozen(
 
 
 def is_read_before(record: Record, names: Iterable[str], first: int, stubbed: set[int]) -> bool:
-    """Return True if code that runs despite the stubs reads the tensor before segment `first`."""
+    """Return True if code that is not stubbed reads the tensor before segment `first`."""
     return any(
         segment < first and not record.is_within(call, stubbed)
         for name in names
@@ -148,9 +147,9 @@ def hold_frozen(
     owners: set[str],
     frozen: frozenset[str],
 ) -> dict[str, frozenset[int]]:
-    """Add frozen parameters to each stage in which plain code before the stage reads them.
+    """Add frozen parameters to each stage in which code outside stubs reads them before the stage.
 
-    The results of such code are equal in each stage, and may be used there.
+    The results of such code are equal in all stages, so every stage may use them.
     """
     held = dict(segments)
     for stage in stages:
@@ -168,7 +167,7 @@ def refuse_changes(
     groups: Mapping[str, tuple[str, ...]],
     owners: set[str],
 ) -> None:
-    """Refuse a tensor that two stages change, or that a stage reads without seeing the change."""
+    """Raise an error if two stages change a tensor, or a stage reads it but misses a change."""
 
     def stages_of(found: Iterable[int]) -> list[int]:
         return sorted({next(i for i, held in enumerate(stages) if s in held) for s in found})
@@ -195,7 +194,7 @@ def refuse_changes(
 
 
 def refuse_sparse(model: nn.Module) -> None:
-    """Refuse modules with sparse gradients, which cannot be summed, clipped or sent here."""
+    """Raise an error for sparse gradients, which cannot be summed, clipped or sent here."""
     for name, module in model.named_modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
             raise SplitError(
@@ -205,8 +204,8 @@ def refuse_sparse(model: nn.Module) -> None:
 
 
 def refuse_attribute_changes(record: Record, stages: Sequence[range]) -> None:
-    """Refuse an attribute that two stages change and the next forward uses: each stage would have
-    its own."""
+    """Raise an error if two stages change an attribute that the next forward uses, since each stage
+    would have its own copy."""
     for (path, name), change in record.attributes.items():
         where = [i for i, held in enumerate(stages) if not change.segments.isdisjoint(held)]
         if change.is_carried and len(where) > 1:
@@ -220,8 +219,8 @@ def refuse_attribute_changes(record: Record, stages: Sequence[range]) -> None:
 
 
 def refuse_unseen_changes(record: Record, stages: Sequence[range], owners: set[str]) -> None:
-    """Refuse an input that a stage reads without making the model's change to it, and tensors that
-    share memory of which a stage receives both and changes one."""
+    """Raise an error if a stage reads an input that is changed outside the stage, or receives two
+    tensors that share memory and changes one of them."""
     for number, held in enumerate(stages):
         for found in filter(None, (record, record.in_training)):
             _, stubbed = plan_stubs(found, held.start, owners)
@@ -253,18 +252,18 @@ def refuse_unseen_changes(record: Record, stages: Sequence[range], owners: set[s
 
 
 class LayerShares(Protocol):
-    """Weights of a rank that holds shares of layers (tensor_parallel/sharding.py)."""
+    """The weights of a rank that holds shards of layers (tensor_parallel/sharding.py)."""
 
     def cut(self, name: str, values: Tensor) -> Tensor:
-        """Cut this rank's share from the values of a parameter or buffer."""
+        """Return this rank's shard of the values of a parameter or buffer."""
 
     def stand_in(
         self, name: str, original: Tensor, dtype: torch.dtype, device: torch.device, is_early: bool
     ) -> nn.Parameter:
-        """Return a parameter of the whole shape, to check the stage before it holds shares."""
+        """Return a parameter with the full shape, to check the stage before it holds shards."""
 
     def install(self, stage: Stage, local: Mapping[str, nn.Parameter]) -> None:
-        """Make the stage's modules compute with shares."""
+        """Make the stage's modules compute with shards."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,29 +276,29 @@ class Split:
     rehearsal: Rehearsal
     record: Record
     types: Mapping[int, torch.dtype]
-    """Types of parameters and buffers in a stage, by the original's id; else as in the model."""
+    """Dtypes of parameters and buffers in a stage, by the original's id; others as in the model."""
 
     kept: KeptModules
-    """Modules that stay in fp32 in half precision."""
+    """The modules that stay in fp32 in half precision."""
 
     costs: tuple[float, ...]
-    """By segment, nominal seconds or what the caller measured."""
+    """Cost of each segment: estimated seconds, or the caller's measured times."""
 
     stages: tuple[range, ...]
-    """The segments of each stage."""
+    """Segments of each stage."""
 
     groups: Mapping[str, tuple[str, ...]]
-    """By parameter name, all names of its tensor, in the model's order."""
+    """For each parameter name, all names of its tensor, in the model's order."""
 
     segments: Mapping[str, frozenset[int]]
-    """By parameter or buffer name, the segments that use it."""
+    """For each parameter or buffer name, the segments that use it."""
 
     frozen: frozenset[str]
-    """Parameters that nothing changes."""
+    """Parameters that never change."""
 
     @cached_property
     def replay(self) -> Replay:
-        """Comparison of the stages with the whole model."""
+        """Return the comparison of the stages with the whole model."""
         return Replay(self.rehearsal, self.inputs)
 
     def owners(self, name: str) -> tuple[int, ...]:
@@ -310,7 +309,7 @@ class Split:
 
     @property
     def ties(self) -> tuple[TiedWeight, ...]:
-        """Parameters with several names, or used in several stages."""
+        """Return the parameters with several names, or used in several stages."""
         found = {}
         for name, names in self.groups.items():
             stages = self.owners(name)
@@ -319,13 +318,13 @@ class Split:
         return tuple(found.values())
 
     def buffer_owner(self, name: str) -> int:
-        """Return the stage that saves a buffer: the one that changes it, or else uses it first."""
+        """Return the stage that saves a buffer: the one that changes it, else its first user."""
         segments = self.record.changes.get(name) or self.segments[name]
         first = min(segments)
         return next(i for i, held in enumerate(self.stages) if first in held)
 
     def without_values(self) -> Split:
-        """Return the split for a model without memory, so that the given one can be freed."""
+        """Return the split for a copy of the model on the meta device, to free the model."""
         given = [*self.model.parameters(), *self.model.buffers()]
         if all(tensor.is_meta for tensor in given):
             return self
@@ -344,12 +343,12 @@ class Split:
         at_hand: Mapping[str, nn.Parameter] | None = None,
         sharding: LayerShares | None = None,
     ) -> Stage:
-        """Build a stage with its weights, checked for leaks.
+        """Build a stage with its weights, and check it for values that bypass its cut.
 
-        Weights come from `state_dict` (the plain model's names), or are drawn by name from `seed`
-        (by `init`, or as their modules do), or are copied from the model. Those `at_hand`, from the
-        rank's other stages, are reused: a tied weight is one parameter there too. With `sharding`,
-        the stage holds this rank's shares.
+        Weights come from `state_dict` (with the plain model's names), or are initialized by name
+        from `seed` (by `init`, or by their modules' own rules), or are copied from the model.
+        Parameters `at_hand`, from the rank's other stages, are reused, so that a tied weight stays
+        one parameter. With `sharding`, the stage holds this rank's shards.
         """
         weights = Weights(
             model=self.model,
@@ -393,7 +392,7 @@ class Split:
         return stage
 
     def _list_strange(self, index: int, own: Mapping[str, nn.Parameter]) -> list[str]:
-        """Return modules that the dry run did not use, and of which the stage lacks something."""
+        """Return modules that the dry run did not use and that lack some tensors in this stage."""
         known = {call.module for call in self.record.calls}
         found = []
         for path, module in self.model.named_modules():
@@ -415,8 +414,8 @@ class Split:
         at_hand: Mapping[str, nn.Parameter],
         sharding: LayerShares | None,
     ) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter], dict[int, Any], dict[str, Tensor]]:
-        """Return the stage's own parameters, those that code before it reads, the copy for each
-        original, and fp32 values of trained ones that have another type in `types`."""
+        """Return the stage's own parameters, those that code before the stage reads, the copy of
+        each original, and fp32 values of trained parameters with another dtype in `types`."""
         originals = dict(self.model.named_parameters(remove_duplicate=False))
         own: dict[str, nn.Parameter] = {}
         early: dict[str, nn.Parameter] = {}
@@ -475,7 +474,7 @@ class Split:
         return replaced
 
     def _stand_in(self, tensor: Tensor, real: bool = False) -> Tensor:
-        """Return a tensor of one element with the shape, type and device of one not held here."""
+        """Return a one-element tensor expanded to the shape of a tensor not held here."""
         dtype = self._type_of(tensor)
         if real:
             return torch.zeros(tensor.shape, dtype=dtype, device=self.device)
@@ -485,12 +484,12 @@ class Split:
         return self.types.get(id(original), original.dtype)
 
     def _is_run(self, index: int, name: str, stubbed: set[int]) -> bool:
-        """Return True if code that the stage runs, before or in it, uses this buffer."""
+        """Return True if code that the stage runs, before or within it, uses this buffer."""
         return is_read_before(self.record, [name], self.stages[index].stop, stubbed)
 
 
 class RankStages:
-    """The stages of one rank, in the order of the pipeline."""
+    """The stages of one rank, in pipeline order."""
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         self.stages = tuple(stages)
@@ -514,12 +513,11 @@ class RankStages:
         return RankStages(stages)
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Return parameters by the plain model's names; a tied one under each of its names."""
+        """Return parameters by the plain model's names; a tied parameter under all its names."""
         return {n: p for stage in self.stages for n, p in stage.parameters().items()}
 
     def take_full(self) -> dict[str, Tensor]:
-        """Return the fp32 values of half-precision parameters, and drop these large tensors
-        here."""
+        """Return the fp32 values of half-precision parameters, and release them here."""
         full: dict[str, Tensor] = {}
         for stage in self.stages:
             full, stage.full = full | stage.full, {}
@@ -548,9 +546,9 @@ def split_model(
 ) -> Split:
     """Run `model(**dummy_inputs)` dry, and divide its segments into stages.
 
-    Without `partition`, stages are balanced by `costs`, one for each segment, or by what the dry
-    run counted. `shared_weights` groups names of one parameter, besides those that the model ties.
-    `types`, by id, are the types of parameters and buffers in a stage.
+    Without `partition`, stages are balanced by `costs`, one for each segment, or by the dry run's
+    estimates. `shared_weights` groups names of one parameter, besides the model's own tied weights.
+    `types` holds the dtypes of parameters and buffers in a stage, by id.
     """
     refuse_sparse(model)
     device = torch.device(device)

@@ -1,13 +1,13 @@
-"""One stage's own module: the user's forward, entered at the stage's first cut, left at its last.
+"""Module of one stage: runs the user's forward from the stage's first cut to its last cut.
 
-before the stage        the stage                  after it
-stubs, plain code  cut  live, with gradients  cut  never runs
-                    ^ received tensors enter   ^ StageEnd leaves
+    before the stage        the stage                  after it
+    stubs, plain code  cut  live, with gradients  cut  never runs
+                        ^ received tensors enter   ^ StageEnd leaves
 
-What lies before a stage must run, cheaply, and nothing that it computes may matter. The largest
-modules that own parameters and return before the stage begins are not run: a stub returns buffers
-of the shapes they return. All stubs share one buffer a dtype. A module called both before and in
-the stage is stubbed for its early calls alone.
+Code before a stage must run, at low cost, and its results must not matter. The largest modules that
+own parameters and return before the stage starts are not run: stubs return buffers with the shapes
+of their results. All stubs share one buffer per dtype. For a module called both before and in the
+stage, only the earlier calls are stubbed.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class StubCall:
 
 
 StubPlan = dict[str, list["StubCall | None"]]
-"""By stubbed module, its calls in order; None for a call that runs for real."""
+"""For each stubbed module, its calls in order; None for a call that really runs."""
 
 
 def plan_stubs(record: Record, first: int, names: Collection[str]) -> tuple[StubPlan, set[int]]:
-    """Return stubs for the modules `names` called before segment `first`, and the numbers of the
-    recorded calls that they replace."""
+    """Return stubs for calls of the modules `names` before segment `first`, and the numbers of the
+    recorded calls that the stubs replace."""
     plan: StubPlan = {}
     stubbed: set[int] = set()
     for number, call in enumerate(record.calls):
@@ -79,7 +79,7 @@ def plan_stubs(record: Record, first: int, names: Collection[str]) -> tuple[Stub
 
 
 class Pool:
-    """A flat buffer for each dtype, of which every stub's result is a view."""
+    """Flat buffers, one per dtype; the results of all stubs are views of them."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -95,8 +95,8 @@ class Pool:
         return flat.as_strided(spec.shape, spec.stride)
 
     def clean(self) -> None:
-        """Zero what code before the stage wrote into, so that it does not grow from step to
-        step."""
+        """Zero the memory that code before the stage has written, so that values do not grow from
+        step to step."""
         for dtype, flat in self.flats.items():
             if flat._version != self.versions[dtype]:
                 flat.zero_()
@@ -104,14 +104,14 @@ class Pool:
 
 
 class Switch:
-    """Flag that is on while code before the stage runs, so that stubs stand in."""
+    """Flag that is on while code before the stage runs, so that stubs replace modules."""
 
     def __init__(self) -> None:
         self.on = False
 
 
 class Stub:
-    """A module's forward while a stage runs."""
+    """Replacement for a module's forward while a stage runs."""
 
     def __init__(
         self, real: Callable[..., Any], switch: Switch, advance: Callable[[int], None]
@@ -132,7 +132,7 @@ class Stub:
         self.output = only.output if only is not None else None
 
     def stands_in(self, advanced: int = 0) -> bool:
-        """Return True if the stub replaces the next call, or the one that has just `advanced`."""
+        """Return True if the stub replaces the next call (the previous one if `advanced` is 1)."""
         place = max(self.position - advanced, 0)
         return (
             self.switch.on
@@ -156,8 +156,8 @@ class Stub:
 
 
 def rest_hooks(module: nn.Module, stub: Stub, cutting: Collection[int]) -> None:
-    """Disable the module's hooks while a stub stands in, except those that pass a cut, which
-    counts."""
+    """Disable the module's hooks while a stub replaces the module, except hooks that pass a cut,
+    since cuts are counted."""
 
     def rest(hook: Callable[..., Any], advanced: int) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -184,14 +184,14 @@ NUM_KEPT_SHAPES = 64
 
 @dataclass(kw_only=True)
 class StubOutputs:
-    """The stubs' results for one shape of batch."""
+    """The stubs' results for one batch shape."""
 
     plan: StubPlan
     calls: dict[str, list[Any]] = field(default_factory=dict)
 
 
 class Draws(Protocol):
-    """Records which segment of which forward draws random numbers."""
+    """Records the random draws of each segment in each forward."""
 
     def foresee(self, stage: Stage, inputs: Mapping[str, Any]) -> Any: ...
 
@@ -203,7 +203,7 @@ class Draws(Protocol):
 
 
 class Stage:
-    """A part of a model, which owns parameters under the plain model's names."""
+    """A part of a model, with its own parameters under the plain model's names."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class Stage:
         self.index, self.segments, self.device = index, segments, device
         self.module, self.record, self.rehearsal = module, record, rehearsal
         self.early = dict(early)
-        """Parameters that code before the stage reads: stand-ins, or the stage's own."""
+        """Parameters that code before the stage reads: stand-ins, or the stage's own parameters."""
 
         traces = record.list_input_traces()
         fresh = FreshInputs(traces)
@@ -230,25 +230,25 @@ class Stage:
         self.copied: set[int] = {
             place for trace in traces for place in trace.list_written(segments.start - 1, segments)
         }
-        """Received tensors that the model changes in place: they enter as copies."""
+        """Received tensors that the model changes in place, and which are copied on entry."""
 
         self.full = full
-        """fp32 values of trained parameters that become half precision."""
+        """fp32 values of trained parameters that are cast to half precision."""
 
         self.at_start: Callable[[], None] | None = None
         self.at_cut: Callable[[Any], Any] | None = None
-        """Converts what leaves through the stage's last cut, for shared layers."""
+        """Converts the values at the stage's last cut, for sharded layers."""
 
         self.draws: Draws | None = None
-        """Random numbers of shared layers."""
+        """Random draws of sharded layers."""
 
         self.at_return: Callable[[Any], Any] | None = None
-        """Converts what the model returns, for shared layers."""
+        """Converts the model's return value, for sharded layers."""
 
         self.stubs: dict[str, Stub] = {}
         self._parameters, self._buffers = parameters, tuple(buffers)
         self._entering = [*parameters.values()]
-        """The parameters, including those that are given up later."""
+        """The parameters, including those given up later."""
 
         num_cuts = len(record.cuts)
         self.is_first, self.is_last = segments.start == 0, segments.stop == num_cuts + 1
@@ -257,7 +257,7 @@ class Stage:
         self._sent: Crossing | None = None
         self._received: Crossing | Sequence[Tensor] | None = None
         self._came_learning = False
-        """True if a received tensor takes a gradient."""
+        """True if any received tensor requires grad."""
 
         self._on_segment: Callable[[int], None] | None = None
         self._pool, self.switch = Pool(device), Switch()
@@ -267,12 +267,12 @@ class Stage:
     # What it owns.
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Return parameters by the plain model's names; one tied within the stage under each
+        """Return parameters by the plain model's names; those tied within the stage under each
         name."""
         return dict(self._parameters)
 
     def give_up(self, names: Iterable[str]) -> None:
-        """Drop parameters of the module for which someone else is responsible from now on."""
+        """Drop parameters that another object manages from now on."""
         for name in names:
             del self._parameters[name]
 
@@ -299,11 +299,11 @@ class Stage:
         received: Crossing | Sequence[Tensor] | None = None,
         on_segment: Callable[[int], None] | None = None,
     ) -> Any:
-        """Run the stage: return a Crossing for the next stage, or on the last one the model's
+        """Run the stage: return a Crossing for the next stage or, on the last stage, the model's
         output.
 
-        `received` are the previous stage's detached tensors; `requires_grad` is set here on those
-        that carry a gradient. `on_segment(k)` is called as each segment of the stage begins.
+        `received` holds the previous stage's detached tensors; `requires_grad` is set here on those
+        that need a gradient. `on_segment(k)` is called at the start of each segment of the stage.
         """
         if self.segments.start > 0 and received is None:
             raise SplitError(f"stage {self.index} needs what crosses {self.name_cut(self._start)}")
@@ -365,7 +365,7 @@ class Stage:
         return unpack(values)
 
     def _receive(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the received tensors in the structure sent with them, or this forward's own."""
+        """Return the received tensors in the structure that was sent, or in this forward's own."""
         if self.at_start is not None:
             self.at_start()
         self.switch.on = False
@@ -397,7 +397,7 @@ class Stage:
         )
 
     def _mark(self, tensors: Sequence[Tensor], learning: Sequence[bool] | None) -> None:
-        """Set `requires_grad` on tensors that have gradients in the plain model."""
+        """Set `requires_grad` on tensors that require grad in the plain model."""
         if learning is None:
             learning = self._foresee_learning(self._start, tensors)
         self._came_learning = any(learning)
@@ -408,8 +408,9 @@ class Stage:
                 tensor.requires_grad_()
 
     def _find_learning(self, tensors: Sequence[Tensor]) -> tuple[bool, ...]:
-        """Return which of the leaving tensors take a gradient, which a branch may decide. A forward
-        without gradients uses the dry run; if no tensor took any there, but might, all do."""
+        """Return which outgoing tensors require grad, which may depend on a branch. A forward
+        without gradients uses the dry run's answer; if no tensor did there but some could, all do.
+        """
         if torch.is_grad_enabled():
             return tuple(tensor.requires_grad for tensor in tensors)
         foreseen = self._foresee_learning(self._end, tensors)
@@ -426,7 +427,7 @@ class Stage:
         return tuple(is_inexact(tensor.dtype) for tensor in tensors)
 
     def _hand_on(self, received: Crossing | Sequence[Tensor]) -> Crossing:
-        """Pass values on through a stage without segments."""
+        """Pass values through a stage that has no segments."""
         crossing = as_crossing(received)
         structure = crossing.structure
         self._mark(crossing.tensors, None if structure is None else structure.learning)
@@ -447,8 +448,8 @@ class Stage:
             rest_hooks(module, stub, {n for path, n in self.record.cutting_hooks if path == name})
 
     def refuse_calls(self, names: Sequence[str]) -> None:
-        """Refuse calls of these modules in the stage, which lacks their weights or does not save
-        their buffers."""
+        """Raise an error if these modules are called in the stage, which lacks their weights or
+        does not save their buffers."""
         for name in names:
             self.module.get_submodule(name).register_forward_pre_hook(partial(self.refuse, name))
 
@@ -461,7 +462,7 @@ class Stage:
 
     @contextmanager
     def loaded(self, inputs: Mapping[str, Any], make_for: Callable[[str], Make]) -> Iterator[None]:
-        """For these inputs, let each stub's results come from its own maker, as the check does."""
+        """For these inputs, take each stub's results from its own function, for the check."""
         plan = self.plan_for(inputs) if self.stubs else {}
         for name, stub in self.stubs.items():
             stub.load(plan.get(name, []), make_for(name))
@@ -473,15 +474,15 @@ class Stage:
 
     @property
     def is_live(self) -> bool:
-        """True if the running forward is past the stage's first cut."""
+        """Return True once the running forward has passed the stage's first cut."""
         return self._received is not None and not self.switch.on
 
     def key_of(self, inputs: Mapping[str, Any]) -> Any:
-        """Return a key; batches with equal keys share their stubs' results."""
+        """Return a key for the batch shape; batches with equal keys share their stubs' results."""
         return self.module.training, sign(inputs)
 
     def foresee(self, inputs: Mapping[str, Any]) -> None:
-        """Make the dry runs for a new shape, if any are needed, while nothing is watched."""
+        """Make the dry runs that a new batch shape needs, while no forward is being watched."""
         if self.stubs:
             self.plan_for(inputs)
         if self.draws is not None:
@@ -521,7 +522,7 @@ class Stage:
             stub.position = 0
 
     def _change_shape(self, key: Any, inputs: Mapping[str, Any]) -> None:
-        """Prepare stubs for another shape of batch."""
+        """Prepare stubs for another batch shape."""
         loaded = self._find(key, inputs)
         for name, stub in self.stubs.items():
             if name not in loaded.calls:

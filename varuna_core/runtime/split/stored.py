@@ -1,13 +1,13 @@
-"""Which stored tensor is which of the model's, by name: found and checked before anything is read.
+"""Match stored tensors with the model's tensors by name, and check them before any is read.
 
-    model's                       stored                  why
+    model                         stored                  reason
     transformer.wte.weight        wte.weight              saved from the model without its head
     layers.0.mlp.weight           model.layers.0.mlp...   saved from the model with its head
-    lm_head.weight                -                       tied: its other name is there
-    x.LayerNorm.weight            x.LayerNorm.gamma       as BERT's first files have it
+    lm_head.weight                -                       tied: its other name is stored
+    x.LayerNorm.weight            x.LayerNorm.gamma       name in the first BERT files
 
-One prefix at most is put before, or taken from, stored names. What the model has and the file has
-not is refused by name, and so is another shape; what only the file has is not looked at.
+At most one prefix is added to, or removed from, stored names. Tensors of the model that are missing
+in the file or have another shape are reported by name; tensors found only in the file are ignored.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from varuna_core.runtime.split.cut import SplitError
 log = logging.getLogger(__name__)
 OLD = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
 MANY = 5
-"""Names listed in a message."""
+"""Maximum number of names listed in a message."""
 
 
 def match_names(groups: Iterable[Sequence[str]], stored: Iterable[str]) -> dict[str, str]:
-    """Return the stored name of each of the model's names that is stored.
+    """Return the stored name of each name of the model that is found in the file.
 
-    `groups` has each tensor's names, of which one suffices. SplitError if two prefixes fit.
+    `groups` lists each tensor's names, of which one suffices. Raise SplitError if two prefixes fit.
     """
     there = frozenset(stored)
     found: dict[str, str] = {}
@@ -68,7 +68,7 @@ def match_names(groups: Iterable[Sequence[str]], stored: Iterable[str]) -> dict[
 
 
 Prefix = tuple[str, str]
-"""("put" before the stored names, or "taken" from them; the prefix with its dot)."""
+"""("put" before the stored names, or "taken" from them; the prefix with its trailing dot)."""
 
 
 def _find(name: str | None, there: frozenset[str]) -> str | None:
@@ -81,7 +81,7 @@ def _find(name: str | None, there: frozenset[str]) -> str | None:
 
 
 def _list_heads(name: str) -> Iterator[tuple[str, str]]:
-    """Yield each way to split a name in two after a dot."""
+    """Yield each way to split a name into two parts after a dot."""
     at = name.find(".")
     while at >= 0:
         yield name[: at + 1], name[at + 1 :]
@@ -106,7 +106,7 @@ def _explain(name: str, there: frozenset[str], tails: Mapping[str, set[str]]) ->
 
 
 def _apply(prefix: Prefix, name: str) -> str | None:
-    """Return the stored name for one of the model's; None if the prefix does not apply."""
+    """Return the stored name for a name of the model; None if the prefix does not apply."""
     kind, words = prefix
     if kind == "taken":
         return words + name
@@ -124,8 +124,8 @@ def _describe(prefix: Prefix) -> str:
 def match_model(
     model: nn.Module, groups: Iterable[Sequence[str]], state_dict: Mapping[str, Tensor]
 ) -> dict[str, str]:
-    """Return the stored name of each parameter and persistent buffer; raise SplitError that names
-    those that are missing or of another shape."""
+    """Return the stored name of each parameter and persistent buffer; raise a SplitError that lists
+    missing tensors and tensors with another shape."""
     persistent: Mapping[str, Any] = model.state_dict()
     tensors = {name: value for name, value in persistent.items() if isinstance(value, Tensor)}
     tied = [tuple(name for name in names if name in tensors) for names in groups]
@@ -163,7 +163,7 @@ def _list_some(lost: Sequence[str]) -> str:
 def _list_misfits(
     tensors: Mapping[str, Tensor], found: Mapping[str, str], state_dict: Mapping[str, Tensor]
 ) -> Iterator[str]:
-    """Yield tensors whose shape is known to differ; the others are compared when read."""
+    """Yield tensors whose shape is known to differ; others are compared when tensors are read."""
     shape_of = getattr(state_dict, "shape_of", None)
     if shape_of is None and not isinstance(state_dict, dict):
         return
@@ -178,8 +178,8 @@ def describe_misfit(stored: str, shape: Sequence[int], wanted: Sequence[int]) ->
 
 
 def _is_constant(model: nn.Module, name: str) -> bool:
-    """Return True for a buffer set by its constructor that no training changes, such as a table of
-    positions, but not a batch norm's averages."""
+    """Return True for a buffer that its constructor sets and training never changes, such as a
+    table of positions, but not for a batch norm's running averages."""
     path, _, own = name.rpartition(".")
     owner = model.get_submodule(path)
     buffer = owner._buffers.get(own)

@@ -1,15 +1,15 @@
-"""A stage's own weights: from the model, from a state dict, or initialised by name.
+"""Provide a stage's weights: from the model, from a state dict, or initialized by name.
 
-A model larger than memory is built with its parameters on the meta device (`parameters_on_meta`);
-a stage then fills in its own alone, one at a time. Initialised weights depend on the seed and the
-parameter's name, not on the layout: before each one, torch is seeded with the first eight bytes,
-big-endian and without the top bit, of SHA-256 of "<seed>/<name>", the name being the first of a
-tied parameter's. Then the model's own rules fill it, all other tensors being on the meta device:
+A model larger than memory is built with its parameters on the meta device (`parameters_on_meta`); a
+stage then materializes only its own parameters, one at a time. Initial weights depend on the seed
+and the parameter's name, not on the layout: before each one, torch is seeded with the first eight
+bytes (big-endian, without the top bit) of SHA-256 of "<seed>/<name>", with the first name of a tied
+parameter. Then the model's own rules fill it, while all others are on the meta device:
 
-1. `reset_parameters()` (or `_reset_parameters()`) of the module that owns it, then of each module
-   above that has one, as constructors do;
-2. `_init_weights(module)` of the outermost module that has it, for the same modules in that order,
-   as `self.apply(self._init_weights)` does.
+1. `reset_parameters()` (or `_reset_parameters()`) of the module that owns the parameter, then of
+   each enclosing module that has such a method, as constructors do;
+2. `_init_weights(module)` of the outermost module that has this method, for the same modules in the
+   same order, as `self.apply(self._init_weights)` does.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from varuna_core.runtime.split.record import list_results, tensor_names
 from varuna_core.runtime.split.stored import describe_misfit, match_model
 
 Init = Callable[[str, Tensor], None]
-"""Function that fills the tensor of this name in place, from torch's default generator."""
+"""Function that fills the tensor of a given name in place, using torch's default generator."""
 
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Build modules with parameters on the meta device within; buffers are real."""
+    """Build modules within the context with parameters on the meta device; buffers are real."""
     register = nn.Module.register_parameter
 
     def register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
@@ -62,14 +62,14 @@ class Weights:
         init: Init | None = None,
         groups: Iterable[Sequence[str]] | None = None,
     ) -> None:
-        """`groups` has the names of each parameter, if they differ from the ties in the model."""
+        """`groups` lists the names of each parameter if they differ from the ties in the model."""
         self.model, self.state_dict, self.seed, self.init = model, state_dict, seed, init
         groups = tensor_names(model).values() if groups is None else groups
         self._stored = {} if state_dict is None else match_model(model, groups, state_dict)
         self._skeleton: nn.Module | None = None
 
     def make(self, names: tuple[str, ...], original: Tensor) -> Tensor:
-        """Return values on the CPU for the tensor of these names, the first of which leads."""
+        """Return CPU values for the tensor of these names, the first of which seeds them."""
         if self.state_dict is not None:
             for name in names:
                 if name in self._stored:
@@ -115,7 +115,7 @@ class Weights:
         return made
 
     def _apply_rules(self, names: tuple[str, ...], made: Tensor) -> None:
-        """Fill the tensor by the model's rules, in a copy that has only this tensor in memory."""
+        """Fill the tensor by the model's rules; all its other tensors are on the meta device."""
         if self._skeleton is None:
             self._skeleton = copy_to_meta(self.model)
         slots = [find_slot(self._skeleton, name) for name in names]
@@ -147,7 +147,7 @@ def copy_to_meta(model: nn.Module) -> nn.Module:
 
 
 def find_slot(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:
-    """Return the dict of a module that holds a parameter or a buffer, and its key there."""
+    """Return the module's dict that holds a parameter or a buffer, and the key in this dict."""
     path, _, own = name.rpartition(".")
     module = model.get_submodule(path)
     slots: dict[str, Any] = module._parameters if own in module._parameters else module._buffers

@@ -1,15 +1,15 @@
-"""Wrappers of a model: torch's come off, and a script's criterion is put on.
+"""Remove torch's wrappers from a model, and add a script's loss function.
 
     model = with_loss(ResNet(), nn.CrossEntropyLoss())
     model(images, target)     # {"loss": ..., "output": ...}, as a stage must compute both
     model(images)             # the plain model's output
 
-A pipeline's last stage makes the loss, so the model that is cut must have it. The names of
-parameters stay the plain model's.
+A pipeline's last stage computes the loss, so the model that is cut must contain the loss function.
+The parameters' names stay those of the plain model.
 
-A wrapper's names (`_orig_mod.`, `module.`) would be those of checkpoints, and what it does to a
-forward or to gradients is Varuna's matter here. torch.compile's and both data-parallel wrappers
-around the whole model come off; within it they are refused by name.
+A wrapper's name prefixes (`_orig_mod.`, `module.`) would appear in checkpoints, and Varuna itself
+does what the wrapper does to forwards and gradients. So the wrappers of torch.compile and of both
+kinds of data parallelism are removed from the whole model; wrappers of submodules raise an error.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SHARDED = {
 
 
 def take_plain(model: Any) -> Any:
-    """Return the model without its wrappers; the error names one that cannot be removed."""
+    """Return the model without its wrappers; raise an error if one cannot be removed."""
     while kind := _find_wrapper(model):
         model = getattr(model, WRAPPERS[kind][2])
         log.warning("the model is taken out of %s", kind)
@@ -74,7 +74,7 @@ def _find_wrapper(module: Any) -> str:
 
 
 def _is_a(module: Any, place: str, word: str) -> bool:
-    """Return True if the module is of this class, without importing it."""
+    """Return True if `module` is an instance of this class, without importing the class."""
     kind = getattr(sys.modules.get(place), word, None)
     return kind is not None and isinstance(module, kind)
 
@@ -86,8 +86,8 @@ CRITERION = "criterion"
 
 
 def with_loss(model: M, criterion: Callable[[Any, Any], Tensor], target: str = "target") -> M:
-    """Return the same model, which takes `target` after its own inputs and returns its output with
-    the loss: `criterion(output, target)`, a mean over the samples."""
+    """Make the model take `target` after its own inputs and return its output with the loss
+    `criterion(output, target)`, a mean over the samples; return the same model."""
     model = take_plain(model)
     plain = type(model)
     signature = inspect.signature(plain.forward)
@@ -119,7 +119,7 @@ def with_loss(model: M, criterion: Callable[[Any, Any], Tensor], target: str = "
 
 
 def _add_input(signature: inspect.Signature, name: str) -> inspect.Signature:
-    """Return the signature with one more input, the last that may be given by position."""
+    """Return the signature with one more input, after all others that may be positional."""
     kinds = inspect.Parameter
     known = [*signature.parameters.values()]
     is_open = any(each.kind is kinds.VAR_POSITIONAL for each in known)

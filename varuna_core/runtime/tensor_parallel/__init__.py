@@ -1,5 +1,5 @@
-"""Share layers between several ranks, by torch's styles.
+"""Shard layers across several ranks, with torch's parallel styles.
 
-`sharding.Sharding` shares the layers of a rank's stages by a plan; `shares.Shares` returns the part
-of a tensor that a rank holds. Imports comm, split, and the boxes of checkpoints.
+`sharding.Sharding` shards the layers of a rank's stages by a plan; `shares.Shares` returns a rank's
+shard of a tensor. Imports comm, split, and the boxes of checkpoints.
 """

@@ -1,15 +1,15 @@
-"""Random numbers where ranks share layers: each draws what the plain model draws for its share.
+"""Random numbers in sharded layers: each rank gets the plain model's random numbers for its shard.
 
     dry run of the plain model     segment 3, draw 0: bernoulli_ of [2, 8, 16, 16]
     rank 1 of 2, same draw         bernoulli_ of [2, 4, 16, 16]: heads 4 to 7 of the whole
 
-All ranks that share draw from one stream. What is whole on each is drawn as it is, the same on all.
-What is smaller than in the dry run is a share: the whole is drawn and the share taken out, so that
-masks differ between the ranks, and are those of tensor=1. Where a share is no slice of the whole
-(flattened dimensions, fused kernels) a rank has a stream of its own, derived from the common one.
+All ranks of a sharded layer use the same seed. A tensor that is whole on each rank gets the same
+random numbers on all. For a tensor smaller than in the dry run, a shard, random numbers are drawn
+for the whole tensor and sliced, so that masks differ between ranks and equal those of tensor=1. If
+the shard is not a slice (flattened dimensions, fused kernels), the rank uses its own derived seed.
 
-Refused: draws within torch's checkpoint, whose backward runs forwards again without being told
-which segment that is.
+Random operations within torch.utils.checkpoint raise an error, since its backward repeats forwards
+without information about their segment.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ WORDS = {
     "randn_like", "random", "randperm", "rnn_relu", "rnn_tanh", "rrelu",
     "scaled_dot_product_attention", "uniform",
 }  # fmt: skip
-"""Names of torch's functions that may draw random numbers, as may those that end in _."""
+"""Names of torch functions that may use random numbers; names that end in _ may do so too."""
 
 
 class ShardedDraws:
-    """Draws random numbers on a rank that shares layers."""
+    """Provides random numbers on a rank with sharded layers."""
 
     def __init__(self, record: Record, size: int, rank: int) -> None:
         self.size, self.rank = size, rank
         records = [record, *([record.in_training] if record.in_training else [])]
         self.is_needed = any(found.draws for found in records)
         self.rests = False
-        """True while the model is run dry."""
+        """True during a dry run of the model."""
 
         self._specs: dict[Any, Mapping[int, Sequence[Draw]]] = {}
         self._expected: Iterator[Draw] | None = None
@@ -65,7 +65,7 @@ class ShardedDraws:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Context of a step, in which draws are handled."""
+        """Return the context of a step, in which random operations are intercepted."""
         if not self.is_needed:
             yield
             return
@@ -75,7 +75,7 @@ class ShardedDraws:
     def follow(
         self, stage: Stage, inputs: Mapping[str, Any], on_segment: Callable[[int], None]
     ) -> Callable[[int], None]:
-        """Wrap `on_segment` of one forward to set also the draws that the segment will make."""
+        """Wrap `on_segment` of one forward to also set the random draws expected in the segment."""
         draws = self.foresee(stage, inputs)
 
         def begin(segment: int) -> None:
@@ -88,7 +88,7 @@ class ShardedDraws:
         self._expected = None
 
     def foresee(self, stage: Stage, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Draw]]:
-        """Return the draws of a batch of this shape, by segment."""
+        """Return the random draws for a batch of this shape, by segment."""
         key = stage.key_of(inputs)
         if key not in self._specs:
             if len(self._specs) >= NUM_KEPT_SHAPES:
@@ -140,7 +140,7 @@ class ShardedDraws:
         return found
 
     def _make(self, func: Any, args: Any, kwargs: Any, expected: Draw) -> Any:
-        """Run an operation that makes a tensor, whose shape is known only afterwards."""
+        """Run an operation that creates a tensor, whose shape is known only afterwards."""
         kept = [generator.get_state() for generator in _list_generators()]
         made = func(*args, **kwargs)
         out = find_drawn(func, args, made)
@@ -151,7 +151,7 @@ class ShardedDraws:
         return self._run_apart(func, args, kwargs)
 
     def _run_apart(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Draw from a stream of this rank's own; the common stream stays equal on all ranks."""
+        """Use this rank's own generator; the common one stays equal on all ranks."""
         common = int(torch.randint(MASK, (1,)))
         generators = _list_generators()
         kept = [generator.get_state() for generator in generators]
@@ -166,7 +166,7 @@ class ShardedDraws:
     def _find_share(
         self, local: tuple[int, ...], whole: tuple[int, ...]
     ) -> tuple[int, int, int] | None:
-        """Return dimension, begin and length of this rank's slice; None if it is not a slice."""
+        """Return dimension, start and length of this rank's slice; None if not a slice."""
         if len(local) != len(whole):
             return None
         apart = [d for d, (a, b) in enumerate(zip(local, whole, strict=True)) if a != b]
@@ -192,7 +192,7 @@ def _list_generators() -> list[torch.Generator]:
 
 
 class _FunctionMode(TorchFunctionMode):
-    """Watches only the operations of functions that may draw, which costs little."""
+    """Watches only operations of functions that may use random numbers, for low overhead."""
 
     def __init__(self, draws: ShardedDraws) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Read a model's tensor parallel plan: which of its modules are shared, and how.
+"""Read a model's tensor parallel plan: which of its modules are sharded, and how.
 
-The plan is applied to a copy without memory, and torch's result for each parameter there shows how
-it is shared. So any style of torch or of a user works, without a second set of rules. A style that
-torch lacks, for packed layers, is defined here too.
+The plan is applied to a copy on the meta device, where torch's placement of each parameter shows
+how the parameter is sharded. So any style of torch or of a user works without a second set of
+rules. A style for packed layers, which torch does not have, is also defined here.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from varuna_core.runtime.split.weights import copy_to_meta
 
 
 class PackedColwise(ColwiseParallel):
-    """Style for a linear layer whose rows are those of several layers in sequence: query, key and
-    value, or an MLP's gate and values. Each rank takes its share of each of them."""
+    """Style for a linear layer whose rows belong to several packed layers: query, key and value, or
+    an MLP's gate and values. Each rank holds its shard of each of these."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class PackedColwise(ColwiseParallel):
 
 
 def deal_rows(tensor: Tensor, parts: int, ranks: int) -> Tensor:
-    """The rows in the order of the ranks that get them; those of one rank by part.
+    """Return the rows ordered by the rank that gets them, then by part.
 
     parts = 3, ranks = 2        q q k k v v  ->  q k v | q k v
     """
@@ -67,16 +67,16 @@ def deal_rows(tensor: Tensor, parts: int, ranks: int) -> Tensor:
 
 
 TensorPlan = Mapping[str, ParallelStyle]
-"""Styles by paths of modules, in which `*` stands for any one word."""
+"""Styles, keyed by paths of modules, in which `*` matches one component."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
-    """The placement of one parameter on the ranks that share it."""
+    """How one parameter is sharded across ranks."""
 
     placement: Placement
     parts: int = 1
-    """Number of consecutive runs of rows of which each rank has a share (`PackedColwise`)."""
+    """Number of consecutive blocks of rows, each of which is sharded (`PackedColwise`)."""
 
 
 def choose_plan(model: nn.Module, given: TensorPlan | None) -> TensorPlan:
@@ -94,7 +94,7 @@ def choose_plan(model: nn.Module, given: TensorPlan | None) -> TensorPlan:
 
 
 def match_modules(model: nn.Module, plan: TensorPlan) -> dict[str, ParallelStyle]:
-    """Return the style of each module that the plan names, by the module's path."""
+    """Return the style of each module that matches the plan, keyed by the module's path."""
     first = {id(module): path for path, module in model.named_modules()}
     modules = dict(model.named_modules(remove_duplicate=False))
     patterns: dict[str, str] = {}
@@ -143,7 +143,7 @@ def _check(path: str, module: nn.Module, style: Any) -> None:
 def place_parameters(
     model: nn.Module, styles: Mapping[str, ParallelStyle], mesh: DeviceMesh
 ) -> dict[str, Sharing]:
-    """Return the sharing of each parameter that the styles touch, under each of its names."""
+    """Return how the styles shard each parameter, under each of its names."""
     placed: dict[str, Sharing] = {}
     bare = copy_to_meta(model)
     shapes = {name: p.shape for name, p in bare.named_parameters(remove_duplicate=False)}
@@ -168,7 +168,7 @@ def place_parameters(
 
 
 def apply_style(path: str, module: nn.Module, style: ParallelStyle, mesh: DeviceMesh) -> None:
-    """Install torch's hooks on a module whose parameters have no memory."""
+    """Install torch's hooks on a module whose parameters are on the meta device."""
     try:
         parallelize_module(module, mesh, style, src_data_rank=None)
     except (NotImplementedError, ValueError, RuntimeError) as error:
@@ -181,7 +181,7 @@ def apply_style(path: str, module: nn.Module, style: ParallelStyle, mesh: Device
 def resolve_ties(
     groups: Mapping[str, tuple[str, ...]], placed: Mapping[str, Sharing]
 ) -> dict[str, Sharing]:
-    """Return sharing by each parameter's first name; names of one tensor must be shared alike."""
+    """Return the sharding by each parameter's first name; all names of a tensor must agree."""
     settled: dict[str, Sharing] = {}
     for name, names in groups.items():
         if names[0] != name:

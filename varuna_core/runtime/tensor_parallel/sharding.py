@@ -1,10 +1,10 @@
-"""Layers shared by T ranks, by torch's styles: what Varuna gives a stage, and takes from it.
+"""Shard layers across T ranks with torch's styles: parameters enter a stage, gradients leave it.
 
-    values of a weight ─► this rank's share ─► local parameter (masters, optimizer, sums)
+    values of a weight ─► this rank's shard ─► local parameter (masters, optimizer, all-reduce)
                                                  │ same memory
     stage's module: torch's hooks ──────────► DTensor ─► its gradient, to the local parameter
 
-docs/tensor_parallel.md has the whole of it. Imported only where T is more than 1.
+docs/tensor_parallel.md describes the design. Imported only if T is more than 1.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ WHOLE = Sharing(placement=Replicate())
 
 
 class Sharding:
-    """One rank's shares of the layers of its stages."""
+    """One rank's shards of the layers of its stages."""
 
     def __init__(
         self, split: Split, plan: TensorPlan | None, group: Any, device: torch.device
     ) -> None:
-        """`group` has the ranks that share layers; each must create this at the same time."""
+        """`group` holds the ranks that shard layers; all must create this at the same time."""
         self.group: Any = group
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
         # By its name it differs from a mesh of the same ranks before it: torch's caches take equal
@@ -66,7 +66,7 @@ class Sharding:
         self.styles = match_modules(split.model, choose_plan(split.model, plan))
         placed = place_parameters(split.model, self.styles, self.mesh)
         self.placed = resolve_ties(split.groups, placed)
-        """How each parameter that the plan names is shared, by its first name."""
+        """How each parameter in the plan is sharded, keyed by its first name."""
 
         self._shapes = {n: p.shape for n, p in split.model.named_parameters() if n in self.placed}
         leads = {name: names[0] for name, names in split.groups.items()}
@@ -78,7 +78,7 @@ class Sharding:
     # The weights of a stage.
 
     def cut(self, name: str, values: Tensor) -> Tensor:
-        """Return this rank's share of values that the first of the T ranks has."""
+        """Return this rank's shard of values that the first of the T ranks provides."""
         sharing = self.placed.get(name, WHOLE)
         dealt = deal_rows(values, sharing.parts, self.size)
         made = distribute_tensor(dealt.contiguous(), self.mesh, [sharing.placement])
@@ -87,7 +87,7 @@ class Sharding:
     def stand_in(
         self, name: str, original: Tensor, dtype: torch.dtype, device: torch.device, is_early: bool
     ) -> nn.Parameter:
-        """Return a parameter of the whole shape, with a column's memory, to check the plain
+        """Return a full-shape parameter that uses the memory of one column, to check the plain
         stage."""
         if is_early:
             raise SplitError(
@@ -101,7 +101,7 @@ class Sharding:
         return nn.Parameter(made.expand(original.shape), requires_grad=False)
 
     def install(self, stage: Stage, local: Mapping[str, nn.Parameter]) -> None:
-        """Make the stage's own modules compute with shares; `local` has its parameters by name."""
+        """Make the stage's modules compute with shards; `local` holds its parameters by name."""
         for path, style in self.styles.items():
             if self._is_live(stage, path):
                 self._apply(path, style, stage)
@@ -142,7 +142,7 @@ class Sharding:
                 hooks[key] = _rest_before(hooks[key], stage.switch)
 
     def _wrap(self, name: str, local: nn.Parameter) -> DTensor:
-        """Return a DTensor in the memory of a local parameter, which gets its gradients."""
+        """Return a DTensor that shares memory with a local parameter, which gets its gradients."""
         sharing, shape = self.placed[name], self._shapes[name]
         stride = torch.empty(shape, device="meta").stride()
         data = DTensor.from_local(
@@ -156,7 +156,7 @@ class Sharding:
         return held
 
     def release(self) -> None:
-        """Release the group, which the mesh and thus all DTensors hold (torch 2.13)."""
+        """Release the group, which the mesh and thus all DTensors refer to (torch 2.13)."""
         self.group = None
         getattr(self.mesh, "_pg_registry", {}).clear()
 
@@ -164,8 +164,8 @@ class Sharding:
 
     @contextmanager
     def running(self, on_gradient: Callable[[nn.Parameter], None]) -> Iterator[None]:
-        """Context of all that a step or an evaluation computes. `on_gradient` is called with each
-        local parameter that got a gradient."""
+        """Return the context for all computation of a step or an evaluation. `on_gradient` is
+        called with each local parameter that gets a gradient."""
         self._on_gradient = on_gradient
         for held, local in self._held:
             if held.requires_grad != local.requires_grad:
@@ -175,7 +175,7 @@ class Sharding:
 
     @torch.no_grad()
     def _take_gradient(self, local: nn.Parameter, held: Any) -> None:
-        """Add the gradient that autograd gave the DTensor to the local parameter's."""
+        """Add the DTensor's gradient from autograd to the local parameter's gradient."""
         gradient, held.grad = held.grad, None
         (own,), (placement,) = held.placements, gradient.placements
         if own.is_replicate() and placement.is_replicate():
@@ -196,7 +196,7 @@ class Sharding:
         self._on_gradient(local)
 
     def list_whole(self) -> set[str]:
-        """Return names of parameters that the plan names but each rank holds whole."""
+        """Return names of parameters that are in the plan but whole on each rank."""
         return {
             name
             for name, names in self.groups.items()
@@ -204,13 +204,13 @@ class Sharding:
         }
 
     def is_counted(self, name: str) -> bool:
-        """Return True if this rank counts its part of a parameter in the norm."""
+        """Return True if this rank counts its shard of a parameter in the norm."""
         sharing = self.placed.get(self.groups[name][0], WHOLE)
         return self.rank == 0 or not sharing.placement.is_replicate()
 
     def expect_same(self, batch: str) -> None:
-        """Refuse a batch whose shapes, in words, differ between the T ranks, since sums within
-        layers would wait for ever."""
+        """Raise an error if the batch's shapes (described in `batch`) differ between the T ranks,
+        since collectives within layers would hang."""
         digest = int.from_bytes(hashlib.sha256(batch.encode()).digest()[:7], "big")
         ends = torch.tensor([digest, -digest])
         dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=self.group)
@@ -222,8 +222,8 @@ class Sharding:
             )
 
     def compare(self, gradients: Mapping[str, Tensor]) -> bool:
-        """Refuse a parameter outside the plan whose gradient differs between the T ranks. Return
-        False if there was nothing to compare."""
+        """Raise an error if the gradient of a parameter outside the plan differs between the T
+        ranks. Return False if there was nothing to compare."""
         alike = {n: g for n, g in gradients.items() if self.groups[n][0] not in self.placed}
         if not gradients:
             return False
@@ -265,7 +265,7 @@ def _rest_before(hook: Callable[..., Any], switch: Switch) -> Callable[..., Any]
 
 
 def as_plain(tensor: Any) -> Tensor:
-    """Return the complete local tensor of a DTensor, outside of any graph."""
+    """Return the full local tensor of a DTensor, detached from any graph."""
     with torch.no_grad():
         local = tensor.to_local()
     arrived: Tensor = local.wait() if isinstance(local, AsyncCollectiveTensor) else local
@@ -273,7 +273,7 @@ def as_plain(tensor: Any) -> Tensor:
 
 
 def return_plain(value: Any) -> Any:
-    """Return the model's output with DTensors replaced by whole tensors."""
+    """Return the model's output with DTensors replaced by full tensors."""
 
     def convert(leaf: Any) -> Any:
         return arrive(leaf.full_tensor() if isinstance(leaf, DTensor) else leaf)
@@ -282,7 +282,7 @@ def return_plain(value: Any) -> Any:
 
 
 def leave_stage(values: Any) -> Any:
-    """Return the values of a cut in the form in which they may cross."""
+    """Return the values of a cut in a form that can be sent."""
 
     def convert(leaf: Any) -> Any:
         if isinstance(leaf, DTensor):
@@ -296,5 +296,5 @@ def leave_stage(values: Any) -> Any:
 
 
 def arrive(leaf: Any) -> Any:
-    """Copy a tensor that a collective is still making, which has another class (torch 2.13)."""
+    """Copy a tensor that a collective still computes, which has another class (torch 2.13)."""
     return leaf.clone() if isinstance(leaf, AsyncCollectiveTensor) else leaf

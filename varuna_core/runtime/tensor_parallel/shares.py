@@ -1,4 +1,4 @@
-"""Describe a rank's share of a tensor, as boxes of the whole tensor, for checkpoints."""
+"""Describe a rank's shard of a tensor, as boxes of the whole tensor, for checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from varuna_core.checkpoint.store.reader import WantedTensor
 
 
 def compute_share(shape: Sequence[int], dim: int, held: Sequence[int]) -> TensorShare:
-    """Return the share made of the indices `held` along one dimension, in the rank's order."""
+    """Return the shard that consists of the indices `held` along one dimension, in rank order."""
     shape = tuple(shape)
 
     def box(start: int, count: int, size: int) -> Box:
@@ -45,7 +45,7 @@ def _load(entry: Entry, part: Box) -> Tensor:
 
 
 class Shares:
-    """Shares of one rank by each tensor's first name; other tensors are whole."""
+    """Shards of one rank, keyed by each tensor's first name; other tensors are whole."""
 
     def __init__(
         self,
@@ -57,15 +57,15 @@ class Shares:
         self._leads = leads
 
     def find(self, name: str) -> TensorShare | None:
-        """Return the share of a tensor; None if each of the T ranks holds it whole."""
+        """Return the shard of a tensor; None if each of the T ranks holds the whole tensor."""
         share = self.by_name.get(self._leads.get(name, name))
         return None if share is None or share.is_whole else share
 
     # To a checkpoint.
 
     def place(self, segments: Mapping[int, Sequence[Entry]]) -> dict[int, list[Entry]]:
-        """Return the entries that this rank writes: its pieces, and on the first rank whole
-        ones."""
+        """Return the entries that this rank writes: its shards, and on the first rank also whole
+        tensors."""
         placed = {
             segment: [part for entry in entries for part in self._cut(entry)]
             for segment, entries in segments.items()
