@@ -107,8 +107,10 @@ def measure(top: Path) -> list[list[str]]:
         while not any(word in said[-1].partition("\n")[0] for word in ("DONE", "DEAD")):
             time.sleep(1)
             said.append(call(here, "status", run.name, "--once"))
+        states = dict.fromkeys(text.splitlines()[0].split(None, 1)[-1] for text in said)
         if not by:
-            said += [call(here, "report", run.name, "--text"), call(here, "share", run.name)]
+            said.append(call(here, "report", run.name, "--text"))
+            said.append(call(here, "share", run.name, "--private"))
         before = read_headline(here, run.name)
         control.set(by=by + HOUR_S, in_s=1.0)
         others = [read_headline(here, run.name) for _ in range(2)]
@@ -116,12 +118,11 @@ def measure(top: Path) -> list[list[str]]:
         real_s = max(map(float, truth.read_text().split()))
         wrong = judge(real_s, said, before)
         wrong += [] if [before] * 2 == others else ["a report differs while the clock steps"]
-        states = dict.fromkeys(text.splitlines()[0].split(None, 1)[-1] for text in said[:-1])
         told = [show(before[name]) for name in FIGURES]
         end = before["state"]
         rows.append([place, ", ".join(states), end, f"{real_s:.1f}", *told, "; ".join(wrong)])
         print(*rows[-1], sep=" | ", flush=True)
-        print(said[-2], flush=True)
+        print(*said[-3:], sep="\n", flush=True)
     return rows
 
 

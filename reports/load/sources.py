@@ -68,6 +68,11 @@ class Sources:
     """The number of older attempts that are not read: there are too many, or of their files."""
 
 
+def show_text(text: str) -> str:
+    """A name or a value of JSON without halves of letters, which no table or page can hold."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def locate_sources(path: Path) -> Sources:
     """Find the files of a job. `path` is a run folder, a folder of logs, or one log."""
     if path.is_file():
@@ -79,13 +84,13 @@ def locate_sources(path: Path) -> Sources:
         attempt = AttemptSources(
             label="",
             folder=path.parent,
-            logs=((path.stem, path),),
+            logs=((show_text(path.stem), path),),
             errors=(),
             traces=(),
             gpus=(),
             exits=(),
         )
-        return Sources(name=path.name, run=None, attempts=(attempt,))
+        return Sources(name=show_text(path.name), run=None, attempts=(attempt,))
     if not path.is_dir():
         raise SourceError(f"{path} is neither a folder nor a file")
     run = RunFolder(path)
@@ -128,7 +133,7 @@ def _collect_attempt(label: str, folder: Path, most: int) -> AttemptSources:
     table = AttemptFolder(folder, 0).preflight.name  # the nodes' table, no log of one
     logs = own.find(LOGS, lambda name: name != table and not _OF_BATCH.fullmatch(name))
     if not logs:
-        logs = [(f"rank {path.stem}", path) for _, path in ranks.find((".out",))]
+        logs = [(f"rank {stem}", path) for stem, path in ranks.find((".out",))]
     samples = dict(own.find((".gpu",)))
     samples |= {name.removesuffix(".gpu"): path for name, path in own.find((".gpu.jsonl",))}
     traces, exits = _Names(folder / "trace", most), _Names(folder / "exit", most)
@@ -168,7 +173,7 @@ class _Names:
         ]
         found.sort(key=lambda pair: [part.zfill(12) for part in re.split(r"(\d+)", pair[0])])
         self.num_left_out += len(found[self._most :])
-        paths = ((stem, self._folder / name) for stem, name in found[: self._most])
+        paths = ((show_text(stem), self._folder / name) for stem, name in found[: self._most])
         return [
             (stem, path) for stem, path in paths if path.is_file() and not is_foreign_link(path)
         ]

@@ -37,7 +37,7 @@ from vjob.reports.load.log_settings import (
     place_ranks,
 )
 from vjob.reports.load.logged_calls import Places, read_calls
-from vjob.reports.load.sources import AttemptSources, Sources, locate_sources
+from vjob.reports.load.sources import AttemptSources, Sources, locate_sources, show_text
 from vjob.reports.load.trace_file import NO_HEADER
 from vjob.reports.load.trace_reader import Traces, read_events, read_traces
 from vjob.reports.load.training_log import LogReader, LogTables
@@ -461,7 +461,9 @@ def _read_exits(sources: Sources) -> pd.DataFrame:
             listed = value.get("exits", [value]) if isinstance(value, dict) else []
             for one in listed if isinstance(listed, list) else []:
                 if isinstance(one, dict):
-                    rows.append({"attempt": attempt.label, **{n: one.get(n) for n in names[1:]}})
+                    cells = [one.get(name) for name in names[1:]]
+                    shown = [show_text(cell) if isinstance(cell, str) else cell for cell in cells]
+                    rows.append([attempt.label, *shown])
     return pd.DataFrame(rows, columns=names, dtype=object)  # numbers would make NaN of no signal
 
 

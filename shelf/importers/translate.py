@@ -158,7 +158,7 @@ def is_script(path: Path) -> bool:
     with path.open(errors="replace") as file:
         head = file.read(4096)
     if path.name.endswith(SUFFIXES):
-        return "\0" not in head
+        return "\0" not in head.rstrip("\0")  # Slurm writes one behind a job's script
     return bool(re.match(r"#!.*sh\b", head) or re.search(r"(?m)^#SBATCH", head))
 
 

@@ -251,3 +251,13 @@ def test_a_hole_of_many_gigabytes_is_not_read(
     assert reader.skipped == 1 and num_read < 20
     starts = [start for start, _ in reader]
     assert starts[1:] == ([] if ends_so else [hole + 1])
+
+
+def test_names_that_are_not_of_utf_8_make_a_report(tmp_path: Path) -> None:
+    attempt = tmp_path / "attempt-0"
+    (attempt / "exit").mkdir(parents=True)
+    (attempt / "caf\udce9.out").write_text(line(1))
+    (attempt / "exit/node-0.json").write_text('{"rank": 0, "node": "\\ud800", "code": 0}')
+    job = load_job(tmp_path)
+    assert job.exits["node"].tolist() == ["?"] and "caf?" in set(job.logs["iterations"]["node"])
+    analyse(job)

@@ -541,6 +541,12 @@ def test_a_file_that_starts_no_training_is_refused(name: str, text: str, tmp_pat
     assert shown.stdout == "" and "a script for bash" in shown.stderr
 
 
+def test_a_script_that_slurm_kept_ends_with_a_nul(tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text("#!/bin/bash\n#SBATCH -N 1\ntorchrun train.py\n\0")
+    page, _ = translate_source(Source(path=tmp_path / "job.sh"), ENVIRON)
+    assert "program: {script: train.py" in page
+
+
 def test_a_dry_run_warns_of_files_that_only_the_cluster_may_have(tmp_path: Path) -> None:
     lay_out(tmp_path, "torch")
     vjob = Vjob(tmp_path / "examples")
