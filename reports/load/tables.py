@@ -463,6 +463,7 @@ def _read_exits(sources: Sources) -> pd.DataFrame:
                 if isinstance(one, dict):
                     cells = [one.get(name) for name in names[1:]]
                     shown = [show_text(cell) if isinstance(cell, str) else cell for cell in cells]
+                    shown = [None if isinstance(cell, (list, dict)) else cell for cell in shown]
                     rows.append([attempt.label, *shown])
     return pd.DataFrame(rows, columns=names, dtype=object)  # numbers would make NaN of no signal
 
