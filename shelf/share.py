@@ -26,6 +26,8 @@ from varuna_core.records.files import (
     as_whole,
     list_files,
     open_file,
+    parse_json,
+    read_bytes,
     read_json,
     write_json,
 )
@@ -237,14 +239,13 @@ class Secrets:
         for name, is_folder in _list_entries(run.path):
             if is_folder or may_share(name) or not name.endswith((".json", ".sh")):
                 continue
-            path = run.path / name
-            value = read_json(path) if name.endswith(".json") else None
-            if value is None:
-                with contextlib.suppress(OSError), open_file(path, follows=False) as handle:
-                    data = handle.read(left)
-                    left -= len(data)
+            with contextlib.suppress(OSError), open_file(run.path / name, follows=False) as handle:
+                data = handle.read(left)
+                left -= len(data)
+                value = parse_json(data) if name.endswith(".json") else None
+                if value is None:
                     value = data.replace(b"\0", b"").decode(errors="replace")
-            self._collect(value, "", passed)
+                self._collect(value, "", passed)
 
     def _collect(self, value: object, name: str, passed: frozenset[str]) -> None:
         if isinstance(value, Mapping):
@@ -289,8 +290,11 @@ class Secrets:
 
     def hide(self, path: Path) -> Any:
         """The parsed file without secrets; values of an environment are hidden all, and where the
-        ranks meet: whoever reaches that port may talk to them."""
-        value = read_json(path)
+        ranks meet: whoever reaches that port may talk to them. None of a file that is too large."""
+        try:
+            value = parse_json(read_bytes(path, MOST_READ))
+        except OSError:
+            value = None
         if path.parent.name == "state":
             return {key: value[key] for key in ("time", "opened") if key in (value or {})}
         return self._hide(value, "")

@@ -16,7 +16,8 @@ from varuna_core.records.files import write_atomic
 from varuna_core.records.plan import read_plan, write_plan
 from varuna_core.records.record import RunRecord, write_record
 from varuna_core.records.runfolder import RunFolder, may_share, may_share_folder
-from vjob.shelf.share import share_run
+from vjob.shelf import share
+from vjob.shelf.share import Secrets, share_run
 
 CONF = """
 name: quick
@@ -185,6 +186,19 @@ def test_a_run_that_may_morph_shows_no_values_of_its_environment(colleague: Coll
         assert b"plan.shared.json" in read and b"HF_TOKEN" in read and b"TOPSECRET" not in read
         copy = read_plan(run.attempt(0).path / "plan.shared.json")
         assert copy is not None and copy.world == 3 and copy.env == {"HF_TOKEN": "<redacted>"}
+
+
+def test_of_a_file_that_is_too_large_nothing_is_copied_and_the_start_is_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(share, "MOST_READ", 1000)
+    texts: list[str] = []
+    find = share.find_secrets
+    monkeypatch.setattr(share, "find_secrets", lambda text: texts.append(text) or find(text))
+    plan = RunFolder(tmp_path).plan
+    plan.write_text(json.dumps({"progress": "a" * 5000}))
+    assert Secrets(RunFolder(tmp_path)).hide(plan) is None
+    assert sum(map(len, texts)) <= 1000
 
 
 def test_a_file_that_is_written_again_stays_shared(tmp_path: Path) -> None:
