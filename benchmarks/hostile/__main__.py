@@ -461,6 +461,7 @@ def render(kept: dict[str, Any]) -> str:
     lines = ["# Hostile folders and disks that fail", ""]
     drawn = kept.get("draws")
     lines += render_draws(drawn) if drawn else ["The draws have not been run for this page.", ""]
+    lines += [*kept.get("notes", ()), ""] if drawn else []
     if rows := kept.get("defects"):
         lines += ["## Known defects, put back", ""]
         lines += [
