@@ -4,7 +4,8 @@ One process a test session imports what ranks import and then only forks. A rank
 `python -m <module> <arguments>` would, with environment, output and random numbers of its own, and
 ends as any process does. Nothing has run in the process that forks: no thread, no tensor, no group,
 so a rank inherits no state of another. `process_pool.py <socket> commands` does the same for
-commands of vjob, of which most of the time is their imports.
+commands of vjob, of which most of the time is their imports, and `process_pool.py <socket> scripts`
+for scripts of users, under an interpreter that has their frameworks.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import varuna_core
@@ -42,6 +44,8 @@ PRELOADED = (
 )
 """Modules that ranks import, torch's late ones too; and all of these packages of ours."""
 PACKAGES = ("varuna_core.runtime.", "varuna_core.profiling.", "varuna_core.checkpoint.")
+SCRIPTS = ("torch", "torch._dynamo", "torch.distributed.fsdp")
+"""Most of what a script of any framework imports; an optimizer imports dynamo."""
 COMMANDS = (
     "vjob.shelf.commands.cli",
     "vjob.shelf.commands.monitor",
@@ -125,16 +129,15 @@ def report(ends: dict[int, int]) -> None:
 
 
 def preload_ranks() -> None:
-    for name in PRELOADED:
-        importlib.import_module(name)
+    preload(PRELOADED)
     for module in pkgutil.walk_packages(varuna_core.__path__, "varuna_core."):
         if module.name.startswith(PACKAGES) and not module.name.endswith("__main__"):
             importlib.import_module(module.name)
     importlib.import_module("tests.ranks.dry_runs").DryRuns().install()
 
 
-def preload_commands() -> None:
-    for name in COMMANDS:
+def preload(names: Sequence[str]) -> None:
+    for name in names:
         importlib.import_module(name)
 
 
@@ -166,8 +169,11 @@ def leave(finished: list[str]) -> None:
 def main() -> None:
     finished: list[str] = []
     atexit.register(leave, finished)
-    preload = {"ranks": preload_ranks, "commands": preload_commands}
-    preload[sys.argv[2]]()
+    of = sys.argv[2]
+    if of == "ranks":
+        preload_ranks()
+    else:
+        preload({"commands": COMMANDS, "scripts": SCRIPTS}[of])
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         raise RuntimeError(f"{threads} threads run after the imports: no process may fork then")
@@ -176,7 +182,10 @@ def main() -> None:
     gc.set_threshold(50_000, 20, 100)
     order = wait_for_order(socket.socket(fileno=int(sys.argv[1])))
     if order is not None:
-        runpy.run_module(order.module, run_name="__main__", alter_sys=True)
+        if order.module.endswith(".py"):
+            runpy.run_path(order.module, run_name="__main__")
+        else:
+            runpy.run_module(order.module, run_name="__main__", alter_sys=True)
         finished.append(order.module)
 
 

@@ -29,6 +29,7 @@ ENVIRONMENTS = {
     # Asked through NVML, `torch.cuda.is_available` makes no context that forks could not use.
     "ranks": {**OWN_ENVIRONMENT, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
     "commands": {},
+    "scripts": OWN_ENVIRONMENT,
 }
 """Of each pool."""
 _ordering = threading.Lock()
@@ -95,11 +96,13 @@ class Rank:
 
 
 @cache
-def open_pool(of: str) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+def open_pool(
+    of: str, python: str = sys.executable
+) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """It ends by itself when this process does."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.ranks.process_pool", str(theirs.fileno()), of],
+        [python, "-m", "tests.ranks.process_pool", str(theirs.fileno()), of],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), **ENVIRONMENTS[of]},
         pass_fds=[theirs.fileno()],
@@ -108,11 +111,13 @@ def open_pool(of: str) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     return ours, process
 
 
-def fork(of: str, order: Order, output: int, errors: int) -> tuple[int, int]:
+def fork(
+    of: str, order: Order, output: int, errors: int, python: str = sys.executable
+) -> tuple[int, int]:
     """The process that a pool forks for an order, and where its exit code will be read."""
     end, reported = os.pipe()
     with _ordering:
-        pool, _ = open_pool(of)  # once, whichever thread is the first
+        pool, _ = open_pool(of, python)  # once, whichever thread is the first
         socket.send_fds(pool, [json.dumps(asdict(order)).encode()], [output, errors, reported])
         answer = pool.recv(16)
     os.close(reported)
@@ -133,9 +138,9 @@ def build_order(
     )
 
 
-def start_rank(order: Order) -> Rank:
+def start_rank(order: Order, of: str = "ranks", python: str = sys.executable) -> Rank:
     output, written = os.pipe()
-    pid, end = fork("ranks", order, written, written)
+    pid, end = fork(of, order, written, written, python)
     os.close(written)
     return Rank(pid, end, output)
 

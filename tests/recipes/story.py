@@ -28,6 +28,7 @@ import pytest
 from tests import PATIENCE, ROOT
 from tests.command import Vjob
 from tests.jobs.programs.free_port import find_free_port
+from tests.ranks.start import Rank, build_order, collect, start_rank
 from varuna_core.hang.signs import pause_guard
 from varuna_core.records.runfolder import RunFolder
 
@@ -45,6 +46,18 @@ ABORT = "terminate called without an active exception"
 that it sent while the interpreter ends, and may not. destroy_process_group() ends such threads only
 where nothing else refers to the group; DeepSpeed does, in default arguments. It is run again."""
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2")
+OF_TORCHRUN = {
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "0",
+    "GROUP_WORLD_SIZE": "1",
+    "ROLE_NAME": "default",
+    "ROLE_WORLD_SIZE": "2",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+    "TORCHELASTIC_MAX_RESTARTS": "0",
+    "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_USE_AGENT_STORE": "False",
+}
+"""Variables of all its ranks, beside the usual ones of torch."""
 PLACES = {
     "local": "{scheduler: local, nodes: [{group: main, ranks: RANKS}]}",
     "plain": (
@@ -68,6 +81,8 @@ class Recipe:
     """Distributions of PyPI beside torch."""
     start: tuple[str, ...] | None = (*TORCHRUN, "train.py")
     """Words after `python`; None: a process for each rank with the variables of torchrun."""
+    program: str = "train.py"
+    """The script or the module that each rank is, where a pool forks the ranks instead."""
     steps: str = "--steps=40"
     pause: str = "--pause="
     out: str = "--out="
@@ -102,6 +117,7 @@ RECIPES = {
         Recipe(
             name="torchtitan",
             start=(*TORCHRUN, "-m", "tiny.train"),
+            program="tiny.train",
             steps="--training.steps=40",
             pause="--training.pause=",
             out="--job.dump_folder=",
@@ -174,37 +190,73 @@ def count_steps(folder: Path) -> int:
 
 @functools.cache
 def train_plainly(recipe: Recipe, config: str = "") -> Truth:
-    """Train by torchrun, or by python, in a copy of the recipe's folder; once for all places."""
+    """Train without vjob in a copy of the recipe's folder; once for all places.
+
+    For the results page each recipe is started by its usual launcher. The tests start `ddp` so; the
+    ranks of the others are forked with the variables that torchrun sets, which takes half as much
+    of the processor."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, recipe.name)
         shutil.copytree(recipe.folder, folder)
         (folder / "full.json").write_text(config)
         more = ["--deepspeed", "--deepspeed_config=full.json"] if config else []
-        code, said = start_plainly(recipe, folder, more)
+        is_launched = recipe.name in ("ddp", "jax") or RESULTS in os.environ
+        start = start_plainly if is_launched else fork_ranks
+        code, said = start(recipe, folder, more)
         if code and ABORT in said:
-            code, said = start_plainly(recipe, folder, more)
+            code, said = start(recipe, folder, more)
         assert code == 0, said
         return read_truth(folder / "out")
+
+
+def fork_ranks(recipe: Recipe, folder: Path, more: Sequence[str]) -> tuple[int, str]:
+    python = require(recipe)
+    words = [*list_words(recipe), *more]
+    ranks: list[Rank] = []
+    try:
+        for place in list_places(recipe.ranks):
+            if recipe.ranks > 1:
+                rank = place["RANK"]
+                place |= {**OF_TORCHRUN, "LOCAL_RANK": rank, "ROLE_RANK": rank}
+            order = build_order(recipe.program, words, build_env(python) | place, folder)
+            ranks.append(start_rank(order, "scripts", python))
+        ended = collect(ranks, 200 * PATIENCE)
+    finally:
+        for process in ranks:
+            process.close()
+    return next((code for code, _ in ended if code), 0), "".join(said for _, said in ended)
+
+
+def list_words(recipe: Recipe) -> list[str]:
+    return [recipe.steps, f"{recipe.pause}0", f"{recipe.out}out"]
+
+
+def build_env(python: str) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PATH": build_path(python)}
+
+
+def list_places(num_ranks: int) -> list[dict[str, str]]:
+    """The usual variables of each rank; a rank that is alone has none."""
+    if num_ranks == 1:
+        return [{}]
+    shared = {
+        "WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(find_free_port()),
+    }
+    return [{"RANK": str(rank), **shared} for rank in range(num_ranks)]
 
 
 def start_plainly(recipe: Recipe, folder: Path, more: Sequence[str]) -> tuple[int, str]:
     """Return the first exit code that is not 0, and everything that was printed."""
     python = require(recipe)
-    words = [recipe.steps, f"{recipe.pause}0", f"{recipe.out}out", *more]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": build_path(python)}
-    places: Sequence[dict[str, str]] = [{}]
-    if recipe.start is None:
-        shared = {
-            "WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(find_free_port()),
-        }
-        places = [{"RANK": str(rank), **shared} for rank in range(2)]
+    words = [*list_words(recipe), *more]
+    places = list_places(recipe.ranks) if recipe.start is None else [{}]
     started = [
         subprocess.Popen(
             [python, *(recipe.start or ("train.py",)), *words],
-            cwd=folder, env={**env, **place}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, errors="replace",
+            cwd=folder, env=build_env(python) | place, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, errors="replace",
         )
         for place in places
     ]  # fmt: skip
