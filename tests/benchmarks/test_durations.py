@@ -3,6 +3,7 @@
 import pytest
 
 from benchmarks.suite.durations import list_long, render
+from benchmarks.suite.processor import compare
 from benchmarks.suite.processor import render as render_times
 
 LOG = """
@@ -41,3 +42,11 @@ def test_files_and_tests_stand_by_their_processor_time() -> None:
     assert page.splitlines()[0] == "4 tests and collections: 6 s of processor"
     names = [line.split()[1] for line in page.splitlines()[1:] if line]
     assert names == ["a", "b", "collection", "b::one", "a::two", "a::one", "collection"]
+
+
+def test_rooms_are_compared_by_the_files_that_were_measured_twice() -> None:
+    before = {"tests/a/test_x.py": 4.0, "tests/a/test_y.py": 3.0, "tests/b/test_z.py": 2.0}
+    page = compare(before, {"tests/a/test_x.py": 1.0, "tests/b/test_z.py": 2.0, "collection": 9.0})
+    assert page.splitlines()[-3:] == [
+        "| tests/a | 4 | 1 |", "| tests/b | 2 | 2 |", "| together | 6 | 3 |",
+    ]  # fmt: skip
