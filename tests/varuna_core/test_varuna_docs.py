@@ -14,34 +14,33 @@ import pytest
 import torch
 
 from tests import ROOT
+from tests.command import Forked
 from tests.jobs.programs.free_port import find_free_port
 from tests.ranks.start import DEADLINE_S
 from varuna_core import Varuna
 
 
 def run(script: Path, world_size: int) -> set[str]:
+    """What the ranks print. One that is alone is a Python of its own, which lacks what the page
+    forgets to import; several are forked."""
     port = str(find_free_port())
-    base = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    base |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world_size)}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world_size)}
+    env |= {"RANK": "0", "PYTHONPATH": str(ROOT)}
+    if world_size == 1:
+        return {
+            subprocess.run(
+                [sys.executable, script], cwd=script.parent, env=env, stdout=subprocess.PIPE,
+                text=True, timeout=DEADLINE_S, check=True,
+            ).stdout
+        }  # fmt: skip
     ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script)],
-            cwd=script.parent,
-            env={**base, "RANK": str(rank), "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        Forked("ranks", str(script), [], script.parent, {**env, "RANK": str(rank)})
         for rank in range(world_size)
     ]
-    try:
-        outputs = {rank.communicate(timeout=DEADLINE_S)[0] for rank in ranks}
-        assert [rank.returncode for rank in ranks] == [0] * world_size
-        return outputs
-    finally:
-        for rank in ranks:
-            if rank.poll() is None:
-                rank.kill()
-                rank.communicate()
+    done = [rank.finish(DEADLINE_S) for rank in ranks]
+    assert not any(each.returncode for each in done), done
+    return {each.stdout for each in done}
 
 
 def read_programs(name: str = "training.md") -> list[str]:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 from itertools import groupby
 from pathlib import Path
 
 import pytest
 
 from tests import ROOT
-from tests.command import PROGRAMS, Vjob, read_out, wait_for
+from tests.command import PROGRAMS, Forked, Vjob, read_out, wait_for
 from tests.small_training import list_morphs
 from tests.varuna_core.agent.track.readers import read_tensorboard
 from varuna_core.records.files import read_json
@@ -100,20 +98,10 @@ def list_plans(run: RunFolder) -> list[Plan]:
 def train_alone(folder: Path, script: str, steps: int, **own: str) -> dict[int, float]:
     """The losses of a run that nothing disturbs, of one process."""
     folder.mkdir()
-    done = subprocess.run(
-        [sys.executable, str(PROGRAMS / script), str(steps)],
-        cwd=folder,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "RANK": "0",
-            "WORLD_SIZE": "1",
-            **own,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": "0",
-        },
-        capture_output=True, text=True, timeout=300, check=True,
-    )  # fmt: skip
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **own}
+    env |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    done = Forked("ranks", str(PROGRAMS / script), [str(steps)], folder, env).finish(300)
+    assert done.returncode == 0, done.stderr
     return parse_losses(done.stdout)
 
 

@@ -6,9 +6,6 @@ Only schedules that torch can spell: no `f`, no `R`.
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 import textwrap
 import warnings
 from collections.abc import Iterator
@@ -17,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.ranks.start import collect, start_ranks
 from varuna_core.schedule.actions import Schedule, parse_csv, render_csv
 from varuna_core.schedule.compiled import simulate
 from varuna_core.schedule.costs import Costs, build_even_costs
@@ -83,14 +81,15 @@ def test_zbv_is_never_behind_torchs(torch_schedules: Any, p: int, m: int) -> Non
 # One rank of two: trains one step of four linear layers by a CSV, compares with the plain model.
 PROGRAM = textwrap.dedent(
     """
-    import sys, warnings
+    import os, sys, warnings
     warnings.simplefilter("ignore")
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     import torch
     import torch.distributed as dist
     from torch.distributed.pipelining import PipelineStage
     from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
-    folder, rank = sys.argv[1], int(sys.argv[2])
+    folder, rank = os.path.dirname(__file__), int(sys.argv[1])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
 
@@ -147,25 +146,11 @@ def test_torch_trains_by_our_csv_to_the_plain_models_gradients(tmp_path: Path) -
         owners = "".join(map(str, schedule.placement))
         lines.append(f"{schedule.name} {schedule.num_stages} {schedule.num_microbatches} {owners}")
     (tmp_path / "list").write_text("\n".join(lines))
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(tmp_path), str(rank)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=env,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=120)[0] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    for process, output in zip(ranks, outputs, strict=True):
-        assert process.returncode == 0, output
+    (tmp_path / "rank.py").write_text(PROGRAM)
+    with start_ranks(str(tmp_path / "rank.py"), 2) as ranks:
+        ended = collect(ranks, 120)
+    for code, output in ended:
+        assert code == 0, output
         assert [line for line in output.splitlines() if line.endswith(" equal")] == [
             f"{schedule.name} equal" for schedule in wanted
         ]

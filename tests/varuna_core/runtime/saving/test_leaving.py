@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import pytest
 
 from tests import ROOT
 from tests.command import wait_for
+from tests.ranks.start import collect, start_ranks
 
 ALONE = """
 import atexit, os, signal
@@ -38,7 +38,7 @@ import pathlib, sys, time
 import torch.distributed as dist
 from varuna_core import leaving
 leaving.listen()
-rank, folder = int(sys.argv[1]), pathlib.Path(sys.argv[2])
+rank, folder = int(sys.argv[1]), pathlib.Path(__file__).parent
 dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=3)
 for step in range(100000):
     (folder / f"begun{rank}").touch()
@@ -79,22 +79,9 @@ def test_a_signal_that_was_given_to_nccl_is_left_to_it() -> None:
 def test_all_ranks_leave_in_the_same_step(tmp_path: Path) -> None:
     """Though only one of them was asked."""
     pytest.importorskip("torch", reason="torch is not installed")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(tmp_path)],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(3)
-    ]
-    try:
+    (tmp_path / "rank.py").write_text(RANK)
+    with start_ranks(str(tmp_path / "rank.py"), 3) as ranks:
         wait_for(lambda: len(list(tmp_path.glob("begun*"))) == 3, 120)
         ranks[2].send_signal(signal.SIGUSR1)
-        said = [rank.communicate(timeout=120)[0].split() for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert [rank.returncode for rank in ranks] == [0, 0, 0]
-    assert said[0] == said[1] == said[2]
+        (first, *others) = collect(ranks, 120)
+    assert first[0] == 0 and others == [first] * 2
