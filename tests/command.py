@@ -110,7 +110,8 @@ def run_module(
             timeout=timeout_s,
             check=False,
         )
-    return Forked("commands", module, words, folder, env).finish(timeout_s)
+    of = "reports" if next(iter(words), "") in ("compare", "plan", "report") else "commands"
+    return Forked(of, module, words, folder, env).finish(timeout_s)
 
 
 class Forked:

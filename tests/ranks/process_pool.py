@@ -4,8 +4,8 @@ One process a test session imports what ranks import and then only forks. A rank
 `python -m <module> <arguments>` would, with environment, output and random numbers of its own, and
 ends as any process does. Nothing has run in the process that forks: no thread, no tensor, no group,
 so a rank inherits no state of another. `process_pool.py <socket> commands` does the same for
-commands of vjob, of which most of the time is their imports, and `process_pool.py <socket> scripts`
-for scripts of users, under an interpreter that has their frameworks.
+commands of vjob, of which most of the time is their imports, and `reports` for those that need numpy
+and pandas; `scripts` for scripts of users, under an interpreter that has their frameworks.
 """
 
 from __future__ import annotations
@@ -58,12 +58,20 @@ COMMANDS = (
     "vjob.shelf.screen.start",
     "vjob.jobs.planning.resolve_auto",
     "vjob.jobs.runs.cancel",
+    "vjob.jobs.runs.foreign_job",
     "vjob.jobs.runs.listing",
     "vjob.jobs.schedulers.diagnosis",
-    "vjob.jobs.submit",
+    "vjob.jobs.schedulers.local.scheduler",
+    "vjob.jobs.submit.here",
     "vjob.jobs.submit.like",
+    "vjob.jobs.submit.preview",
+    "vjob.jobs.submit.submit",
 )
 """What the usual commands import late, and none of what only some need: numpy, pandas, textual."""
+REPORTS = (
+    *COMMANDS, "vjob.jobs.reporting.report", "vjob.reports.page.run_page", "vjob.shelf.compare"
+)  # fmt: skip
+"""With numpy and pandas, which take most of the time of a report."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,23 +165,23 @@ def become(order: Order, written: list[int]) -> None:
     random.seed()
 
 
-def leave(finished: list[str]) -> None:
-    """End a program that returned without taking its modules apart: 0.25 s with torch. Registered
-    first, this is called last."""
-    if finished:
+def leave(codes: list[int]) -> None:
+    """End a program that has an exit code without taking its modules apart, which takes 0.25 s with
+    torch. Registered first, this is called last."""
+    for code in codes:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)
+        os._exit(code)
 
 
 def main() -> None:
-    finished: list[str] = []
-    atexit.register(leave, finished)
+    codes: list[int] = []
+    atexit.register(leave, codes)
     of = sys.argv[2]
     if of == "ranks":
         preload_ranks()
     else:
-        preload({"commands": COMMANDS, "scripts": SCRIPTS}[of])
+        preload({"commands": COMMANDS, "reports": REPORTS, "scripts": SCRIPTS}[of])
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         raise RuntimeError(f"{threads} threads run after the imports: no process may fork then")
@@ -182,11 +190,17 @@ def main() -> None:
     gc.set_threshold(50_000, 20, 100)
     order = wait_for_order(socket.socket(fileno=int(sys.argv[1])))
     if order is not None:
-        if order.module.endswith(".py"):
-            runpy.run_path(order.module, run_name="__main__")
+        try:
+            if order.module.endswith(".py"):
+                runpy.run_path(order.module, run_name="__main__")
+            else:
+                runpy.run_module(order.module, run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            if not isinstance(end.code, int | None):
+                raise
+            codes.append(end.code or 0)
         else:
-            runpy.run_module(order.module, run_name="__main__", alter_sys=True)
-        finished.append(order.module)
+            codes.append(0)
 
 
 if __name__ == "__main__":

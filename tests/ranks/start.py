@@ -29,6 +29,8 @@ ENVIRONMENTS = {
     # Asked through NVML, `torch.cuda.is_available` makes no context that forks could not use.
     "ranks": {**OWN_ENVIRONMENT, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
     "commands": {},
+    # Without the threads that numpy and pyarrow would begin.
+    "reports": {**OWN_ENVIRONMENT, "JE_ARROW_MALLOC_CONF": "background_thread:false"},
     "scripts": OWN_ENVIRONMENT,
 }
 """Of each pool."""

@@ -97,7 +97,8 @@ def test_lines_of_every_fifth_step_are_not_counted_as_steps(vjob: Vjob) -> None:
 
 def test_a_script_that_tells_of_no_step_is_not_blamed(vjob: Vjob) -> None:
     """It computes and says nothing: nobody can know whether that is well."""
-    write_mistake(vjob.folder, None)
+    one = {"cluster": {"nodes": [{"group": "all", "count": 1, "ranks": 1}]}}
+    write_mistake(vjob.folder, None, one)
     (vjob.folder / "train.py").write_text("while True:\n    sum(range(1000))\n")
     found = try_out(vjob, "--limit", "8s", code=0)
     assert rows_of(found)["starts"]["certainty"].startswith("not known: it runs, no step was seen")
@@ -151,8 +152,9 @@ def test_a_conf_that_cannot_be_submitted_is_refused_as_by_submit(
 def test_an_interrupted_try_is_cancelled_and_removed(vjob: Vjob) -> None:
     write_mistake(vjob.folder, None, {"train": {"checkpoint": {"folder": "saved"}}})
     (vjob.folder / "train.py").write_text(
-        "import contextlib, os\n"
+        "import contextlib, os, time\n"
         "while True:\n"
+        "    time.sleep(0.001)\n"
         "    with contextlib.suppress(OSError):\n"
         "        os.makedirs(os.environ['VJOB_CHECKPOINT'] + '/written')\n"
     )
