@@ -4,8 +4,8 @@ One process a test session imports what ranks import and then only forks. A rank
 `python -m <module> <arguments>` would, with environment, output and random numbers of its own, and
 ends as any process does. Nothing has run in the process that forks: no thread, no tensor, no group,
 so a rank inherits no state of another. `process_pool.py <socket> commands` does the same for
-commands of vjob, of which most of the time is their imports, and `reports` for those that need numpy
-and pandas; `scripts` for scripts of users, under an interpreter that has their frameworks.
+commands of vjob, of which most of the time is their imports, `reports` for those that need pandas,
+and `scripts` for scripts of users, under an interpreter that has their frameworks.
 """
 
 from __future__ import annotations
