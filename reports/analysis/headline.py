@@ -138,6 +138,10 @@ def summarise(
         hours = Value(float((held["span_s"] - held["queue_s"]).sum()) / 3600, (clock,))
         duration = Value(last.ended - first.since, (clock,))
         queued = Value(first.started - first.since, (clock,))
+        kinds = [event.get("kind") for event in job.history]
+        ends = [kind for kind in kinds if kind in ("started", "ended")]
+        if has_ended_badly(job) and goodput.attempts[-1].ended is None and ends[-1:] != ["ended"]:
+            hours = duration = NotKnown("nothing tells when the run ended", (clock,))
     elif world := _count_ranks(job):
         in_steps = float((times["took_s"] * times["covers"]).sum()) * world
         by_lines = Evidence(STEP_LINES, Sure.INFERRED, seen=int(times["covers"].sum()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import get_type_hints
 
@@ -318,3 +318,17 @@ def test_no_figure_rests_on_a_clock_that_was_set(tmp_path: Path, by: float) -> N
         assert isinstance(figure, NotKnown) and "the clock was set" in figure.reason
     assert not found.outliers and found.goodput.attempts[0].ended is None
     report(tmp_path)
+
+
+def test_a_run_that_left_no_end_has_no_duration(tmp_path: Path) -> None:
+    attempt = tmp_path / "attempt-0"
+    attempt.mkdir()
+    (attempt / "a1.out").write_text("0: step 1/20 loss 0.5\n0: step 2/20 loss 0.5\n")
+    (attempt / "a1.times").write_text("1700000001.000 0 0\n1700000002.000 22 0\n")
+    event = {"time": 1.7e9, "kind": "started", "attempt": 0}
+    (tmp_path / "events.jsonl").write_text(json.dumps(event) + "\n")
+    job = load_job(tmp_path)
+    assert isinstance(analyse(job).headline.duration_s, Value), "it may go on"
+    ended = replace(job, state="FAILED: the supervisor of the job is gone, and wrote no end")
+    for figure in (analyse(ended).headline.duration_s, analyse(ended).headline.rank_hours):
+        assert isinstance(figure, NotKnown) and "nothing tells when the run ended" in figure.reason
