@@ -714,7 +714,11 @@ def run_lives(options: argparse.Namespace) -> None:
             ) as folder:
                 for name, life in lives.live(lab, batch, Path(folder)).items():
                     differences = list(dict.fromkeys(life.differences))
-                    found[name] = {"moments": life.num_moments, "differences": differences}
+                    found[name] = {
+                        "of": time.strftime("%Y-%m-%d"),
+                        "moments": life.num_moments,
+                        "differences": differences,
+                    }
                     print(f"{life.num_moments:3} moments, {life.num_moved} moved: {name}")
                     print(*(f"     {text}" for text in differences), sep="\n", flush=True)
             LIVES_TABLE.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
