@@ -667,7 +667,7 @@ def render(found: Mapping[str, Sequence[str]], version: str) -> str:
         "",
         "Made by `python -m benchmarks.commands.truth --write`: for each cell a run on the lab, "
         "and `vjob status JOB`, `vjob status`, `vjob list`, `vjob report JOB` and `vjob.job(JOB)` "
-        f"held against scontrol, squeue and sacct. {version}, {time.strftime('%Y-%m-%d')}.",
+        f"held against scontrol, squeue and sacct. {version}.",
         "",
         f"{len(done)} of {len(cells)} cells done, {len(done) - len(bad)} agree.",
         "",
