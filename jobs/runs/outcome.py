@@ -18,7 +18,14 @@ from varuna_core.facts.known import Evidence
 from varuna_core.facts.remedy import render_all
 from varuna_core.facts.sentences import REMEDY, SCHEDULER
 from varuna_core.records.checkpoints import find_newest
-from varuna_core.records.exits import Judgement, conclude, judge_exits, read_exits, read_judgement
+from varuna_core.records.exits import (
+    Judgement,
+    conclude,
+    find_node_failure,
+    judge_exits,
+    read_exits,
+    read_judgement,
+)
 from varuna_core.records.files import list_names, read_json
 from varuna_core.records.logs.tail import last_lines
 from varuna_core.records.plan import Plan, read_attempt_plan, read_plan
@@ -136,6 +143,10 @@ def _name_signal(number: int | None) -> str:
 
 def decide_end(run: RunFolder, judged: Judgement | None, job: End | None) -> End:
     """Return the end of a run, from those of its last attempt and of its job."""
+    attempts = run.attempts()
+    if job is not None and job.cause is EndCause.NODE_FAIL and attempts:
+        failure = find_node_failure(run.batch_logs(), attempts[-1].number)
+        job = replace(job, node=job.node if failure is None else failure.node)
     end = choose_end(None if judged is None else judged.end, job)
     if end.cause is EndCause.COMPLETED and is_cancel_asked(run):
         return replace(end, cause=EndCause.CANCELLED, actor=Actor.VJOB, code=0, started=True)

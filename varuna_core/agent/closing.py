@@ -27,6 +27,7 @@ from varuna_core.agent.restarts import (
 from varuna_core.agent.setup.site import group_of
 from varuna_core.facts.catalogue.ends import refine_end
 from varuna_core.facts.cause import Actor, End, EndCause
+from varuna_core.facts.deciding import choose_end
 from varuna_core.facts.known import Evidence, Sure
 from varuna_core.facts.sentences import LEFT_SHORT
 from varuna_core.records.exits import (
@@ -37,6 +38,7 @@ from varuna_core.records.exits import (
     RankExit,
     conclude,
     find_exited,
+    find_node_failure,
     judge_exits,
     read_exits,
     read_outcome,
@@ -148,6 +150,9 @@ def judge(scene: Scene) -> Judgement:
     names = {index: report.host for index, report in reports.items()}
     judged = judge_exits(plan, exits, stop, names, round(time.time(), 3))
     judged = conclude(refine_end(judged.end), judged.outcome.missing_ranks)
+    failure = find_node_failure(scene.run.batch_logs(), attempt.number)
+    if failure is not None and judged.outcome.code != 0:
+        judged = conclude(choose_end(judged.end, failure), judged.outcome.missing_ranks)
     code = judged.outcome.code
     if judged.outcome.missing_ranks and (full := explain_full(scene.run.path)):
         return _replace(judged, EndCause.NO_ROOM, code or NODE_LOST, full, has_other=True)

@@ -7,7 +7,6 @@ the others lost.
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +35,13 @@ from varuna_core.facts.finding import Finding
 from varuna_core.facts.known import Evidence, NotKnown
 from varuna_core.facts.remedy import Remedy, Target
 from varuna_core.facts.sentences import SCHEDULER, describe_end
-from varuna_core.records.exits import NODE_LOST, end_of_rank, name_signal, parse_judged
+from varuna_core.records.exits import (
+    NODE_FAILURE,
+    NODE_LOST,
+    end_of_rank,
+    name_signal,
+    parse_judged,
+)
 from varuna_core.records.formatting import format_duration
 from varuna_core.records.logs.training_log import parse_phase
 from vjob.jobs.monitor.log_lines.errors import find_row, first_root, is_proof, strip_tags
@@ -76,7 +81,6 @@ from vjob.jobs.monitor.rules.waiting import build_info
 from vjob.jobs.runs.outcome import ACTORS
 from vjob.jobs.schedulers.job import END_CAUSES, parse_name
 
-_NODE = re.compile(r"Node failure on ([\w.-]+)")
 OWN_SIGNALS = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 """Signals that befall the rank itself; SIGABRT and SIGTERM are often others' doing."""
 FULL = 0.97
@@ -298,30 +302,28 @@ def _find_oom(snapshot: Snapshot, node: str) -> Line | None:
 
 def _by_lost_node(snapshot: Snapshot, decided: End) -> Cause | None:
     lost = dict(snapshot.scheduler.lost_nodes)
+    told = [find for line in snapshot.errors if (find := NODE_FAILURE.search(line.text))]
     outcome, stop = snapshot.outcome, snapshot.stop or {}
     by_rank = outcome is not None and outcome.code == NODE_LOST and bool(outcome.culprit_node)
     by_stop = stop.get("kind") == "lost" and bool(stop.get("node"))
-    line = next((x for x in snapshot.errors if x.kind == "node failure"), None)
+    kinds = ("node failure", "ended after a node failure")
+    line = next((x for kind in kinds for x in snapshot.errors if x.kind == kind), None)
     by_line = line is not None and line == first_root(snapshot.errors)
     if not (lost or by_rank or by_stop or by_line or _lost_a_node(snapshot)):
         return None
-    said = _NODE.search(line.text) if line is not None else None
-    node = next(iter(lost), said.group(1) if said is not None else "")
+    node = told[0][1] if told else next(iter(lost), "")
     if not node and outcome is not None and (by_rank or outcome.culprit_signal == "SIGKILL"):
         node = outcome.culprit_node or ""
     node = node or (str(stop["node"]) if by_stop else "") or _find_silent_node(snapshot)
     word = f" (the scheduler calls it {lost[node]})" if lost.get(node) else ""
-    what = f"node {node} was lost" if node else "a node was lost"
-    if outcome is not None and by_rank and outcome.reason:
-        what = outcome.reason  # it names the node and says that it was lost
     rank = outcome.culprit_rank if outcome is not None and by_rank else None
     if decided.cause in OF_NODE:
-        end = replace(decided, node=decided.node or node)
+        end = replace(decided, node=node if told else decided.node or node)
     else:
         end = End(EndCause.NODE_FAIL, Actor.NODE, node=node, rank=rank, code=decided.code)
     return Cause(
         end=end,
-        reason=f"{what}{word}",
+        reason=f"{describe_end(end)}{word}",
         line=line,
         node=node,
         rank=rank,

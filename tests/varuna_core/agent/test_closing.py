@@ -15,7 +15,7 @@ from varuna_core.records.files import write_json
 from varuna_core.records.nodes import NodeReport, write_report
 from varuna_core.records.plan import write_plan
 from varuna_core.records.record import CANCEL_ASKED, append_event
-from varuna_core.records.requests import write_signal
+from varuna_core.records.requests import write_signal, write_stop
 from varuna_core.records.runfolder import RunFolder
 
 NOTE = "; SIGUSR1, as before the time limit, had asked them to save and leave"
@@ -60,3 +60,20 @@ def test_the_code_and_the_words_tell_who_asked(
     assert judged.outcome.reason == said
     is_short = judged.end.cause is EndCause.TIME_LIMIT
     assert is_short is (said == SHORT)
+
+
+def test_an_attempt_that_a_lost_node_ended_says_so_with_its_name(tmp_path: Path) -> None:
+    """srun tells the other nodes with SIGTERM: theirs was the cause, code 143 the code."""
+    run, plan = RunFolder(tmp_path), make_plan()
+    attempt = run.attempt(0)
+    attempt.make()
+    write_plan(run.plan, plan)
+    write_json(attempt.go, {})
+    ended = rank_exit(0, "n0", -15, stopped=True, started=0.0, ended=1.0, error="")
+    NodeExits(attempt, 0, 1).write(ended)
+    write_stop(attempt, "signal", 143, "SIGTERM from outside, seen first on n0")
+    (tmp_path / "scheduler.out").write_text("srun: error: Node failure on n1\n")
+    assert close_attempt(run, plan, 0, None, 143).code == 113
+    judged = read_judgement(attempt)
+    assert judged is not None and judged.end.node == "n1"
+    assert judged.outcome.reason == "the scheduler reports that node n1 failed"

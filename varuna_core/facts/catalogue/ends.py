@@ -93,9 +93,11 @@ def list_remedies(end: End, *, checkpoint_step: Optional[int] = None) -> Tuple[R
         return (look_at("dmesg -T | grep -i oom", f"on {end.node or 'its node'}"),)
     if end.cause is EndCause.RANK_SIGNAL and end.signal and end.signal not in CRASHES:
         return ()  # somebody sent it: a stack would show where, and not who
-    if end.cause in OF_NODE and end.node:
+    if end.cause in OF_NODE:
         return tuple(
-            replace(one, value=end.node) if one.action is Action.EXCLUDE else one for one in found
+            replace(one, value=end.node) if one.action is Action.EXCLUDE else one
+            for one in found
+            if end.node or one.action is not Action.EXCLUDE
         )
     if end.cause in RESUMABLE and checkpoint_step is not None:
         detail = f": it goes on from its checkpoint of step {checkpoint_step}"

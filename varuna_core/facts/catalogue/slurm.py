@@ -57,7 +57,7 @@ LOG_LINES = (
     ),
     cause(
         "node failure",
-        r"DUE TO NODE FAIL|srun: error: Node failure on|Job \S+ killed due to node failure"
+        r"srun: error: Node failure on"
         r"|error: Nodes? \S+ (are |is )?not responding|\bwas lost: no sign of life\b",
         "the node went away",
         Remedy(Action.EXCLUDE, Target.NODE, "it"),
@@ -69,6 +69,14 @@ LOG_LINES = (
             "for a run that goes on without such a node",
             instead=True,
         ),
+        fatal=True,
+        cause=EndCause.NODE_FAIL,
+    ),
+    fallout(
+        "ended after a node failure",
+        r"DUE TO NODE FAIL|Job \S+ killed due to node failure",
+        "a node of the job failed; the node that printed this line need not be the one",
+        Remedy(Action.RESUBMIT),
         fatal=True,
         cause=EndCause.NODE_FAIL,
     ),

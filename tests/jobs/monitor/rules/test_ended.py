@@ -25,7 +25,8 @@ from tests.jobs.monitor.builders import (
 from varuna_core.facts.cause import Actor, End, EndCause
 from varuna_core.facts.hang import Hang, HangWitness
 from varuna_core.records.exits import RankExit
-from vjob.jobs.monitor.model.snapshot import Health, JobRow, Scheduler, Snapshot
+from vjob.jobs.monitor.log_lines.errors import classify_line
+from vjob.jobs.monitor.model.snapshot import Health, JobRow, Line, Scheduler, Snapshot
 from vjob.jobs.monitor.rules.judge import judge
 
 
@@ -104,7 +105,8 @@ def test_a_rank_that_a_dying_node_killed_is_no_kill_by_somebody() -> None:
     """Its exit came to the files before the node was gone."""
     ended = replace(killed(), record_state="ended", record_verdict="NODE_FAIL")
     verdict = judge(ended)
-    assert verdict.reason == "node n001 was lost" and verdict.node == "n001"
+    assert verdict.reason == "the scheduler reports that node n001 failed"
+    assert verdict.node == "n001"
     assert "kill -9" in judge(killed()).reason
 
 
@@ -258,8 +260,25 @@ def test_a_lost_node_is_a_cause() -> None:
     verdict = judge(over(healthy(), "NODE_FAIL", outcome=make_outcome(113, why, 12, "n003")))
     assert (verdict.health, verdict.node, verdict.rank) == (Health.DEAD, "n003", 12)
     assert "cluster.exclude" in verdict.advice
-    assert verdict.reason == why, "it said that node n003 was lost: n003 was lost"
+    assert verdict.reason == "the scheduler reports that node n003 failed", "not its silence"
     assert verdict.end is not None and verdict.main.cause is verdict.end.cause
+
+
+def test_a_failed_node_is_the_one_that_srun_names_and_never_one_that_only_wrote_of_it() -> None:
+    """slurmstepd of a node that is well says that the job ended for a failure."""
+    texts = (
+        "slurmstepd-n001: error: *** JOB 21 ON n001 CANCELLED AT x DUE TO NODE FAILURE, SEE LOG",
+        "srun: error: Node failure on n003",
+    )
+    first, second = (Line(text=text, kind=classify_line(text) or "") for text in texts)
+    end = End(EndCause.NODE_FAIL, Actor.NODE, code=143)
+    lost = replace(over(healthy(), "NODE_FAIL", outcome=None), end=end)
+    named = judge(replace(lost, errors=(first, second)))
+    assert named.reason == "the scheduler reports that node n003 failed"
+    assert "n001" not in named.advice and "n003" in named.advice
+    unnamed = judge(replace(lost, errors=(first,)))
+    assert unnamed.reason == "the scheduler reports that a node failed"
+    assert "exclude" not in unnamed.advice
 
 
 def test_a_line_that_the_record_quotes_is_said_once() -> None:
