@@ -534,16 +534,18 @@ def _on_outliers(job: Job, analysis: Analysis) -> Iterator[Finding]:
     worst = analysis.outliers[0]
     cause = f", most of it {worst.kind} of rank {worst.rank}" if worst.kind else ""
     count = len(analysis.outliers)
+    source = "lines of the log" if job.traces.steps.empty or job.traces.is_log else "traced steps"
     yield Finding(
         rule="outliers",
         values={"steps": [found.step for found in analysis.outliers], "excess_s": excess},
         weight=excess / total if total else 0.0,
         sentence=(
-            f"{count} step{'s stand' if count > 1 else ' stands'} out; the slowest, step "
-            f"{worst.step}, took {in_units(worst.took_s)} against a median of "
-            f"{in_units(worst.median_s)}{cause}."
+            f"{count} step{'s stand' if count > 1 else ' stands'} out; the slowest of them, step "
+            f"{worst.step}, took {in_units(worst.took_s)} against {in_units(worst.median_s)}, the "
+            f"median of {worst.num_times} {source}{cause}."
         ),
-        evidence="steps " + ", ".join(str(found.step) for found in analysis.outliers),
+        evidence=f"steps {_name_some([found.step for found in analysis.outliers])}"
+        + ("" if analysis.curves.evaluations.empty else "; lines with an evaluation left out"),
         key={"checkpoint": name_saves_key(job), "data": "data"}.get(worst.kind, ""),
     )
 

@@ -175,19 +175,16 @@ def analyse(job: Job) -> Analysis:
         text = f"the clock was set {way} by {format_duration(abs(set_s[0]))}"
         spans = tuple(replace(span, ended=None) for span in goodput.attempts)
         goodput = replace(goodput, attempts=spans, wall_s=None, clock=f"{text} in the run")
-    slower, others = goodput.slowdown, times
-    if slower is not None:  # its steps have a finding of their own
-        others = times[~slower.mark(times["attempt"], times["step"])]
+    # A line of a log is about several steps, and calls are of single ones.
+    traced = job.traces.steps.iloc[: None if not job.traces.is_log else 0]
+    outliers = find_outliers(times, traced, job.logs["evaluations"], goodput.slowdown)
     bubbles = measure_bubbles(job.traces.steps)
     accounting = _account(job, goodput, list(looked_at.values()), failed)
     return Analysis(
         times=times,
         bubbles=bubbles,
         steps=steps,
-        outliers=tuple(
-            # A line of a log is about several steps, and calls are of single ones.
-            find_outliers(others, job.traces.steps.iloc[: None if not job.traces.is_log else 0])
-        ),
+        outliers=tuple(outliers),
         stragglers=tuple(stragglers),
         partition=partition,
         suggestion=suggest_partition(partition, median.stage_work_s) if median else None,

@@ -29,6 +29,7 @@ from vjob.reports.analysis.readings import (
 )
 from vjob.reports.analysis.slowdown import (
     COLUMNS,
+    LEAST_ROWS,
     SUMS,
     Slowdown,
     find_slowdown,
@@ -52,6 +53,8 @@ class Outlier:
     step: int
     took_s: float
     median_s: float
+    num_times: int
+    """The number of times that the median is of: of usual steps, or those of a slow stretch."""
     rank: int | None
     """The rank that was busy longest in the step; None without a trace."""
     kind: str
@@ -157,24 +160,54 @@ def drop_first(times: pd.DataFrame) -> pd.DataFrame:
     return later if len(later) else times
 
 
-def find_outliers(times: pd.DataFrame, steps: pd.DataFrame, most: int = 10) -> list[Outlier]:
-    """Return steps that took unusually long, slowest first, without the warm-up of an attempt."""
+def _mark_evaluated(times: pd.DataFrame, evaluations: pd.DataFrame) -> pd.Series[bool]:
+    """Return True for each row of a log whose time may hold an evaluation: a told time by the
+    number of its step, a difference of times of writing by all steps since the line before."""
+    marks = pd.Series(False, index=times.index)
+    since = times["step"] - times["covers"].mask(times["is_told"], 0)
+    for attempt, own in evaluations[evaluations["unit"] == "step"].groupby("attempt"):
+        at = np.sort(own["step"].to_numpy(float))
+        low, high = np.searchsorted(at, since), np.searchsorted(at, times["step"], side="right")
+        marks |= (times["attempt"] == attempt) & (low < high)
+    return marks
+
+
+def find_outliers(
+    times: pd.DataFrame,
+    steps: pd.DataFrame,
+    evaluations: pd.DataFrame,
+    slowdown: Slowdown | None = None,
+) -> list[Outlier]:
+    """Return steps that took unusually long, slowest first, without the warm-up of an attempt. The
+    steps of a slow stretch are held against their own median. Where no traces (`steps`) say what
+    was done in a step, rows with an evaluation are left out."""
     later = times[times.duplicated("attempt")]
-    if len(later) < 5:
-        return []
-    median = float(later["took_s"].median())
-    deviation = float((later["took_s"] - median).abs().median()) * _MAD
-    bound = max(median + FAR * deviation, median * MUCH)
-    slow = later[later["took_s"] > bound].nlargest(most, "took_s")
+    if steps.empty:
+        later = later[~_mark_evaluated(later, evaluations)]
+    level = pd.Series(0, index=later.index)
+    for number, one in enumerate(slowdown.stretches if slowdown is not None else (), 1):
+        is_in = later["step"].between(one.first, one.last)
+        level[is_in & (later["attempt"] == one.attempt)] = number
     found = []
-    for attempt, step, took in slow[["attempt", "step", "took_s"]].itertuples(index=False):
-        rank, kind = _find_cause(steps, attempt, step)
-        found.append(
-            Outlier(
-                attempt=attempt, step=int(step), took_s=took, median_s=median, rank=rank, kind=kind
+    for _, own in later.groupby(level):
+        median = float(own["took_s"].median())
+        deviation = float((own["took_s"] - median).abs().median()) * _MAD
+        bound = max(median + FAR * deviation, median * MUCH)
+        slow = own[own["took_s"] > bound] if len(own) >= LEAST_ROWS else own[:0]
+        for attempt, step, took_s in slow[["attempt", "step", "took_s"]].itertuples(index=False):
+            rank, kind = _find_cause(steps, attempt, step)
+            found.append(
+                Outlier(
+                    attempt=attempt,
+                    step=int(step),
+                    took_s=took_s,
+                    median_s=median,
+                    num_times=len(own),
+                    rank=rank,
+                    kind=kind,
+                )
             )
-        )
-    return found
+    return sorted(found, key=lambda one: -one.took_s)
 
 
 def _find_cause(steps: pd.DataFrame, attempt: str, step: int) -> tuple[int | None, str]:

@@ -38,8 +38,22 @@ def test_lines_without_times_are_timed_by_their_writing(tmp_path: Path) -> None:
     assert 21 not in times.index, "the time of the checkpoint"
     assert times[30] == 9.0 and times.median() == 1.0
     assert [found.step for found in analysis.outliers] == [30]
-    assert "the slowest, step 30, took 9 s" in said
+    assert "the slowest of them, step 30, took 9 s against 1 s, the median of 37 lines" in said
     assert analysis.goodput.useful_s == pytest.approx(40), "at the pace: step 30 may hold a pause"
+
+
+def test_evaluations_are_no_steps_that_stand_out_and_slow_stretches_have_their_own(
+    tmp_path: Path,
+) -> None:
+    logs = NodeLogs(tmp_path)
+    for at, step in enumerate(range(0, 601, 10)):
+        if is_evaluated := step % 100 == 0:
+            logs.write(float(at), f"0: step {step}: train loss 2.7, val loss 2.8")
+        took_ms = (40 if step < 400 else 120) + at % 3 + 90 * is_evaluated + 300 * (step == 520)
+        logs.write(float(at), f"0: iter {step}: loss 2.7544, time {took_ms:.2f}ms, mfu 0.00%")
+    _, analysis, said = read(tmp_path)
+    assert [one.step for one in analysis.outliers] == [520]
+    assert "1 step stands out; the slowest of them, step 520, took 421 ms against 121 ms" in said
 
 
 def test_lines_before_the_one_that_proves_their_counter_keep_their_times(tmp_path: Path) -> None:
