@@ -109,6 +109,13 @@ class Accounting:
         return float(self.rows["span_s"].sum())
 
     @property
+    def since_start_s(self) -> float:
+        """Rank-seconds since the first attempt's start: without the wait before it."""
+        first = self.attempts[0] if self.attempts else None
+        before_s = 0.0 if first is None else (first.started - first.since) * len(first.ranks)
+        return self.total_s - before_s
+
+    @property
     def seconds(self) -> dict[str, float]:
         """Rank-seconds by class, without classes below ROUNDED_S, which are rounding errors."""
         sums = {name: float(self.rows[f"{name}_s"].sum()) for name in CLASSES}

@@ -791,6 +791,9 @@ def _explain_no_steps(job: Job, analysis: Analysis, wall_s: float) -> Finding:
         if not is_counted:
             what += ", so nothing is said about steps"
     is_helped = job.plan.program in OWN_PROGRAMS and not len(table) and not is_counted
+    if is_helped and has_ended_badly(job):  # it may have ended before its first step
+        is_helped, what = False, "no step was seen before the end, neither in a line of its logs "
+        what += "nor in a count of optimizer steps"
     return Finding(
         rule="steps not known",
         weight=0.0,

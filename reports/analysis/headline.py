@@ -84,7 +84,7 @@ class Headline:
     tokens_per_s: Known[float]
     goodput: Bounded[float]
     start: Bounded[float]
-    """Share of all time that starts took."""
+    """Share of the time since the start that starts took."""
     idle: Known[float]
     """Share of a step in which ranks wait for the work of other ranks."""
     rank_hours: Known[float]
@@ -164,7 +164,7 @@ def summarise(
         samples_per_s=_compute_rate(job, "samples_per_s", mean_s),
         tokens_per_s=_compute_rate(job, "tokens_per_s", mean_s),
         goodput=goodput.share,
-        start=bound_share(seconds, may, accounting.total_s, goodput.proof, reason),
+        start=bound_share(seconds, may, accounting.since_start_s, goodput.proof, reason),
         idle=idle,
         rank_hours=hours,
         cost=_compute_cost(job, hours),

@@ -45,11 +45,13 @@ def write_opening(job: Job, analysis: Analysis, findings: Sequence[Finding]) -> 
             went += f", {format_share(head.start.value)} its start-up"
     if head.hung:
         went += f"; a hang cost {head.hung_cost}"
-    change = next((one for one in findings if one.key), None)
+    change, first = next((one for one in findings if one.key), None), "change first"
+    if findings and findings[0].rule == "ended badly":
+        went, first = f"{went}; what ended it comes first below", "change then"
     if change is not None:
-        return f"{went}; change first: {change.key}, for {_lower(change.sentence)}"
+        return f"{went}; {first}: {change.key}, for {_lower(change.sentence)}"
     if has_ended_badly(job):
-        return f"{went}; what ended it comes first below."
+        return f"{went}."
     if head.slower:
         return f"{went}; a finding says what is known of the slower steps, no key is known to help."
     return f"{went}; no finding asks for a change."

@@ -66,7 +66,7 @@ def explain_time(found: Accounting, *, is_partial: bool) -> str:
     """Explain what the shares of time refer to, and how certain they are."""
     ranks = f"{found.rows['rank'].nunique()} rank{'s' if found.rows['rank'].nunique() != 1 else ''}"
     end = "last that is known of them" if is_partial else "end"
-    text = f"{format_duration(found.total_s)} of {ranks}, from the submit to the {end}"
+    text = f"Shares of {format_duration(found.total_s)} of {ranks}, from the submit to the {end}"
     if not found.is_split:
         text += "; without traces a step's time is not divided into computing and waiting"
     if found.overlap > TOLERANCE:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.reports.traces import MS, ORIGIN, write_rank, write_simulated
+from varuna_core.facts.known import value_of
 from varuna_core.schedule.costs import build_even_costs
 from varuna_core.schedule.registry import build_schedule
 from vjob.reports.analysis.accounting import (
@@ -292,9 +293,11 @@ def write_run(folder: Path) -> None:
 
 def test_a_script_without_traces_is_accounted_for_by_its_lines(tmp_path: Path) -> None:
     write_run(tmp_path)
-    found = analyse(load_job(tmp_path)).accounting
+    analysis = analyse(load_job(tmp_path))
+    found = analysis.accounting
     assert not found.is_split
     assert found.rows["span_s"].sum() == pytest.approx(2 * 99)
+    assert value_of(analysis.headline.start) == pytest.approx(35 / 69), "as the goodput: no queue"
     by_attempt = found.rows[found.rows["rank"] == 0].set_index("attempt")
     first, second = by_attempt.loc["0"], by_attempt.loc["1"]
     assert (first["queue_s"], first["start_s"]) == (30, 20)

@@ -120,6 +120,19 @@ def test_a_single_line_is_no_pace_and_no_advice(tmp_path: Path) -> None:
     assert low == pytest.approx(0.10, abs=0.01) and high > 0.9
 
 
+def test_a_run_that_ended_before_any_step_was_seen_is_not_asked_for_its_lines(
+    tmp_path: Path,
+) -> None:
+    """Of a crash in an import the first advice was `progress`."""
+    write_run(tmp_path, [(50.0, "still at it")], code=1)
+    found = find_all(load_job(tmp_path), analyse(load_job(tmp_path)))
+    assert [(one.rule, one.key) for one in found[:2]] == [
+        ("ended badly", ""),
+        ("steps not known", ""),
+    ]
+    assert "no step was seen before the end" in found[1].sentence
+
+
 @pytest.mark.parametrize(
     ("low_s", "may_s", "slack_s", "said"),
     [
