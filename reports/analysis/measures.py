@@ -169,6 +169,7 @@ def analyse(job: Job) -> Analysis:
         to_spans(job.logs["spans"]),
         value_of(find_num_steps(job)),
         job.counts,
+        job.logs["evaluations"],
     )
     if set_s:
         way = "back" if set_s[0] < 0 else "forward"

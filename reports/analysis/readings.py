@@ -88,19 +88,25 @@ def choose_counter(counts: Iterable[StepCounts]) -> StepCounts | None:
 
 
 def read_counter(
-    counts: Iterable[StepCounts], spans: Mapping[str, float], slowdown: Slowdown | None = None
+    counts: Iterable[StepCounts],
+    spans: Mapping[str, float],
+    slowdown: Slowdown | None = None,
+    told_s: Iterable[float] = (),
 ) -> Readings | None:
     """Return the readings of an attempt whose ranks counted optimizer steps, by choose_counter.
-    `spans` comes from to_spans. The slow steps of `slowdown` are steps, not pauses."""
+    `spans` comes from to_spans. The slow steps of `slowdown` are steps, not pauses, and so are
+    those whose seconds the program printed itself, `told_s`."""
     found = choose_counter(counts)
     if found is None or found.pauses_s is None or found.steps_s is None or found.median_s is None:
         return None
     usual_s, steps_s, pauses_s = found.median_s, found.steps_s, found.pauses_s
+    phases = {name: spans.get(name, 0.0) for name in PHASES}
+    slow_s = sum(one - usual_s for one in told_s if one > SLOW * usual_s)
+    slow_s = min(slow_s, max(pauses_s - sum(phases.values()), 0.0))
     if slowdown is not None and slowdown.slow_s > SLOW * usual_s:
         since, until = found.first_at, found.last_at
-        slow_s = min(slowdown.count_lost(since, until), pauses_s)
-        steps_s, pauses_s = steps_s + slow_s, pauses_s - slow_s
-    phases = {name: spans.get(name, 0.0) for name in PHASES}
+        slow_s = max(slow_s, min(slowdown.count_lost(since, until), pauses_s))
+    steps_s, pauses_s = steps_s + slow_s, pauses_s - slow_s
     fits = min(1.0, pauses_s / max(sum(phases.values()), 1e-9))
     gap_s = max(pauses_s - sum(phases.values()), 0.0)  # slow steps, or pauses that no line explains
     covers = steps_s >= LEAST_COVERED * (steps_s + gap_s)

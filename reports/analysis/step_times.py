@@ -365,6 +365,7 @@ def measure_goodput(
     spans: Mapping[str, Mapping[str, float]] | None = None,
     total: int | None = None,
     counts: Mapping[str, Mapping[int, StepCounts]] | None = None,
+    evaluations: pd.DataFrame | None = None,
 ) -> Goodput:
     """Measure the useful fraction of a job's time.
 
@@ -372,7 +373,8 @@ def measure_goodput(
     in order. `iterations` are the log lines about steps, some of which (mostly the last) have no
     time. `source` is TRACE if `times` begins with traced steps. `spans` comes from to_spans;
     `total` is the number of steps of the whole training. `counts` has the counted optimizer steps
-    by attempt and rank, which are preferred to times of lines.
+    by attempt and rank, which are preferred to times of lines. A line about one of `evaluations`
+    tells no time of a step alone.
     """
     seen = [table[["attempt", "step"]] for table in (times, iterations) if len(table)]
     every = pd.concat(seen) if seen else times
@@ -408,7 +410,12 @@ def measure_goodput(
         own_spans = {} if is_traced else (spans or {}).get(label, {})
         counted = None
         if not is_traced:
-            counted = read_counter((counts or {}).get(label, {}).values(), own_spans, slowdown)
+            is_told = own["is_told"].astype(bool) & (own["covers"] == 1)
+            if evaluations is not None:
+                is_told &= ~_mark_evaluated(own, evaluations)
+            own_counts = (counts or {}).get(label, {})
+            told_s = own[is_told]["took_s"].iloc[1:]
+            counted = read_counter(own_counts.values(), own_spans, slowdown, told_s)
         found = counted or measure_readings(
             own,
             [int(step) for step in own_steps],

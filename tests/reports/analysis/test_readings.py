@@ -171,6 +171,18 @@ def test_counted_steps_tell_the_goodput_whatever_the_lines_do(lines: Lines, tmp_
     assert lines or facts["steps"] == "70 counted, 1 s each (the median of all)"
 
 
+def test_a_slow_step_whose_time_the_program_prints_is_no_pause(tmp_path: Path) -> None:
+    """Goodput 32 % to 77 %: steps that took long, by their own lines, were nobody's time."""
+    lines = [
+        (15.0 + n + 10 * (n > 35), f"iter {n}: loss 2.0, time {11000 if n == 36 else 1000}.00ms")
+        for n in range(1, 71)
+    ]
+    write_run(tmp_path, lines)
+    write_counts(tmp_path / "attempt-0", 70, 15)
+    goodput = analyse(load_job(tmp_path)).headline.goodput
+    assert isinstance(goodput, Value) and goodput.value == pytest.approx(0.80, abs=0.01)
+
+
 JUDGED: list[tuple[str, Lines, int, tuple[int | None, int | None, bool]]] = [
     # Lines, counted steps, and what status and report say: step, total, counted only.
     ("lines are behind", count(10, 60, 10, 15, 80), 66, (66, 80, False)),
