@@ -187,7 +187,10 @@ def test_what_the_log_says_of_the_training_is_told(tmp_path: Path) -> None:
     ]
     (tmp_path / "n0.out").write_text("\n".join(map(format_iteration, lines)))
     findings = report(tmp_path)
-    assert "9.5 at first and 8.25 at last, at best 8" in find(findings, "The loss was 9").sentence
+    assert (
+        "9.5 at first and 8.25 at last, at best 8"
+        in find(findings, "where it was a number, was 9").sentence
+    )
     assert find(findings, "were skipped").sentence.startswith("3 of 30 steps")
     assert findings[0].sentence == "The loss was not a number in 2 iterations."
     assert analyse(load_job(tmp_path)).goodput.useful_s == pytest.approx(4.0)
