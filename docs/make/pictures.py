@@ -143,7 +143,7 @@ def make_rows() -> list[RunRow]:
          "sbatch: error: Invalid account or account/partition combination specified",
          "cluster.account", 1.3, {}),
         ("gpt2-xl-1122-183040", Health.SLOW,
-         "rank 17 on n064 works 3.9 s a step, its peers of stage 4 1.8 s (score 0.46)",
+         "rank 17 on n064 works 3.9 s per step, its peers of stage 4 1.8 s (score 0.46)",
          "look at that node (heat, other jobs, its disk); vjob report 4715; leave it out with "
          "cluster.exclude if it stays so", 0.9,
          {"step": 1280, "num_steps": 10_000, "step_s": 4.61, "left_s": 40_140.0,

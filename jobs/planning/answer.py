@@ -112,14 +112,15 @@ def choose_offer(
     if budget is None:
         assert deadline_h is not None
         offer = choose_by_deadline(front, deadline_h * 3600 / steps)
-        return offer, f"the cheapest that {steps} steps in {deadline_h:g} h allow"
+        return offer, f"the cheapest plan for {steps} steps within {deadline_h:g} h"
     offer = choose_within_budget(front, budget / steps)
     if deadline_h is not None and offer.step_s * steps > deadline_h * 3600:
         raise PlanningError(
-            f"{steps} steps take {offer.step_s * steps / 3600:.3g} h with what a budget of "
-            f"{budget:g} allows, the deadline is {deadline_h:g} h: give more of one of them"
+            f"within a budget of {budget:g}, {steps} steps take "
+            f"{offer.step_s * steps / 3600:.3g} h, but the deadline is {deadline_h:g} h: raise "
+            "one of the two"
         )
-    return offer, f"the fastest that {budget:g} for {steps} steps allow"
+    return offer, f"the fastest plan within {budget:g} for {steps} steps"
 
 
 def build_json(answer: Answer) -> dict[str, Any]:

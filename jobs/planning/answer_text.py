@@ -46,7 +46,7 @@ def _format_question(question: Question) -> Iterator[str]:
     yield head + question.basis
     if question.is_estimate:
         yield (
-            "  it ranks layouts, its seconds may be far off; `vjob profile CONF` measures them "
+            "  it ranks layouts, but its seconds may be far off; `vjob profile CONF` measures "
             "(docs/profiling.md)"
         )
     yield from (f"  {note}" for note in question.notes)
@@ -96,7 +96,7 @@ def _format_expected(plan: ShapePlan, question: Question) -> Iterator[str]:
     """Lines that say how sure the time of a step is, and what of the plan was not measured."""
     expected, band = plan.expected_s, plan.band
     if plan.band_s:
-        yield f"nine steps of ten are expected to take {_format_range(plan.band_s)} s"
+        yield f"nine of ten steps are expected to take {_format_range(plan.band_s)} s"
     elif isinstance(expected, Within):
         bounds = f"{expected.low:.2g} to {expected.high:.2g}"
         yield (
@@ -104,7 +104,7 @@ def _format_expected(plan: ShapePlan, question: Question) -> Iterator[str]:
             f"an estimate: {bounds} s a step"
         )
     elif plan.at_least_s is not None:
-        yield f"a step takes at least {plan.at_least_s:.4g} s; the most is not known"
+        yield f"a step takes at least {plan.at_least_s:.4g} s; an upper limit is not known"
     else:
         yield "how long a step may take is not known"
     if band is not None:
@@ -144,14 +144,14 @@ def _format_stages(stages: tuple[int, ...]) -> str:
 def _format_price(plan: ShapePlan, question: Question) -> str:
     price = plan.price_per_step
     if price is None:
-        return "; no prices given (conf key prices, or --prices TYPE=PRICE of a node and hour)"
+        return "; no prices given (conf key prices, or --prices TYPE=PRICE per node-hour)"
     return f" and cost {price * question.steps:.4g} ({price:.4g} a step)"
 
 
 def _format_others(answer: Answer) -> Iterator[str]:
     if len(answer.plans) < 2:
         return
-    yield "what else was timed on the way:"
+    yield "other plans that were timed:"
     rows: list[tuple[str, ...]] = [
         (
             "",
@@ -188,7 +188,7 @@ def _format_front(answer: Answer) -> Iterator[str]:
     front = answer.front
     if front is None:
         return
-    yield "cost against time (of what was found none is both cheaper and faster):"
+    yield "cost against time (no plan that was found is both cheaper and faster):"
     steps = answer.question.steps
     rows = [("step s", "a step", "whole run", "time", "plan")]
     for one in front.offers:
@@ -204,4 +204,4 @@ def _format_front(answer: Answer) -> Iterator[str]:
     table = align([row[:-1] for row in rows])
     yield from (f"{line}  {row[-1]}" for line, row in zip(table.splitlines(), rows, strict=True))
     if front.num_left:
-        yield f"  {front.num_left} parts of the cluster were not looked at, for want of time"
+        yield f"  {front.num_left} parts of the cluster were not searched, for lack of time"

@@ -61,7 +61,7 @@ def plan_fixed_layout(question: Question, conf: JobConf) -> ShapePlan:
             found = _find_cuts(tables, nodes, stages, option, best, wishes.least, deadline)
         best = found or best
     if best is None:
-        raise PlanningError("no cut of this layout fits in memory; `vjob plan` says what would")
+        raise PlanningError("no cut of this layout fits in memory; `vjob plan` finds one that does")
     return build_plan(tables, cluster, best, wishes.least)
 
 

@@ -70,7 +70,7 @@ def read_plan_file(path: Path, overrides: Sequence[str] = ()) -> PlanFile:
         raise InputError(f"plan {path} is not JSON")
     if not isinstance(fields, dict) or fields.get("vjob_plan") != FORMAT:
         raise InputError(
-            f"{path} is no plan of this vjob; `vjob plan CONF --write FILE` writes one"
+            f"{path} is not a plan of this vjob; `vjob plan CONF --write FILE` writes one"
         )
     settings = fields.get("set")
     if not isinstance(settings, dict) or not all(isinstance(v, str) for v in settings.values()):

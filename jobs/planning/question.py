@@ -93,8 +93,8 @@ def build_question(
     batch = conf.train.global_batch_size
     if batch is None:
         raise InputError(
-            "train.global_batch_size is not set: the planner lays one batch over the nodes, and "
-            "its default changes with the layout; set it, or --set train.global_batch_size=N"
+            "train.global_batch_size is not set: the planner divides one batch among the nodes, "
+            "and its default depends on the layout; set it, or --set train.global_batch_size=N"
         )
     if conf.parallel.context > 1:
         raise InputError(
@@ -131,15 +131,15 @@ def list_not_compared(
 ) -> Iterator[NotCovered]:
     """Yield the parts that cannot be compared with the profile."""
     if conf.program.kind not in BUILT_IN:
-        subject = f"the profile is of {profile.model.name!r}, the program a {conf.program.kind}"
-        yield NotCovered(Lack.MODEL, subject, NotKnown("times hold if they are the same"))
+        subject = f"the profile is of {profile.model.name!r}, the program is a {conf.program.kind}"
+        yield NotCovered(Lack.MODEL, subject, NotKnown("times are right if they are the same"))
     names = sorted(profile.software.keys() - software.keys() - {"cuda"})
     if names:
         yield NotCovered(Lack.SOFTWARE, ", ".join(names), NotKnown("times hold for the profile's"))
     for name in sorted({group.gpu_type for group in conf.cluster.nodes if group.gpu_type}):
         if name not in profile.gpus and len(list_gpus(name)) > 1:
-            subject = f"{name} is taken for {match_kind(name, profile)} of the profile"
-            yield NotCovered(Lack.MEMORY, subject, NotKnown("what fits holds for that one"))
+            subject = f"{name} is assumed to be {match_kind(name, profile)} of the profile"
+            yield NotCovered(Lack.MEMORY, subject, NotKnown("memory is checked for that one"))
 
 
 def may_have_zero_3(conf: JobConf) -> bool:
@@ -210,7 +210,7 @@ def estimate(conf: JobConf, link_gb_s: float | None) -> tuple[Profile, list[str]
     bare = [group.group for group in conf.cluster.nodes if group.num_gpus == 0]
     if bare:
         raise InputError(
-            f"group {bare[0]} of cluster.nodes has no GPUs, and of CPUs there is no estimate: give "
+            f"group {bare[0]} of cluster.nodes has no GPUs, but CPUs have no estimate: give "
             'gpus, such as "a100:4", or plan with --from-slurm or a measured --profile'
         )
     notes = []
@@ -219,8 +219,8 @@ def estimate(conf: JobConf, link_gb_s: float | None) -> tuple[Profile, list[str]
         gpu, others = choose_product(name)
         kinds.add(gpu.name if others else name)
         if others:
-            notes.append(f"{name} taken for {gpu.name}, not {' or '.join(others)}: the nodes' own "
-                         "sizes come with `vjob profile`")  # fmt: skip
+            notes.append(f"{name} taken to be {gpu.name}, not {' or '.join(others)}: `vjob "
+                         "profile` measures the nodes' own sizes")  # fmt: skip
     largest = max(group.num_ranks for group in conf.cluster.nodes)
     llama = model.build_llama()
     kv_heads = model.heads if llama is None else llama.kv_heads
@@ -240,7 +240,7 @@ def estimate(conf: JobConf, link_gb_s: float | None) -> tuple[Profile, list[str]
         element_bytes=4 if conf.train.precision == "fp32" else 2,
     )
     if link_gb_s is None and sum(group.count for group in conf.cluster.nodes) > 1:
-        notes.append(f"links between nodes taken for {LINK_GB_S:g} GB/s; say --link GB/S")
+        notes.append(f"links between nodes taken as {LINK_GB_S:g} GB/s; set --link GB/S")
     return found, notes
 
 
@@ -325,7 +325,7 @@ def name_gpu(group: NodeGroup) -> str:
         return group.gpu_type
     if group.num_gpus:
         raise PlanningError(
-            f"group {group.group} has {group.num_gpus} GPUs of no type: say which, such as "
+            f"group {group.group} has {group.num_gpus} GPUs of unknown type: name it, such as "
             f'gpus: "a100:{group.num_gpus}"'
         )
     return CPU
@@ -353,8 +353,8 @@ def match_kind(name: str, profile: Profile) -> str:
     if alike:
         raise PlanningError(f"GPU {name!r} may be {' or '.join(sorted(alike))} of the profile")
     raise PlanningError(
-        f"the profile has no GPU {name!r}, it has {known}: profile the model on it "
-        "(`vjob profile` extends a profile), or `vjob plan --estimate`"
+        f"the profile has no GPU {name!r}, only {known}: profile the model on it (`vjob "
+        "profile` extends a profile), or `vjob plan --estimate`"
     )
 
 

@@ -195,7 +195,7 @@ def _add_script_layouts(chosen: Chosen, base: Path, written: Collection[str]) ->
                 layouts = plan_by_data_sheets(conf, count_micro_batches(conf, written))
                 steps = {}
     except VjobError as error:
-        log.warning("no layouts by speed for other nodes than all: %s", error)
+        log.warning("layouts for other numbers of nodes are not chosen by speed: %s", error)
         return chosen
     return replace(chosen, layouts=layouts, layout_steps=steps)
 

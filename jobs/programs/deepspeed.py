@@ -64,7 +64,7 @@ def parse_config(text: str, name: str) -> dict[str, Any]:
     except ValueError as error:
         raise InputError(f"program.config {name} is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise InputError(f"program.config {name} holds no JSON object")
+        raise InputError(f"program.config {name} is not a JSON object")
     return value
 
 
@@ -82,7 +82,7 @@ def list_problems(conf: JobConf) -> Iterator[KeyProblem]:
     """Yield settings of the conf that DeepSpeed does not support."""
     parallel = conf.parallel
     if parallel.zero > 1 and require_number(parallel.pipeline) > 1:
-        message = "its pipeline engine works with 0 and 1 only; or pipeline: 1"
+        message = "DeepSpeed's pipeline engine needs 0 or 1; or set pipeline: 1"
         yield "parallel.zero", parallel.zero, message
     if parallel.recompute in ("selective", "offload"):
         message = "is for Varuna; DeepSpeed has cpu_checkpointing, in the file of program.config"
@@ -90,8 +90,8 @@ def list_problems(conf: JobConf) -> Iterator[KeyProblem]:
     named = {word.partition("=")[0] for word in conf.program.args}
     if "--deepspeed_config" in named and not any(CONFIG_WORD in w for w in conf.program.args):
         message = (
-            "the file is program.config, which the conf completes; where the script takes it by "
-            f"another option, write {CONFIG_WORD} there"
+            "vjob passes the file of program.config; if the script takes it by another option, "
+            f"write {CONFIG_WORD} there"
         )
         yield "program.args", "--deepspeed_config", message
 
@@ -172,14 +172,14 @@ def _check_batch(config: Mapping[str, Any], replicas: int) -> None:
     if whole and micro and steps and whole != micro * steps * replicas:
         raise InputError(
             f"program.config: train_batch_size {whole} is not train_micro_batch_size_per_gpu "
-            f"{micro} x gradient_accumulation_steps {steps} x {replicas} replicas; leave one out, "
-            "or all three to the conf's train section"
+            f"{micro} x gradient_accumulation_steps {steps} x {replicas} replicas; remove one, "
+            "or all three and use the conf's train section"
         )
     known = (micro or 1) * (steps or 1) * replicas
     if whole and whole % known:
         raise InputError(
-            f"program.config: train_batch_size {whole} is no multiple of {known} "
-            f"({replicas} replicas)"
+            f"program.config: train_batch_size {whole} is not a multiple of {known} ({replicas} "
+            "replicas)"
         )
 
 

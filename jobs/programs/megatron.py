@@ -328,13 +328,13 @@ def list_problems(conf: JobConf) -> Iterator[KeyProblem]:
     """Yield settings of the conf that no Megatron-LM supports."""
     parallel, named = conf.parallel, name_flags(conf.program.args)
     if conf.model is None:
-        yield "model", None, "is required by megatron: a name such as gpt2-small, or a mapping"
+        yield "model", None, "is required by megatron; give a name such as gpt2-small, or a mapping"
     if conf.data is None and not named & _DATA:
-        yield "data", None, "is required by megatron: {prefix: ...} or {synthetic: true}"
+        yield "data", None, "is required by megatron; give {prefix: ...} or {synthetic: true}"
     for flag in sorted(named & OWN.keys()):
         yield "program.args", flag, f"is decided by {OWN[flag]}; set it there"
     if conf.train.optimizer.name == "lamb":
-        yield "train.optimizer.name", "lamb", "is not in Megatron-LM; it has adamw and sgd"
+        yield "train.optimizer.name", "lamb", "is not supported by Megatron-LM; use adamw or sgd"
     if conf.train.compile:
         yield "train.compile", True, "is for the built-in programs; Megatron-LM has its own kernels"
     if conf.train.cuda_graphs:
@@ -347,13 +347,13 @@ def list_problems(conf: JobConf) -> Iterator[KeyProblem]:
         message = "is for pretrain_bert; give Megatron-LM --vocab-file in program.args"
         yield "data.vocab", conf.data.vocab, message
     if parallel.zero > 1:
-        message = "is not in Megatron-LM; it has 0, 1 (its distributed optimizer), and FSDP by args"
+        message = "is not in Megatron-LM; use 0, 1 (its distributed optimizer), or FSDP by args"
         yield "parallel.zero", parallel.zero, message
     if parallel.recompute in ("selective", "offload"):
         message = "is for Varuna; Megatron-LM has flags of its own, for program.args"
         yield "parallel.recompute", parallel.recompute, message
     if parallel.schedule not in ("auto", "1f1b", "interleaved"):
-        message = "is not in Megatron-LM; it has 1f1b and interleaved"
+        message = "is not supported by Megatron-LM; use 1f1b or interleaved"
         yield "parallel.schedule", parallel.schedule, message
 
 
@@ -364,7 +364,7 @@ def find_unable(conf: JobConf, checkout: Checkout) -> Iterator[KeyProblem]:
     pipeline = require_number(parallel.pipeline)
     if parts is not None and spell_partition(parts, checkout, pipeline) is None:
         what = (
-            "gives only the first and the last stage a number of their own"
+            "can set a number only for the first and the last stage"
             if checkout.partition == "ends"
             else "cuts the layers evenly"
         )

@@ -38,13 +38,12 @@ PROFILE_OUTPUT = "%{folder}/attempt-%{attempt}/ranks/%{rank}"
 RUNTIME: Mapping[str, str] = {"python": "3.10", "torch": "2.9", "numpy": "1.26"}
 """The oldest versions with which varuna_core trains; setup.cfg has the same for pip."""
 NO_APEX = (
-    "train.optimizer.apex is true, and wants NVIDIA's apex with its compiled parts (PyPI's package "
-    "of that name is something else): set it to auto or false, or use an image that has it, as "
-    "containers/recipes/gpu.Dockerfile makes one"
+    "train.optimizer.apex: true needs NVIDIA's apex with its compiled parts (PyPI's package of "
+    "that name is a different one): set it to auto or false, or use an image that has it, such "
+    "as that of containers/recipes/gpu.Dockerfile"
 )
 NO_TORCHAO = (
-    "train.precision is fp8, which is torchao's: pip install 'vjob[fp8]' in the ranks' Python, or "
-    "set bf16"
+    "train.precision: fp8 needs torchao: pip install 'vjob[fp8]' in the ranks' Python, or set bf16"
 )
 
 
@@ -188,7 +187,7 @@ class Script(Own):
             message = "needs train.global_batch_size: --batch-size is a replica's share of it"
             yield key, value, message
         if conf.morph.mode == "world":
-            yield key, value, "cannot be with morph.mode: world, which has no stages"
+            yield key, value, "conflicts with morph.mode: world, which has no stages"
         elif conf.morph.enabled and batch is not None:
             unit = (get_replicas(conf) or 1) * require_number(conf.train.micro_batch_size)
             if batch % unit:
@@ -272,8 +271,8 @@ class DeepSpeed(Starter):
             text = Path(program.config).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(
-                f"program.config {program.config} cannot be read here: {error}; it is completed "
-                "by the conf before the run, so a copy inside an image is not enough"
+                f"program.config {program.config} cannot be read here: {error}; vjob completes "
+                "it before the run, so a copy inside an image is not enough"
             ) from None
         return ProgramFiles(config=deepspeed.parse_config(text, program.config))
 
@@ -413,7 +412,7 @@ def list_problems(conf: JobConf) -> Iterator[KeyProblem]:
     """Yield settings of the conf that the program, or its profiler, does not support."""
     yield from get_starter(conf).list_problems(conf)
     if conf.profile.nsys and conf.profile.ncu:
-        yield "profile.ncu", True, "cannot be together with profile.nsys; a rank has one profiler"
+        yield "profile.ncu", True, "conflicts with profile.nsys; a rank can have one profiler"
 
 
 def describe_missing_module(python: str, *, in_container: bool) -> KnownLine:

@@ -167,7 +167,7 @@ def _write_export(job: Job, analysis: Analysis, say: Say, wanted: ReportOutputs)
     if wanted.export in EXPORTERS.list_plugins():
         write = EXPORTERS.load(wanted.export)
         if write is None:
-            raise VjobError(f"there is no export {wanted.export}: its plug-in was left out")
+            raise VjobError(f"there is no export {wanted.export}: its plug-in could not be loaded")
         paths = ", ".join(map(str, write(tables.JobTables(job), target)))
         say(f"wrote {paths}")
         return
@@ -193,7 +193,7 @@ def _write_page(page: str, wanted: ReportOutputs, here: Path, folder: Path, say:
     write_atomic(target, page)
     say(f"wrote {target}, {len(page) / 1e6:.1f} MB")
     if wanted.is_opened and not webbrowser.open(target.as_uri()):
-        say("no browser is here to open it: copy the file, it needs nothing else")
+        say("no browser was found to open it: copy the file, it needs no other files")
 
 
 def _choose_page(folder: Path) -> Path:

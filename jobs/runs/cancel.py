@@ -34,7 +34,7 @@ from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.job import OVER, JobState
 
 POLL_S = 1.0
-NOT_YOURS = "only its owner cancels it through vjob (an operator: scancel, by its job id)"
+NOT_YOURS = "only its owner can cancel it with vjob (an operator: scancel, by its job id)"
 CALLS_AT_ONCE = 16
 FRESH_S = 3.0
 """Seconds within which an agent's beat reflects a change on its node."""
@@ -60,7 +60,7 @@ def cancel_run(run: RunFolder, *, now: bool, wait_s: int, say: Callable[[str], o
             if _wait_over(run, wait_s):
                 return _explain_leave(view_run(run))
     except OSError as error:  # a full disk must not keep a run from its end
-        say(f"{run.path} cannot be written: {error.strerror}; nobody is asked to checkpoint")
+        say(f"{run.path} cannot be written: {error.strerror}; ranks are not asked to checkpoint")
     problems = _cancel_all(view, scheduler.cancel)
     cancelled = time.time()
     # Who did not answer a moment ago is not asked again.
@@ -188,7 +188,7 @@ def _explain_leave(view: RunView) -> str:
 
 def _tell_resume(run: RunFolder) -> str:
     step = find_own_checkpoint(run)
-    return "" if step is None else f"; submit again to go on from its checkpoint of step {step}"
+    return "" if step is None else f"; submit again to continue from its checkpoint of step {step}"
 
 
 def _has_left(view: RunView) -> bool:

@@ -170,7 +170,7 @@ def _find_last() -> RunFolder | None:
         if record is None or record.state != records.REFUSED:
             if passed:
                 more = f" and {len(passed) - 1} more" if len(passed) > 1 else ""
-                said = "`last` passes over %s%s, which the scheduler refused; it is %s"
+                said = "`last` skips %s%s, which the scheduler refused, and means %s"
                 log.warning(said, passed[0], more, run.name)
             return run
         passed.append(run.name)
@@ -200,7 +200,7 @@ class RemovedRun:
 
     def explain(self) -> str:
         how = self.scheduler.spell_cancel(self.jobs)
-        return f"the folder of run {self.run} was removed, its job goes on: {how}"
+        return f"the folder of run {self.run} was removed, but its job still exists: {how}"
 
 
 def find_removed(runs: Sequence[str]) -> list[RemovedRun]:

@@ -60,7 +60,7 @@ def choose_message(view: RunView) -> str:
     elif hang is None and maybe is not None:
         parts.append(f"may have hung: {describe_hang(maybe)}")
     if step is not None:
-        parts.append(f"submit again to go on from step {step}")
+        parts.append(f"submit again to continue from step {step}")
     return "; ".join(parts)
 
 

@@ -261,7 +261,7 @@ class Scheduler(ABC):
     def list_nodes(self, queue: str | None = None) -> list[NodeGroup]:
         """Nodes with GPUs that a job could get, alike ones as one group; InputError where there
         are none."""
-        raise InputError(f"{self.title} lists no nodes: write cluster.nodes into the conf")
+        raise InputError(f"{self.title} lists no nodes: set cluster.nodes in the conf")
 
     def suggest_nodes(self) -> tuple[list[NodeGroup], str]:
         """Suggest node groups for a first conf, the most frequent kind first, with a note."""
@@ -279,7 +279,7 @@ class Scheduler(ABC):
 
     def ask_time_left(self, job: str) -> Known[float]:
         """Seconds until the job's time limit."""
-        return NotKnown(f"{self.name} does not tell it")
+        return NotKnown(f"{self.name} does not report it")
 
     def ask_earlier(self, job: str) -> dict[str, tuple[EndCause, ...]]:
         """Return the known ends of the starts of a job, or of its components, oldest first."""

@@ -90,14 +90,15 @@ def _explain_problem(
         why = fold(view.record.message)
         how = "was refused" if view.record.state == records.REFUSED else f"has ended {view.state}"
         return (
-            f"{run.name} {how}{f': {why}' if why else ''}; a run --after it would never start, "
-            "--after-any starts all the same"
+            f"{run.name} {how}{f': {why}' if why else ''}; a run --after it would never start; "
+            "use --after-any to start anyway"
         )
     theirs, ours = map(schedulers.get_scheduler, (view.record.scheduler, scheduler))
     if not ours.can_wait_for(theirs):
         return (
-            f"{run.name} is a run of {theirs.title}, and this one would be of {ours.title}: "
-            "neither waits for the other; set cluster.scheduler alike, or submit when it has ended"
+            f"{run.name} is a run of {theirs.title}, but this one would be of {ours.title}: "
+            "they cannot wait for each other; set the same cluster.scheduler, or submit when "
+            "it has ended"
         )
     return ""
 

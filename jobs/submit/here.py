@@ -41,7 +41,7 @@ def check_gpus(conf: JobConf) -> None:
     counted = count_visible(choose_accelerator(), {**os.environ, **conf.env})
     if isinstance(counted, Value) and counted.value == 0:
         raise InputError(
-            f"cluster.nodes has gpus, and this machine has none ({counted.evidence[0].source}): "
+            f"cluster.nodes has gpus, but this machine has none ({counted.evidence[0].source}): "
             "leave out gpus and give ranks: N"
         )
 
@@ -58,15 +58,15 @@ def check_command(conf: JobConf, plan: Plan) -> None:
         where = f"on PATH or beside {plan.python}" if place == word else "there"
         raise InputError(
             f"program.command: {word} is not {where}, or not executable: install it, give its "
-            "path, or name with program.python an interpreter that it lies beside"
+            "path, or set program.python to an interpreter in the same folder"
         )
 
 
 def check_ranks(plan: Plan, processors: int) -> None:
     if plan.world > MOST_RANKS * processors:
         raise InputError(
-            f"cluster.nodes asks for {plan.world} ranks, and this machine has {processors} "
-            f"processors: lower ranks, to {MOST_RANKS * processors} at most"
+            f"cluster.nodes asks for {plan.world} ranks, but this machine has {processors} "
+            f"processors: lower ranks to at most {MOST_RANKS * processors}"
         )
 
 

@@ -112,8 +112,8 @@ def _fill_secrets(
         return
     words = " ".join(f"--set {key}=..." for key in missing)
     names = [key.removeprefix("env.") for key in missing if key.startswith("env.")]
-    or_passed = f", or of this shell's own --set pass_env=[{', '.join(names)}]" if names else ""
-    raise InputError(f"{run.name} is kept without its secrets: give them again: {words}{or_passed}")
+    or_passed = f", or from this shell: --set pass_env=[{', '.join(names)}]" if names else ""
+    raise InputError(f"{run.name} has no stored secrets: give them again: {words}{or_passed}")
 
 
 def find_hidden(value: Any, key: str = "") -> Iterator[str]:
@@ -152,10 +152,10 @@ def explain_difference(run: RunFolder, record: RunRecord, today: Snapshot) -> st
     """Explain how the present code differs from a run's; empty if it is the same."""
     then, now = record.code, today.build_record()
     if then is None or not then.commit:
-        return f"the code of {run.name} was not kept: this is today's"
+        return f"the code of {run.name} was not kept: today's code is used"
     commit = format_commit(now) or "in no commit"
     if now is None or now.commit != then.commit:
-        return f"{run.name} ran {format_commit(then)}, and the code is now {commit}"
+        return f"{run.name} ran {format_commit(then)}, but the code is now {commit}"
     if _read_change(run) != _drop_head(today.state.diff):
         return f"{run.name} ran {format_commit(then)}, and files have changed since"
     return ""

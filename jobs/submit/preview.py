@@ -88,7 +88,7 @@ def render_origins(origins: Mapping[str, Origin], conf: str, left_out: Collectio
         found.setdefault(head, []).append(f"{key} {value}")
     if left_out:
         found["left out, as it does not fit"] = sorted(left_out)
-    lines = [f"Values that {conf} does not write:"] if found else []
+    lines = [f"Values that {conf} does not set:"] if found else []
     for head in sorted(found, key=lambda head: head == "default"):
         text = clean(f"{head}: {', '.join(found[head])}")
         lines += textwrap.wrap(
@@ -165,7 +165,7 @@ def render_sweep_preview(sweep: Sweep, after: AfterRuns = NO_RUNS) -> str:
     limit = f", {sweep.at_most} at most at once" if sweep.at_most is not None else ""
     count = f"{len(sweep.runs)} run{'s' if len(sweep.runs) > 1 else ''}"
     how = "" if sweep.array_obstacle else ", one array"
-    head = [f"Sweep {sweep.name}: {count}{limit}{how}", *align_columns(cells), "Of the first one:"]
+    head = [f"Sweep {sweep.name}: {count}{limit}{how}", *align_columns(cells), "The first one:"]
     return _comment("\n".join(head)) + render_preview(sweep.runs[0].ready, after)
 
 

@@ -192,8 +192,8 @@ def take_snapshot(
         own = conf.program
         named = own.path or own.module or " ".join(own.command)
         raise InputError(
-            f"program.snapshot {asked}: program.{own.kind} {named} is not on this "
-            "machine, or the container does not see it; use none for a program of the image"
+            f"program.snapshot {asked}: program.{own.kind} {named} is not on this machine, or "
+            "the container does not see it; use none for a program in the image"
         )
     if asked == "auto" and conf.program.kind == "module":
         problem = _find_import_problem(conf, base, python)
@@ -230,7 +230,7 @@ def take_snapshot(
     notes = [_note_arguments(conf, base, found)]
     if editable and conf.setup:
         # They may set PYTHONPATH, and what a plan sets would replace that.
-        notes.append("packages installed with -e are imported from the repository: setup has lines")
+        notes.append("packages installed with -e are imported from the repository, as setup is set")
         editable = ()
     return replace(found, editable=editable, note="; ".join(filter(None, notes)))
 
@@ -241,11 +241,11 @@ def _find_import_problem(conf: JobConf, base: Path, python: str) -> str:
     if found is None or found[1] != find_word("", conf, base):
         return ""  # by PYTHONPATH
     if conf.setup:
-        return "setup has lines, which may set PYTHONPATH; snapshot: copy runs in the copy"
+        return "setup may set PYTHONPATH; program.snapshot: copy runs in the copy"
     known = [] if conf.container.image else find_site_folders(choose_python(conf, python))
     versions = [re.search(r"/python3\.(\d+)", str(folder)) for folder in known]
     if not any(match and int(match[1]) >= SAFE_PATH for match in versions):
-        return "python -m needs Python 3.11 for it; snapshot: copy runs in the copy"
+        return "python -m needs Python 3.11 for it; program.snapshot: copy runs in the copy"
     return ""
 
 
@@ -279,7 +279,7 @@ def _find_problem(tree: Tree, program: str | None, path: Path) -> str:
     if program is None:
         return f"{path} does not lie in {tree.root}"
     if program not in tree.files and not tree.has_folder(program):
-        return f"git ignores {path}, or has it in no commit"
+        return f"git ignores {path}, or no commit has it"
     if tree.unreadable:
         names = ", ".join(map(show_name, tree.unreadable[:NAMED]))
         return f"{len(tree.unreadable)} files cannot be read: {names}"
@@ -291,8 +291,8 @@ def _decline(asked: str, state: CodeState, problem: str) -> Snapshot:
     if asked == "auto":
         return Snapshot(state=state, note=f"not copied: {problem}")
     raise InputError(
-        f"program.snapshot {asked}: {problem}. Let git ignore what is no code (it is then linked), "
-        "or set program.snapshot: none"
+        f"program.snapshot {asked}: {problem}. Let git ignore what is not code (it is then "
+        "linked), or set program.snapshot: none"
     )
 
 

@@ -491,6 +491,6 @@ def _read_user() -> str:
 
 def explain_write(path: Path, error: OSError) -> str:
     return (
-        f"{path} cannot be written: {error.strerror}; nothing was submitted. Set log_folder to a "
-        "folder on the shared file system with room that you may write"
+        f"{path} cannot be written: {error.strerror}; nothing was submitted. Set log_folder to "
+        "a folder on the shared file system with room that you can write"
     )

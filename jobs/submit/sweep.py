@@ -112,13 +112,13 @@ def parse_sweep(text: str) -> tuple[str, list[str]]:
     """Parse `train.steps=10,20`: a key, and its values as `--set` takes them."""
     key, equals, rest = text.partition("=")
     if not equals or not key.strip():
-        raise InputError(f"--sweep {text}: want key=value,value, such as train.steps=10,20")
+        raise InputError(f"--sweep {text}: must be key=value,value, such as train.steps=10,20")
     values = split_values(rest, text)
     for value in values:
         if not value:
             raise InputError(f"--sweep {text}: a value is empty; write null or '' for nothing")
         if values.count(value) > 1:
-            raise InputError(f"--sweep {text}: {value} stands in it twice")
+            raise InputError(f"--sweep {text}: {value} occurs twice")
     return key.strip(), values
 
 
@@ -172,17 +172,17 @@ def parse_rows(text: str, source: str) -> list[dict[str, str]]:
     rows = [row for row in read if any(cell.strip() for cell in row)]
     keys = [key.strip() for key in rows[0]] if rows else []
     if len(rows) < 2:
-        raise InputError(f"{source}: want a line of keys, then a line of values for each run")
+        raise InputError(f"{source}: must have a line of keys, then a line of values for each run")
     for key in keys:
         if not key or keys.count(key) > 1:
-            problem = f"{key} stands in it twice" if key else "a key is empty"
-            raise InputError(f"{source}: the first line is of keys, and {problem}")
+            problem = f"{key} occurs twice" if key else "a key is empty"
+            raise InputError(f"{source}: the first line must hold the keys: {problem}")
     found = []
     for number, row in enumerate(rows[1:], start=2):
         if len(row) != len(keys):
             raise InputError(
                 f"{source}: row {number} has {len(row)} values for {len(keys)} keys; a value with "
-                'a comma in it stands in double quotes: "[0.9, 0.95]"'
+                'a comma in it needs double quotes: "[0.9, 0.95]"'
             )
         cells = zip(keys, (cell.strip() for cell in row), strict=True)
         found.append({key: cell for key, cell in cells if cell})
@@ -199,14 +199,14 @@ def build_rows(
     given += list(dict.fromkeys(text.partition("=")[0].strip() for text in overrides))
     for key in given:
         if given.count(key) > 1:
-            raise InputError(f"{key} is given twice: by one of --sweep, --sweep-file and --set")
+            raise InputError(f"{key} is given twice; use one of --sweep, --sweep-file and --set")
     count = len(rows) or 1
     for _, values in parsed:
         count *= len(values)
     if count > MOST_RUNS:
         raise InputError(
-            f"this sweep has {count} runs, and {MOST_RUNS} is the most; a cluster may allow fewer "
-            "(MaxSubmitJobs of `sacctmgr show assoc user=$USER`): sweep in parts"
+            f"this sweep has {count} runs, more than the {MOST_RUNS} allowed; a cluster may "
+            "allow fewer (MaxSubmitJobs of `sacctmgr show assoc user=$USER`): split the sweep"
         )
     columns = [[(key, value) for value in values] for key, values in parsed]
     return [
@@ -258,11 +258,11 @@ def prepare_sweep(
     progress(len(rows), len(rows))
     if problems:
         raise InputError(_explain_problems(problems, len(rows)))
-    assert name is not None, "a sweep has one run at least"
+    assert name is not None, "a sweep needs at least one run"
     if at_most is not None and len({run.ready.plan.scheduler for run in runs}) > 1:
-        raise InputError("--at-most needs runs of one scheduler: they wait for each other")
+        raise InputError("--at-most needs runs of one scheduler, as they wait for each other")
     if index.find_sweep(name):
-        raise InputError(f"a sweep {name} is known already: give another --sweep-name")
+        raise InputError(f"a sweep {name} already exists: give another --sweep-name")
     sweep = Sweep(name=name, runs=tuple(runs), at_most=at_most)
     return replace(sweep, array_obstacle=find_array_obstacle(sweep))
 
@@ -493,15 +493,15 @@ def _take_back(
             if not is_over(view_run(folder)):  # else there was nothing left to cancel
                 kept += [job.id for job in record.jobs]
             continue
-        message = f"taken back, as {what} of the sweep was refused"
+        message = f"withdrawn, because {what} of the sweep was refused"
         write_record(folder, records.refuse(record, message, actor=Actor.VJOB))
         append_event(folder.vjob_events, "refused", message=message)
     lines = [f"{what} was not submitted: {error}"]
     if isinstance(error, UncertainError):
-        lines[0] = f"{what} may have been submitted or not: {error}"
+        lines[0] = f"it is not known if {what} was submitted: {error}"
     if done:
-        lines.append(f"  The {len(done)} before it were taken back; nothing of the sweep runs.")
+        lines.append(f"  The {len(done)} before it were withdrawn; no run of the sweep is left.")
     if kept:
-        lines[-1] = f"  Those before it were taken back, but not job {', '.join(kept)}: cancel them"
+        lines[-1] = f"  Those before it were withdrawn, but not job {', '.join(kept)}: cancel them"
     kinds = (UncertainError, InputError, VjobError)
     return next(kind for kind in kinds if isinstance(error, kind))("\n".join(lines))

@@ -84,8 +84,8 @@ def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
         yield Finding(
             rule="timers only",
             weight=0.0,
-            sentence="No rank wrote a trace: events are the calls of Megatron's timers, which wait "
-            "for the GPU at every call and so slow a step down."
+            sentence="No rank wrote a trace: events are the calls of Megatron's timers, which "
+            "wait for the GPU at every call and so slow each step."
             if has_calls
             else "No rank wrote a trace: Megatron's timers say how long ranks worked, not when.",
             evidence="start and end lists of the log" if has_calls else "times across ranks",
@@ -114,7 +114,7 @@ def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
                 rule="step apart",
                 values={"step": step.step},
                 weight=0.0,
-                sentence=f"Step {step.step} cannot be put together: {step.trouble}.",
+                sentence=f"Step {step.step} cannot be analysed: {step.trouble}.",
                 evidence="its events",
                 key="",
             )
@@ -146,8 +146,8 @@ def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
             weight=CLOCKS_WRONG,
             sentence=f"The clock of {worst.host or f'rank {worst.rank}'} is "
             f"{'behind' if worst.shifted_ns > 0 else 'ahead'} by "
-            f"{in_units(abs(worst.shifted_ns) / 1e9)}; times were put right by {way}."
-            + (f" So were those of {_name_some(others)}." if others else ""),
+            f"{in_units(abs(worst.shifted_ns) / 1e9)}; times were corrected by {way}."
+            + (f" The clocks of {_name_some(others)} are wrong too." if others else ""),
             evidence=evidence,
             key="",
         )
@@ -158,8 +158,8 @@ def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
         yield Finding(
             rule="clocks not compared",
             weight=0.3,
-            sentence="The nodes' clocks were not held against each other: times across nodes are "
-            "as good as the nodes' own clocks.",
+            sentence="The nodes' clocks were not compared: times across nodes are only as "
+            "accurate as these clocks.",
             evidence="traces without offsets",
             key="",
         )
@@ -179,8 +179,8 @@ def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
             rule="files skipped",
             values={"files": dict(job.skipped)},
             weight=0.0,
-            sentence=f"{len(job.skipped)} file{'s were' if len(job.skipped) > 1 else ' was'} not "
-            "read whole.",
+            sentence=f"{len(job.skipped)} file{'s were' if len(job.skipped) > 1 else ' was'} "
+            "not read completely.",
             evidence="; ".join(f"{name}: {why}" for name, why in list(job.skipped.items())[:5]),
             key="",
         )
@@ -207,7 +207,7 @@ def _list_gaps_of_logs(job: Job) -> Iterator[Finding]:
             rule="other job",
             values={"master": other.master, "nodes": list(other.nodes)},
             weight=LOGS_MISSING,
-            sentence=f"The folder has logs of another job too, which are left out: "
+            sentence="The folder has logs of another job too, which are ignored: "
             f"{_name_some(other.nodes)}, with the master {other.master}.",
             evidence="MASTER_ADDR and NODE_RANK of each log",
             key="",
@@ -229,10 +229,10 @@ def _list_gaps_of_logs(job: Job) -> Iterator[Finding]:
             rule="clocks contradict",
             values={"first": conflict.first, "last": conflict.last, "seconds": conflict.seconds},
             weight=CLOCKS_WRONG,
-            sentence=f"{_name_steps(conflict.first, conflict.last)} not looked at across ranks: "
-            f"calls begin {in_units(conflict.seconds)} before their input was sent, and no "
-            "difference of the nodes' clocks explains that.",
-            evidence="times of messages and sums" + (f"; so {more} more stretches" if more else ""),
+            sentence=f"{_name_steps(conflict.first, conflict.last)} not compared across ranks: "
+            f"calls begin {in_units(conflict.seconds)} before their input was sent, "
+            "which no difference between the nodes' clocks explains.",
+            evidence="times of messages and sums" + (f"; {more} more stretches" if more else ""),
             key="",
         )
 
@@ -318,7 +318,7 @@ def _on_hardware(job: Job, analysis: Analysis) -> Iterator[Finding]:
     for one, fault in found[:MOST_NAMED]:
         since = float(fault.values["since"])
         longer = _compute_growth(job, analysis, since)
-        effect = "; not known what it cost"
+        effect = "; its cost is not known"
         if longer > 1 + MUCH:
             effect = f"; steps took {longer:.2f} times as long from then on"
         elif longer > 0:
@@ -339,7 +339,7 @@ def _on_hardware(job: Job, analysis: Analysis) -> Iterator[Finding]:
     more = len(found) - MOST_NAMED
     if more > 0:
         yield Finding(
-            rule="more faults", weight=0.0, sentence=f"{more} more faults of hardware.",
+            rule="more faults", weight=0.0, sentence=f"{more} more hardware faults.",
             evidence="as above", key="",
         )  # fmt: skip
     for one in job.hardware:
@@ -370,7 +370,7 @@ def _on_pipeline(job: Job, analysis: Analysis) -> Iterator[Finding]:
     measured = sum(bubble.measured for bubble in step.bubbles) / count
     ideal = sum(bubble.ideal for bubble in step.bubbles) / count
     even = sum(bubble.ideal_even for bubble in step.bubbles) / count
-    where = f"step {step.step}, of those with details the nearest to the median"
+    where = f"step {step.step}, the nearest to the median of those with details"
     pipeline = step.pipelines[0]
     many = pipeline.schedule.num_microbatches
     yield Finding(
@@ -378,9 +378,9 @@ def _on_pipeline(job: Job, analysis: Analysis) -> Iterator[Finding]:
         values={"step": step.step, "share": measured, "ideal": ideal, "even": even},
         weight=measured,
         sentence=(
-            f"Ranks idle {percent(measured)} of a step's pipeline; the same order takes "
-            f"{percent(min(ideal, measured))} with these stage times and free messages, and "
-            f"{percent(even)} with equal stages."
+            f"Ranks are idle for {percent(measured)} of a step's pipeline; the same schedule "
+            f"would leave {percent(min(ideal, measured))} with these stage times and free "
+            f"messages, and {percent(even)} with equal stages."
         ),
         evidence=f"{where}: {many} micro-batches, {len(step.stage_work_s)} stages",
         key="train.global_batch_size or parallel.schedule" if even > MUCH_BUBBLE else "",
@@ -412,8 +412,9 @@ def _on_pipeline(job: Job, analysis: Analysis) -> Iterator[Finding]:
             weight=min(above, MOST_PACE) if above > 0.02 else 0.0,
             sentence=(
                 f"Stage {slowest} sets the pace: {'it' if own is None else f'its rank {own}'} "
-                f"works {in_units(work_s)} a step, {percent(above)} more than the mean stage, and "
-                f"{'is' if own is None else 'the stage is'} {percent(share)} of the critical path."
+                f"works {in_units(work_s)} per step, {percent(above)} more than the mean stage, "
+                f"and {'is' if own is None else 'the stage is'} {percent(share)} of the "
+                "critical path."
             ),
             evidence=f"{where}: {len(step.path)} pieces on the path",
             key="parallel.partition"
@@ -444,7 +445,7 @@ def _on_balance(job: Job, analysis: Analysis) -> Iterator[Finding]:
             f"{in_units(found.slowest_then_s)} instead of {in_units(found.slowest_now_s)} a step, "
             f"{percent(found.gain)} less."
         ),
-        evidence="layers taken as alike, each at what it costs on its stage now"
+        evidence="all layers assumed equal, each at its present cost on its stage"
         + (", slow ranks left out" if analysis.stragglers else ""),
         key=f"parallel.partition: {found}" if _is_asked(job, analysis) else "",
         cause="imbalance" if found.gain >= MUCH_IMBALANCE else "",
@@ -469,8 +470,9 @@ def _on_communication(job: Job, analysis: Analysis) -> Iterator[Finding]:
         weight=exposed / took,
         sentence=(
             f"In step {step.step} communication holds up a rank for {in_units(exposed)}, "
-            f"{percent(exposed / took)} of this step; work hides {percent(hidden / total)} of all. "
-            f"Rank {int(worst['rank'])} waits longest, {in_units(float(worst['exposed_s']))}."
+            f"{percent(exposed / took)} of this step; computation hides "
+            f"{percent(hidden / total)} of all communication. Rank {int(worst['rank'])} waits "
+            f"longest, {in_units(float(worst['exposed_s']))}."
         ),
         evidence=f"step {step.step}: messages under way, sends and all-reduces, without bubbles"
         + (", but with waits for slow ranks" if analysis.stragglers else ""),
@@ -520,7 +522,7 @@ def _on_stragglers(job: Job, analysis: Analysis) -> Iterator[Finding]:
         yield Finding(
             rule="more stragglers",
             weight=0.0,
-            sentence=f"{more} more ranks lag.",
+            sentence=f"{more} more ranks are slow too.",
             evidence="as above",
             key="",
         )
@@ -567,7 +569,7 @@ def _on_slowdown(job: Job, analysis: Analysis) -> Iterator[Finding]:
         said = (
             f"Steps became {found.ratio:.1f} times slower from {about}step {first.first:,}{begun} "
         )
-        said += "on, and stayed so"
+        said += "on, and stayed slow"
     else:
         said = f"{many} stretches of steps were" if many > 1 else "A stretch of steps was"
         said += (
@@ -575,7 +577,7 @@ def _on_slowdown(job: Job, analysis: Analysis) -> Iterator[Finding]:
         )
         said += f"to {first.last:,}"
     num_samples = int(len(job.gpus) and job.gpus["time"].nunique())
-    why = "; it is not known why" if not changes else "; with it " + ", ".join(
+    why = "; the cause is not known" if not changes else "; at the same time " + ", ".join(
         one.text for one in changes[:MOST_CHANGES]
     )  # fmt: skip
     looked = f"{num_samples} samples of the nodes" if num_samples else "no samples of the nodes"
@@ -693,8 +695,8 @@ def _on_memory(job: Job, analysis: Analysis) -> Iterator[Finding]:
         rule="memory",
         values={"who": str(worst["who"]), "used_mb": float(worst["used_mb"])},
         weight=0.5 if share > TIGHT else 0.0,
-        sentence=f"{worst['who']} holds most: {worst['used_mb']:.0f}{of} MB; the least is "
-        f"{least:.0f} MB.",
+        sentence=f"{worst['who']} uses most memory: {worst['used_mb']:.0f}{of} MB; the least "
+        f"used is {least:.0f} MB.",
         evidence=f"{len(table)} ranks and GPUs, by the log and by the samples",
         key="parallel.recompute or train.micro_batch_size" if share > TIGHT else "",
     )
@@ -710,7 +712,7 @@ def _on_goodput(job: Job, analysis: Analysis) -> Iterator[Finding]:
         return
     repeated = sum(attempt.repeated_s for attempt in goodput.attempts)
     restarts = len(goodput.attempts) - 1
-    sentence = f"{format_bounded(share)} of {format_duration(goodput.wall_s)} was useful steps"
+    sentence = f"{format_bounded(share)} of {format_duration(goodput.wall_s)} went to useful steps"
     values: dict[str, Any] = {"repeated_s": repeated, "restarts": restarts}
     if isinstance(share, Value):
         sentence += f" ({in_units(goodput.useful_s)})"
@@ -753,7 +755,7 @@ def _on_resume(job: Job, analysis: Analysis) -> Iterator[Finding]:
         if origin.is_resumed or one is not known[0]:
             who = f"attempt {one.label}" if len(analysis.goodput.attempts) > 1 else "the run"
             about = "about " if origin.doubt else ""
-            said.append(f"{who} went on with {about}step {origin.step:,} ({origin.source})")
+            said.append(f"{who} continued at {about}step {origin.step:,} ({origin.source})")
         twice = max(reached + 1 - origin.step, 0)
         again, reached = again + twice, max(reached, last)
         rows.append({"attempt": one.label, "from": origin.step, "to": last, "again": twice})
@@ -763,7 +765,7 @@ def _on_resume(job: Job, analysis: Analysis) -> Iterator[Finding]:
     sentence = "; ".join(said)
     sentence += f"; {done:,} different step{'s were' if done != 1 else ' was'} done here"
     if again:
-        sentence += f", and {again:,} of them again, which is lost work"
+        sentence += f", and {again:,} steps were repeated, which is lost work"
     yield Finding(
         rule="resumed",
         values={"attempts": rows, "done": done, "again": again},
@@ -784,10 +786,10 @@ def _explain_no_steps(job: Job, analysis: Analysis, wall_s: float) -> Finding:
     table = analysis.curves.table
     is_counted = analysis.headline.is_counted
     if len(table):
-        what = f"the last step that lines tell of is {int(table['step'].max())}, and no line or "
-        what += "time of writing tells how long one took"
+        what = f"the last step in its lines is {int(table['step'].max())}, but neither a line "
+        what += "nor the time of writing shows how long a step took"
     else:
-        what = "no line of its logs was understood as a step"
+        what = "no line of its logs was recognized as a step"
         if not is_counted:
             what += ", so nothing is said about steps"
     is_helped = job.plan.program in OWN_PROGRAMS and not len(table) and not is_counted
@@ -820,7 +822,7 @@ def _on_prediction(job: Job, analysis: Analysis) -> Iterator[Finding]:
         rule="prediction",
         values={"step_s": median, "promised_s": promised.step_s},
         weight=abs(ratio - 1) if abs(ratio - 1) > MUCH_BUBBLE else 0.0,
-        sentence=f"A step takes {format_pace(median)}; the plan promised "
+        sentence=f"A step takes {format_pace(median)}; the plan predicted "
         f"{format_pace(promised.step_s)} ({ratio:.2f} times{band}{lacks}).",
         evidence=f"median of {len(later)} steps against plan.json",
         key="",
@@ -1037,7 +1039,7 @@ def _on_exposed(job: Job, analysis: Analysis) -> Iterator[Finding]:
     has_network = len({trace.host for trace in job.traces.ranks if trace.has_header}) != 1
     pace = "the network sets the pace"
     if not has_network:
-        pace = "the ranks share one machine, so no network is the cause"
+        pace = "the ranks share one machine, so the network is not the cause"
     keys = ["cluster.nodes[].interface"] if has_network else []
     if _is_pipeline(job):
         keys += ["more micro-batches a step (train.global_batch_size)", "parallel.order"]
@@ -1049,9 +1051,9 @@ def _on_exposed(job: Job, analysis: Analysis) -> Iterator[Finding]:
         rule="exposed",
         values={"share": spent / stepping},
         weight=spent / stepping,
-        sentence=f"Messages and sums hold up the ranks for {percent(spent / stepping)} of the time "
+        sentence=f"Communication holds up the ranks for {percent(spent / stepping)} of the time "
         f"of all steps, {of_all} of the whole run: {pace}.",
-        evidence="waits for messages under way, and sums beside no work, after all have joined",
+        evidence="waits for messages, and all-reduces beside no work, after all have joined",
         key=", ".join([*others, f"or {last}" if others else last]),
         cause="communication",
         lost_s=spent,
@@ -1074,7 +1076,7 @@ def _on_hang(job: Job, analysis: Analysis) -> Iterator[Finding]:
             rule="hang",
             values=hang.as_json(),
             weight=MUST,
-            sentence=f"Attempt {label} hung from {begun} UTC on for "
+            sentence=f"Attempt {label} hung from {begun} UTC for "
             f"{format_duration(held / num_ranks)}: {describe_hang(hang)}; {done}.",
             evidence="processes, stacks and collectives of its ranks (attempt-N/hang)",
             key="on_hang" if hang.action is HangAction.REPORT else "",
@@ -1133,7 +1135,7 @@ def _on_start(job: Job, analysis: Analysis) -> Iterator[Finding]:
         rule="start",
         values={"start_s": took},
         weight=float(first["start_s"].sum()) / total,
-        sentence=f"The first step began {in_units(took)} after the job{parts}.",
+        sentence=f"The first step began {in_units(took)} after the start of the job{parts}.",
         evidence="the started event, the ranks' starts, and the first step of each",
         key="container.image on a local disk, fewer imports, or a smaller checkpoint to load",
         cause="start",
@@ -1164,10 +1166,10 @@ def _on_small_pieces(job: Job, analysis: Analysis) -> Iterator[Finding]:
         rule="small pieces",
         values={"micro_batch": size, "forward_s": took, "launch_s": fixed},
         weight=overhead,
-        sentence=f"A micro-batch of {size} is small: its forward takes {in_units(took)} a stage, "
-        f"of which starting the kernels is about {in_units(fixed)}{room}.",
-        evidence=f"step {step.step}: {micros} micro-batches, {training.layers} layers on {stages} "
-        "stages, 0.2 ms a layer as the planner has it",
+        sentence=f"A micro-batch of {size} is small: its forward takes {in_units(took)} per "
+        f"stage, of which starting the kernels takes about {in_units(fixed)}{room}.",
+        evidence=f"step {step.step}: {micros} micro-batches, {training.layers} layers on "
+        f"{stages} stages, 0.2 ms per layer as the planner assumes",
         key=f"train.micro_batch_size: {2 * size}",
         cause="micro-batch",
         lost_s=overhead / 2 * analysis.accounting.seconds.get("compute", 0.0),
@@ -1273,7 +1275,7 @@ def _on_unused_memory(job: Job, analysis: Analysis) -> Iterator[Finding]:
         sentence=f"The fullest GPU never held more than {fullest['used_mb'] / 1024:.1f} of "
         f"{fullest['total_mb'] / 1024:.0f} GiB ({percent(float(shares.max()))})"
         f"{waits if waited else ''}: the job fits on fewer or smaller GPUs.",
-        evidence=f"{len(table)} GPUs, the most that their samples have",
+        evidence=f"{len(table)} GPUs, the highest values of their samples",
         key=f"parallel.pipeline: {depth // 2}, or {more}"
         if depth > 1
         else f"{more}, or GPUs with less memory",
@@ -1301,7 +1303,7 @@ def _on_limit(job: Job, analysis: Analysis) -> Iterator[Finding]:
         sentence=f"The time limit was {in_units(limit * 60)}, {limit * 60 / ran:.0f} times the "
         f"{in_units(ran)} of the run"
         + (f", which waited {in_units(waited)} in the queue" if has_waited else "")
-        + ": a shorter one may start sooner.",
+        + ": with a shorter one it may start sooner.",
         evidence="the conf, and the first start to the last end",
         key=f"cluster.walltime_min: {max(10, _round_up(1.5 * ran / 60))}",
         cause="limit" if has_waited else "",

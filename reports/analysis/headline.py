@@ -129,7 +129,7 @@ def summarise(
     state = _describe_state(job)
     held = accounting.rows
     clock = Evidence("events and exits", Sure.MEASURED)
-    no_clock = NotKnown(goodput.clock or "nothing tells when the run began and ended", (clock,))
+    no_clock = NotKnown(goodput.clock or "it is not known when the run began and ended", (clock,))
     hours: Known[float] = no_clock
     duration: Known[float] = no_clock
     queued: Known[float] = no_clock
@@ -382,7 +382,7 @@ def _describe_state(job: Job) -> str:
     if not starts and not ends:
         return "not known" if job.outcomes == {} else next(reversed(job.outcomes.values()))
     if not ends or (starts and float(starts[-1]["time"]) > float(ends[-1]["time"])):
-        return "running, or ended without a word"
+        return "running, or ended without a record"
     reason = str(ends[-1].get("reason", ""))[:300]
     word = "failed" if ends[-1].get("code") else "ended well"
     return f"{word}: {reason}" if reason else word
@@ -480,7 +480,7 @@ def measure_energy(samples: pd.DataFrame, num_gpus: int) -> Known[float]:
     if rows.empty:
         return NotKnown("no sample has the power of a GPU", (Evidence(source),))
     if not num_gpus:
-        reason = "nothing tells how many of the sampled GPUs are the job's"
+        reason = "it is not known how many of the sampled GPUs belong to the job"
         return NotKnown(reason, (Evidence(source, Sure.MEASURED),))
     if rows.groupby("attempt")[["node", "gpu"]].apply(_count_rows).max() > num_gpus:
         reason = "the samples have GPUs of other jobs too"

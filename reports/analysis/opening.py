@@ -53,8 +53,8 @@ def write_opening(job: Job, analysis: Analysis, findings: Sequence[Finding]) -> 
     if has_ended_badly(job):
         return f"{went}."
     if head.slower:
-        return f"{went}; a finding says what is known of the slower steps, no key is known to help."
-    return f"{went}; no finding asks for a change."
+        return f"{went}; a finding below describes the slower steps, but no key is known to help."
+    return f"{went}; no finding suggests a change."
 
 
 def _lower(sentence: str) -> str:

@@ -141,7 +141,7 @@ def _observe_one(
     owners = own["rank"][firsts]
     missing = next((at for at, stage in enumerate(stages.tolist()) if at != stage), None)
     if missing is not None:
-        return f"no rank wrote of stage {missing}"
+        return f"no rank recorded stage {missing}"
     counts = own["rank"] == owners[own["stage"]]
     own = {name: values[counts] for name, values in own.items()}
     ranks, placement = np.unique(owners, return_inverse=True)
@@ -152,7 +152,7 @@ def _observe_one(
         known[key] = _find_order(own, placement.tolist())
     order = known[key]
     if order is None:
-        return "an action is there twice"
+        return "an action occurs twice"
     times = {name: own[name] for name in ("begin_s", "ready_s", "end_s")}
     return Pipeline(replica=replica, ranks=tuple(ranks.tolist()), order=order, **times)
 

@@ -247,7 +247,7 @@ def bound_share(
     """Return the share of `part_s` in `whole_s`; it may be `may_s` larger or `slack_s` smaller."""
     evidence = tuple(proof)
     if not whole_s:
-        why = "nothing tells when the run began and ended"
+        why = "it is not known when the run began and ended"
         return NotKnown(reason or why, evidence)
     low = min(1.0, max(part_s - slack_s, 0.0) / whole_s)
     high = min(1.0, (part_s + may_s) / whole_s)

@@ -560,7 +560,7 @@ def _collect_repeated(
     later = labels[labels.index(label) + 1 :]
     numbers = every.loc[every["attempt"] == label, "step"]
     if numbers.empty or not every["attempt"].isin(later).any():
-        reason = "nothing tells which steps a later attempt did again"
+        reason = "it is not known which steps a later attempt repeated"
         return replace(found, slack_s=found.steps_s, reason=reason)
     row = {"attempt": label, "step": float(numbers.max()), "count": float(found.seen)}
     again = count_repeated(pd.DataFrame([row]), every, labels)

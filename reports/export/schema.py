@@ -64,7 +64,7 @@ KIND_COLUMNS = {
     "evaluate": ("evaluate_s", "evaluation"),
     "memcpy": ("memcpy_s", "copies to and from a GPU, of a profile"),
     "idle": ("idle_s", "GPU without work, of a profile"),
-    "other": ("other_s", "a script's spans with names of their own"),
+    "other": ("other_s", "spans with names of the script's own"),
 }
 """For each kind in the trace, the column of its work and a description."""
 
@@ -77,33 +77,33 @@ _REPLICA = Column("replica", "int", "data-parallel copy")
 
 TABLES = {
     "attempts": Table(
-        "A row a start of the ranks, in order.",
+        "One row per start of the ranks, in order.",
         (
             _ATTEMPT,
             Column("started", "time", "first sign of it"),
-            Column("ended", "time", "last sign of it, so far where it runs"),
-            Column("first_step", "int", "first step that is known of it"),
+            Column("ended", "time", "last sign of it so far"),
+            Column("first_step", "int", "first known step"),
             Column("last_step", "int", "last one"),
             Column("steps_s", "float", "in steps", "s"),
-            Column("repeated_s", "float", "of that, in steps that a later attempt did again", "s"),
+            Column("repeated_s", "float", "of that, in steps that a later attempt repeated", "s"),
             Column("partition", "text", "layers of each stage, `3-4-5`"),
-            Column("outcome", "text", "how it ended; empty while it runs, or if nothing says"),
+            Column("outcome", "text", "how it ended; empty while it runs, or if it is not known"),
         ),
     ),
     "accounting": Table(
-        "A row a rank and attempt: all of its time, from the submit or the end of the attempt "
-        "before, by what it was for. The classes less `overlap_s` add up to `span_s`.",
+        "One row per rank and attempt: all of its time, from the submit or the end of the "
+        "attempt before, divided by purpose. The classes less `overlap_s` add up to `span_s`.",
         (
             _ATTEMPT,
             _RANK,
             Column("span_s", "float", "all of its time", "s"),
             *(Column(f"{name}_s", "float", doc, "s") for name, doc in CLASSES.items()),
-            Column("overlap_s", "float", "claimed by two classes: an error of clocks", "s"),
+            Column("overlap_s", "float", "claimed by two classes, as clocks differ", "s"),
         ),
     ),
     "steps": Table(
-        "A row a step. Where no rank wrote a trace, a row a line of the log, which may be the mean "
-        "of several steps. The times are those of the report.",
+        "One row per step. If no rank wrote a trace, one row per line of the log, which may be "
+        "the mean of several steps. The times are those of the report.",
         (
             _ATTEMPT,
             _STEP,
@@ -116,8 +116,8 @@ TABLES = {
         ),
     ),
     "rank_steps": Table(
-        "A row a rank and step of the traces. A step that ran twice in an attempt is there as it "
-        "ran last.",
+        "One row per rank and step of the traces. Of a step that ran twice in an attempt, the "
+        "last run is kept.",
         (
             _ATTEMPT,
             _RANK,
@@ -134,38 +134,38 @@ TABLES = {
         ),
     ),
     "events": Table(
-        "A row an event of the traces: an action of the schedule, or what ran beside it. Without "
-        "traces, the calls of Megatron's timers. Beyond two million, steps evenly apart; an "
-        "export has all.",
+        "One row per event of the traces: an action of the schedule, or what ran beside it. "
+        "Without traces, the calls of Megatron's timers. Beyond two million, evenly spaced "
+        "steps; an export has all.",
         (
             _ATTEMPT,
             _RANK,
             _REPLICA,
             _STAGE,
             _STEP,
-            Column("microbatch", "int", "micro-batch; missing where it is none's"),
+            Column("microbatch", "int", "micro-batch; missing if the event belongs to none"),
             Column("kind", "text", "kind of the trace: `F`, `B`, `send`, ... (docs/report.md)"),
-            Column("what", "text", "name within the kind; of a script's span its own"),
+            Column("what", "text", "name within the kind; for a script's span, its own name"),
             Column("begin", "time", "begin on rank 0's clock; missing for Megatron's timers"),
             Column("begin_s", "float", "the same, since the job's first step", "s"),
-            Column("wait_s", "float", "waits first, for its message", "s"),
-            Column("work_s", "float", "then works", "s"),
+            Column("wait_s", "float", "wait for its message, at first", "s"),
+            Column("work_s", "float", "work after the wait", "s"),
             Column("bytes", "int", "size of what was sent; 0 for others", "bytes"),
         ),
     ),
     "ranks": Table(
-        "A row a rank and attempt that left a trace, counted steps or an exit.",
+        "One row per rank and attempt with a trace, counted steps or an exit.",
         (
             _ATTEMPT,
             _RANK,
             _NODE,
             _STAGE,
             _REPLICA,
-            Column("device", "text", "what it computes on"),
+            Column("device", "text", "device on which it computes"),
             Column("num_events", "int", "events in its trace"),
-            Column("clock_doubt_s", "float", "most that its clock may be off rank 0's", "s"),
+            Column("clock_doubt_s", "float", "largest error of its clock against rank 0's", "s"),
             Column("steps", "int", "optimizer steps that were counted"),
-            Column("steps_s", "float", "what they took, pauses left out", "s"),
+            Column("steps_s", "float", "their time without pauses", "s"),
             Column("pauses_s", "float", "pauses between them, as a checkpoint or evaluation", "s"),
             Column("started", "time", "its process started"),
             Column("ended", "time", "its process ended; missing while it runs"),
@@ -176,7 +176,7 @@ TABLES = {
         ),
     ),
     "nodes": Table(
-        "A row a node and attempt.",
+        "One row per node and attempt.",
         (
             _ATTEMPT,
             _NODE,
@@ -189,7 +189,7 @@ TABLES = {
         ),
     ),
     "gpus": Table(
-        "A row a GPU and sample, at most 20 000 rows a node, evenly spread.",
+        "One row per GPU and sample, at most 20 000 rows per node, evenly spread.",
         (
             _ATTEMPT,
             _NODE,
@@ -204,7 +204,7 @@ TABLES = {
         ),
     ),
     "losses": Table(
-        "A row a step about which a log has a line: what the training says of itself.",
+        "One row per step that a log line reports: the figures that the training prints.",
         (
             _ATTEMPT,
             _NODE,
@@ -223,10 +223,10 @@ TABLES = {
             Column("samples_per_s", "float", "as printed", "1/s"),
             Column("tokens_per_s", "float", "as printed: of all devices or of one", "1/s"),
         ),
-        more="whatever else the lines say in numbers, by its label there: `lm loss`, `accuracy`",
+        more="all other numbers of the lines, by their labels: `lm loss`, `accuracy`",
     ),
     "memory": Table(
-        "A row a memory line of Megatron's kind in a log, as torch counts.",
+        "One row per memory line in Megatron's format, with torch's counts.",
         (
             _ATTEMPT,
             _NODE,
@@ -239,8 +239,8 @@ TABLES = {
         ),
     ),
     "logs": Table(
-        "A row a line that a rank wrote; of large logs the last megabytes. `vjob logs` and the "
-        "files have all.",
+        "One row per line that a rank wrote; of large logs the last megabytes. `vjob logs` and "
+        "the files have all.",
         (
             _ATTEMPT,
             _NODE,
@@ -252,27 +252,27 @@ TABLES = {
         ),
     ),
     "history": Table(
-        "A row an event in the life of the run; docs/events.md lists the kinds.",
+        "One row per event in the life of the run; docs/events.md lists the kinds.",
         (
             Column("time", "time", "when it happened"),
             Column("kind", "text", "what happened"),
             _ATTEMPT,
-            Column("facts", "text", "all else that is known of it, as JSON"),
+            Column("facts", "text", "everything else that is known of it, as JSON"),
         ),
     ),
     "findings": Table(
-        "A row a finding, in the order of the report.",
+        "One row per finding, in the order of the report.",
         (
             Column("sentence", "text", "the finding"),
             Column("evidence", "text", "where its number comes from"),
             Column("key", "text", "key of the conf to change; empty where none helps"),
-            Column("cause", "text", "one word of what is wrong; empty for what is just said"),
+            Column("cause", "text", "name of the problem; empty for a mere observation"),
             Column("lost_s", "float", "what it costs, of all ranks together", "s"),
             Column("cost", "text", "the same in hours, and in money where prices are given"),
         ),
     ),
     "timers": Table(
-        "A row a timer of Megatron and rank, over all logged steps.",
+        "One row per timer of Megatron and rank, over all logged steps.",
         (
             Column("timer", "text", "its name"),
             _RANK,
@@ -282,7 +282,7 @@ TABLES = {
         ),
     ),
     "timers_by_step": Table(
-        "A row a timer of Megatron and step.",
+        "One row per timer of Megatron and step.",
         (
             Column("timer", "text", "its name"),
             _STEP,
@@ -291,7 +291,7 @@ TABLES = {
         ),
     ),
     "timer_calls": Table(
-        "A row a call of a timer whose begin and end were printed; of up to four blocks a log.",
+        "One row per timer call whose begin and end were printed; of up to four blocks a log.",
         (
             _NODE,
             _STEP,
@@ -302,18 +302,16 @@ TABLES = {
         ),
     ),
     "phases": Table(
-        "A row a dated line of Megatron, such as `[after training is done]`.",
+        "One row per dated line of Megatron, such as `[after training is done]`.",
         (
             _ATTEMPT,
             _NODE,
             Column("phase", "text", "its words"),
-            Column(
-                "time", "time", "its date, which names no zone: taken as of the machine that reads"
-            ),
+            Column("time", "time", "its date, read in the time zone of the reading machine"),
         ),
     ),
     "not_read": Table(
-        "A row a file that was not read whole.",
+        "One row per file that was not read completely.",
         (Column("file", "text", "its name"), Column("why", "text", "what is missing of it")),
     ),
 }
@@ -374,10 +372,10 @@ def add_seconds(zero_ns: int, seconds: pd.Series) -> pd.Series:
 
 def render_columns() -> str:
     """Render all tables and their columns as Markdown for docs/notebook.md."""
-    lines = ["| table | a row is | columns |", "|---|---|---|"]
+    lines = ["| table | one row per | columns |", "|---|---|---|"]
     for name, table in TABLES.items():
         columns = ", ".join(f"`{column.name}`" for column in table.columns)
         more = f", and {table.more}" if table.more else ""
-        row = re.split(r"[.:;] |\.$", table.doc)[0].removeprefix("A row ")
+        row = re.split(r"[.:;] |\.$", table.doc)[0].removeprefix("One row per ")
         lines.append(f"| `{name}` | {row} | {columns}{more} |")
     return "\n".join(lines) + "\n"

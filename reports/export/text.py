@@ -28,7 +28,7 @@ def render_text(job: Job, analysis: Analysis, findings: list[Finding], *, is_par
     """Render all sections that have content. Control characters from logs are replaced."""
     lines: list[str] = [f"report of {job.sources.name}"]
     if is_partial:
-        lines.append("the job has not ended: this is what is there so far")
+        lines.append("the job has not ended: this is the report so far")
     lines += textwrap.wrap(write_opening(job, analysis, findings), 80)
     lines += ["", *(f"  {one.name}: {one.value}" for one in list_facts(analysis.headline))]
     time = _list_time(analysis)

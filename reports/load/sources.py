@@ -78,8 +78,8 @@ def locate_sources(path: Path) -> Sources:
     if path.is_file():
         if not _LOG_NAME.search(path.name):
             raise SourceError(
-                f"{path.name} is no log: give a job, a run folder, a folder of logs, or one log, "
-                f"*{', *'.join(LOGS)}"
+                f"{path.name} is not a log: give a job, a run folder, a folder of logs, or one "
+                f"log, *{', *'.join(LOGS)}"
             )
         attempt = AttemptSources(
             label="",
@@ -109,8 +109,8 @@ def locate_sources(path: Path) -> Sources:
         bare = _collect_attempt("", path, most)
         if not bare.logs and not bare.traces and not bare.gpus:
             raise SourceError(
-                f"{path} holds nothing to report: no attempt-<n> of a run, no <node>{LOGS[0]}, "
-                "no trace/node-<index>.jsonl"
+                f"{path} contains nothing to report: no attempt-<n> of a run, no "
+                f"<node>{LOGS[0]}, no trace/node-<index>.jsonl"
             )
         return Sources(name=path.name, run=None, attempts=(bare,))
     return Sources(name=path.name, run=run, attempts=tuple(attempts), num_left_out=left_out)

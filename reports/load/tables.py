@@ -248,7 +248,7 @@ def load_job(
     for attempt in sources.attempts:
         if attempt.num_left_out:
             skipped[f"{attempt.label}/*".lstrip("/")] = (
-                f"{attempt.num_left_out:,} files more than are read"
+                f"{attempt.num_left_out:,} more files than are read"
             )
     paths = [(attempt.label, path) for attempt in sources.attempts for path in attempt.traces]
     say(f"{len(paths)} traces")

@@ -70,7 +70,7 @@ class RankTrace:
 
 SPAN_BYTES = 1 << 20
 KINDS = (*COMPUTE, *COMMUNICATION, *OTHERS)
-NO_HEADER = "no header: it may be no trace"
+NO_HEADER = "no header: it may not be a trace"
 _MOST_KINDS = 64
 _MANY_ROWS = 20_000
 _LARGEST = 2**61  # more than now in ns since 1970; sums of three fit in 64 bits
@@ -178,7 +178,7 @@ class File:
 def _take_header(trace: RankTrace, value: dict[str, Any]) -> str:
     """Copy the header's values into the trace; return why it is refused, or an empty text."""
     if value["trace"] != FORMAT:
-        return f"format {str(value['trace'])[:20]}, this vjob reads {FORMAT}"
+        return f"format {str(value['trace'])[:20]}, but this vjob reads {FORMAT}"
     numbers = [value.get(name) for name in ("rank", "replica", "origin")]
     stages = value.get("stages")
     if not isinstance(stages, list) or not stages or not all(map(_is_whole, [*numbers, *stages])):

@@ -77,7 +77,7 @@ def draw_stages(job: Job, analysis: Analysis) -> Figure | None:
                     "color": GREY,
                     "line": {"width": 3},
                 },
-                "name": "promised by the plan",
+                "name": "predicted by the plan",
                 "hovertemplate": "%{y}: %{x:.4g} s promised<extra></extra>",
             }
         )

@@ -70,7 +70,7 @@ def explain_time(found: Accounting, *, is_partial: bool) -> str:
     if not found.is_split:
         text += "; without traces a step's time is not divided into computing and waiting"
     if found.overlap > TOLERANCE:
-        why = "traces or clocks are wrong" if found.is_split else "steps are known from lines alone"
+        why = "traces or clocks are wrong" if found.is_split else "steps are known from log lines"
         text += f"; {format_share(found.overlap)} is counted twice: {why}"
     return text + "."
 

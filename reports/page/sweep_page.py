@@ -151,7 +151,7 @@ def render_sweep(
         if drawn[key]
     ]
     table = build_sweep_table(runs, keys)
-    rows = PagePart(title="The least loss first", columns=table.columns, rows=tuple(table.rows))
+    rows = PagePart(title="Lowest loss first", columns=table.columns, rows=tuple(table.rows))
     page = Page(
         name=name,
         made_at=made_at,

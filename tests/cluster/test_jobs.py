@@ -300,7 +300,7 @@ def test_a_run_folder_that_vanished_is_said_and_not_a_silent_death(vjob: Vjob) -
     assert vjob.status("last")["state"] == "PENDING"
     shutil.rmtree(run.path)
     said = vjob("status", "last", code=2).stderr
-    assert f"the folder of run {run.name} was removed, its job goes on: scancel " in said
+    assert f"the folder of run {run.name} was removed, but its job still exists: scancel " in said
 
 
 def test_a_missing_log_folder_is_made_at_submit(vjob: Vjob) -> None:

@@ -168,7 +168,7 @@ def test_status_shows_the_readings_of_a_gpu_that_is_used(device: str, vjob: Vjob
 
 @pytest.mark.usefixtures("only_gpu")
 def test_a_process_that_is_not_the_jobs_is_told(device: str, vjob: Vjob) -> None:
-    done, word = vjob.folder / "done", "GPUs with processes that are not the job's"
+    done, word = vjob.folder / "done", "GPUs with processes that do not belong to the job"
     other = subprocess.Popen(
         [sys.executable, PROGRAMS / "holds_device.py", str(done)],
         env={**vjob.env, VARIABLE: device},

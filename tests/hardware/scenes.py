@@ -92,7 +92,7 @@ def on_kernel(code: int, text: str, words: str, tool: str = "NVRM 550.54", **mor
     )
 
 
-BLIND = "how the GPUs of n1 are is not known"
+BLIND = "the state of the GPUs of n1 is not known"
 LOST = (
     f"Unable to determine the device handle for GPU 0000:{make_bus(1).upper()}:00.0: GPU is lost.  "
     "Reboot the system to recover this GPU"

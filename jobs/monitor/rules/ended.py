@@ -465,7 +465,7 @@ def _by_record(snapshot: Snapshot, decided: End) -> Cause:
     end = end or decided
     return Cause(
         end=end,
-        reason=said or f"{last}{exit_code}{_format_at(snapshot)}; nothing tells why",
+        reason=said or f"{last}{exit_code}{_format_at(snapshot)}; the cause is not known",
         node=(snapshot.outcome.culprit_node or "") if snapshot.outcome is not None else "",
         remedies=list_remedies(end),
     )

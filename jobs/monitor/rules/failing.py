@@ -109,7 +109,7 @@ def wrong_setting(snapshot: Snapshot) -> Verdict | None:
             "said": first.said,
             "wanted": first.wanted,
             "more": [echo.name for echo in wrong[1:]],
-            "meaning": "what trains is not what you asked for",
+            "meaning": "the training does not use what you asked for",
         },
         tuple(echo.line for echo in wrong[:3]),
         node=first.line.node,
@@ -135,7 +135,7 @@ def saves_skipped(snapshot: Snapshot) -> Verdict | None:
         return None
     disks = [disk for disk in snapshot.disks if disk.path == found.folder]
     again = "it is tried again every 5 s" if found.waits else "the next save tries again"
-    free = disks[0].free_bytes if disks else NotKnown("the disk of that folder was not looked at")
+    free = disks[0].free_bytes if disks else NotKnown("the disk of that folder was not checked")
     if found.no_room:
         remedy = Remedy(Action.MAKE_ROOM, detail=f"there: {again}")
     else:
@@ -415,7 +415,7 @@ def not_a_number(snapshot: Snapshot) -> Verdict | None:
     saved = snapshot.checkpoint_step
     back: tuple[Remedy, ...] = ()
     if saved and saved < first:
-        back = (do(f"go back to the checkpoint of step {saved}, which is from before"),)
+        back = (do(f"go back to the checkpoint of step {saved}, which was saved before"),)
     return failing(
         snapshot,
         "not a number",
@@ -449,7 +449,7 @@ def loss_scale(snapshot: Snapshot) -> Verdict | None:
     is_flat = len(set(scales)) == 1 and len(scales) > 1 and num_skipped >= FLAT_SKIPS
     if not at_least and not is_flat and num_skipped < SKIPS:
         return None
-    unknown = NotKnown("no line tells the loss scale")
+    unknown = NotKnown("no line gives the loss scale")
     return failing(
         snapshot,
         "loss scale",
@@ -486,7 +486,7 @@ def gradients_explode(snapshot: Snapshot) -> Verdict | None:
         remedies=(
             LOWER_RATE,
             replace(CLIP, instead=True),
-            do("go back to a checkpoint from before"),
+            do("go back to a checkpoint from before that"),
             *cancel(snapshot),
         ),
     )

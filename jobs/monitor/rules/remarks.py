@@ -46,7 +46,7 @@ KEEP_FILES = Remedy(
     Action.ADD,
     Target.PROGRAM,
     "a folder outside of the code",
-    "for what must stay, and copy these files there",
+    "for files to keep, and copy these there",
 )
 
 Remark = Callable[[Snapshot], Iterator[Finding]]

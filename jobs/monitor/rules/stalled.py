@@ -354,7 +354,7 @@ def in_phase(snapshot: Snapshot) -> Verdict | None:
     limit = phase_limit_s(snapshot, phase.name)
     values = {
         "phase": phase.name,
-        "age_s": age if age is not None else NotKnown("no line tells when it began"),
+        "age_s": age if age is not None else NotKnown("no line shows when it began"),
         "limit_s": limit,
         "longest_s": snapshot.phases_s.get(phase.name) or NotKnown("it is the first of the run"),
         **step_values(snapshot),
@@ -460,7 +460,7 @@ def starting(snapshot: Snapshot) -> Verdict | None:
         return None
     phase, values, limit, begun = _start_phase(snapshot)
     age = snapshot.now - begun if begun is not None else None
-    values["age_s"] = age if age is not None else NotKnown("nothing tells when it began")
+    values["age_s"] = age if age is not None else NotKnown("its start is not known")
     if age is not None and age > limit:
         return _late_start(snapshot, {**values, "limit_s": limit})
     return conclude(
@@ -534,7 +534,7 @@ def running(snapshot: Snapshot) -> Verdict | None:
         Health.RUNNING,
         "running",
         {
-            "age_s": NotKnown("nothing tells when it began") if signs.age_s is None else age,
+            "age_s": NotKnown("its start is not known") if signs.age_s is None else age,
             "steps": steps,
             "num_bytes": signs.num_bytes,
             "quiet_s": NotKnown("no output") if signs.quiet_s is None else signs.quiet_s,

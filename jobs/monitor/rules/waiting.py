@@ -119,7 +119,7 @@ def requeued(snapshot: Snapshot) -> Verdict | None:
     if not any(row.state == "REQUEUED" or row.restarts for row in rows) and not snapshot.earlier:
         return None
     times = max(max(row.restarts for row in rows), len(snapshot.earlier), 1)
-    unknown = NotKnown("no attempt before left how it ended")
+    unknown = NotKnown("no earlier attempt recorded how it ended")
     return conclude(
         Health.REQUEUED,
         "requeued",

@@ -50,7 +50,7 @@ def render_sentence(finding: Finding) -> str:
     }
     said = SENTENCES[finding.rule](known)
     blind = known.get("gpus_not_read")
-    return f"{said}; how the GPUs of {format_names(blind)} are is not known" if blind else said
+    return f"{said}; the state of the GPUs of {format_names(blind)} is not known" if blind else said
 
 
 def render_advice(finding: Finding, context: Context, job: str) -> str:
@@ -164,17 +164,17 @@ def _never_starts(values: Values) -> str:
 def _requeued(values: Values) -> str:
     state = values["state"]
     if state == "starts":
-        return "the scheduler started it again, its next attempt is about to begin"
+        return "the scheduler restarted it; its next attempt is about to begin"
     if state == "restarts":
         number = f"{values['number']} of {values['most']}"
-        return f"it starts again in a moment, restart {number}, after: {values['after']}"
+        return f"it restarts in a moment (restart {number}), after: {values['after']}"
     if state == "saved":
         return str(values["said"])
     why = f", after: {values['after']}" if _is_known(values["after"]) else ""
     times = _plural(values["times"], "once", f"{values['times']} times")
     last = {"preempted": ": preempted by another job", "node-fail": ": a node failed"}
     how = last.get(values["cause"], "") if _is_known(values["cause"]) else ""
-    return f"it waits to start again, requeued {times}{how}{why}; {_wait(values)}{_start(values)}"
+    return f"it waits to restart, requeued {times}{how}{why}; {_wait(values)}{_start(values)}"
 
 
 def _pending(values: Values) -> str:
@@ -182,7 +182,7 @@ def _pending(values: Values) -> str:
     count = values["num_waiting"]
     jobs = _plural(count, "another job of the run waits", f"{count} other jobs of the run wait")
     beside = f"; {jobs} for it" if count else ""
-    return f"job {values['job']}{group} pends: {_wait(values)}{_start(values)}{beside}"
+    return f"job {values['job']}{group} is pending: {_wait(values)}{_start(values)}{beside}"
 
 
 def _wait(values: Values) -> str:
@@ -222,9 +222,9 @@ def _done(values: Values) -> str:
 
 def _abandoned(values: Values) -> str:
     silence = format_duration(values["silence_s"])
-    stopped = f"no sign of life for {silence}, it stopped at {_step(values)}"
+    stopped = f"no sign of life for {silence}; it stopped at {_step(values)}"
     if not values["is_end_known"]:
-        return f"{stopped}; nothing tells how it ended"
+        return f"{stopped}; how it ended is not known"
     return f"{_line(values['line'])}; {stopped}" if "line" in values else stopped
 
 
@@ -237,19 +237,19 @@ def _exit(values: Values) -> str:
 
 
 def _asked_to_end(values: Values) -> str:
-    said = values["said"] if _is_known(values["said"]) else "somebody said stop"
+    said = values["said"] if _is_known(values["said"]) else "it was asked to stop"
     return f"the attempt is being ended: {said}"
 
 
 def _wrong_setting(values: Values) -> str:
     more = f" (and {format_names(values['more'])})" if values["more"] else ""
     return (
-        f"the run says {values['name']}: {values['said']}, the conf says {values['wanted']}{more}"
+        f"{values['name']} is {values['said']} in the run, but {values['wanted']} in the conf{more}"
     )
 
 
 def _saves_skipped(values: Values) -> str:
-    done, then = "skipped", "; training goes on"
+    done, then = "skipped", "; training continues"
     if values["waits"]:
         many, done, then = "a save", "waits", ", and the training with it"
     elif values["count"] == 1:
@@ -260,7 +260,7 @@ def _saves_skipped(values: Values) -> str:
     free = values["free_bytes"]
     room = f" ({format_free(free)} free)" if _is_known(free) else ""
     kept = values["kept_step"]
-    last = f"; complete is iteration {kept}" if _is_known(kept) else ""
+    last = f"; the last complete one is of iteration {kept}" if _is_known(kept) else ""
     age = format_duration(values["age_s"])
     return f"{many} {done}, for {age}: {why} in {values['folder']}{room}{then}{last}"
 
@@ -309,7 +309,7 @@ def _error_line(values: Values) -> str:
 
 def _no_gpu_process(values: Values) -> str:
     age = format_duration(values["age_s"])
-    return f"none of {values['num_gpus']} GPUs has a process, {age} after the ranks started"
+    return f"none of the {values['num_gpus']} GPUs has a process, {age} after the ranks started"
 
 
 def _not_a_number(values: Values) -> str:
@@ -345,10 +345,10 @@ def _lost_node(values: Values) -> str:
 
 def _ranks_stand(values: Values) -> str:
     silence, limit = format_duration(values["silence_s"]), format_duration(values["limit_s"])
-    stand = _plural(len(values["ranks"]), "stands", "stand")
+    stand = _plural(len(values["ranks"]), "has", "have")
     return (
-        f"{_ranks(values)} {stand} at step {values['step']} for {silence} (limit {limit}) while "
-        f"others go on, at step {values['others_step']}"
+        f"{_ranks(values)} {stand} been at step {values['step']} for {silence} (limit {limit}) "
+        f"while others continue, at step {values['others_step']}"
     )
 
 
@@ -431,13 +431,13 @@ def _start_phase(values: Values) -> str:
     state = values["state"]
     if state == "container":
         nodes = values["nodes"]
-        verb = _plural(len(nodes), "prepares", "prepare")
-        return f"{format_names(nodes)} {verb} the container"
+        verb = _plural(len(nodes), "is", "are")
+        return f"{format_names(nodes)} {verb} preparing the container"
     if state == "rendezvous":
         missing, total = values["missing"], values["num_nodes"]
         verb = _plural(missing, "has", "have")
-        return f"{missing} of {total} nodes {verb} not reported" if missing else "the nodes meet"
-    return "the ranks import and connect"
+        return f"{missing} of {total} nodes {verb} not reported" if missing else "the nodes connect"
+    return "the ranks are importing modules and connecting"
 
 
 def _gpus_spin(values: Values) -> str:
@@ -503,15 +503,16 @@ def _straggler(values: Values) -> str:
     stage = f" of {_plural(len(stages), 'stage', 'stages')} {held}" if stages else ""
     own = format_pace(values["work_s"]) if _is_known(values["work_s"]) else "longer"
     return (
-        f"{format_rank(values['rank'], values['node'])} works {own} a step, its peers{stage} "
+        f"{format_rank(values['rank'], values['node'])} works {own} per step, its peers{stage} "
         f"{format_pace(values['peers_work_s'])} (score {values['score']:.2f}){more}"
     )
 
 
 def _throttled(values: Values) -> str:
     return (
-        f"GPU {values['gpu']} of {values['node']} is held down ({values['throttle']}) and steps "
-        f"take {format_pace(values['step_s'])}, before {format_pace(values['before_s'])}"
+        f"the clock of GPU {values['gpu']} of {values['node']} is held down "
+        f"({values['throttle']}) and steps take {format_pace(values['step_s'])}, "
+        f"{format_pace(values['before_s'])} before"
     )
 
 
@@ -534,16 +535,16 @@ def _healthy(values: Values) -> str:
         return f"it may hang: {_suspect(values, '')}, after {_step(values)}"
     if values["is_early"]:
         limit = format_duration(values["limit_s"])
-        tail = f"; after so few steps it is too early to judge: STALLED after {limit} without one"
+        tail = f"; too early to judge after so few steps; STALLED after {limit} without a step"
     return f"{_step(values)} {format_duration(values['age_s'])} ago{pace}{tail}"
 
 
 def _ending(values: Values) -> str:
     count = values.get("num_exited")
     if count is None:
-        return f"the scheduler tidies up after it, at {_step(values)}"
+        return f"the scheduler is cleaning up after it, at {_step(values)}"
     who = _plural(count, "the one rank", f"all {count} ranks")
-    return f"{who} exited 0, the batch script goes on"
+    return f"{who} exited 0; the batch script still runs"
 
 
 def _unknown(values: Values) -> str:
@@ -553,7 +554,7 @@ def _unknown(values: Values) -> str:
         why = f"{values['scheduler'] or 'the scheduler'} does not answer"
     step = f"{_step(values)} is known" if _is_known(values["step"]) else ""
     ended = f"its last attempt ended: {values['ended']}" if "ended" in values else ""
-    return join([f"nothing tells how it is: {why}", step, ended], "; ")
+    return join([f"its state is not known: {why}", step, ended], "; ")
 
 
 # Remarks.
@@ -572,7 +573,7 @@ def _unreadable(values: Values) -> str:
 def _error_that_passed(values: Values) -> str:
     who = format_rank(values["rank"], values["node"])
     said = join([who, values["text"]], " ")
-    return f"an error was written and the training went on: {said}"
+    return f"an error was printed, but the training continued: {said}"
 
 
 def _warning(values: Values) -> str:
@@ -588,16 +589,16 @@ def _node_not_well(values: Values) -> str:
     why = f": {values['reason']}" if values["reason"] else ""
     what = "has maintenance on" if values["condition"] == "maintenance" else "drains"
     said = f"the scheduler {what} node {values['node']}{why}" + (f" ({who})" if who else "")
-    return f"{said}; this job goes on, its next start is on other nodes"
+    return f"{said}; this job continues, but its next start will be on other nodes"
 
 
 def _preempted(values: Values) -> str:
     left = _time(values, "left_s", ", and ends it in {}")
-    return f"the scheduler takes its nodes for another job since {values['since']}{left}"
+    return f"the scheduler began at {values['since']} to take its nodes for another job{left}"
 
 
 def _time_limit_near(values: Values) -> str:
-    needed = _time(values, "needed_s", ", and at its pace it needs {} more")
+    needed = _time(values, "needed_s", ", but at its pace it needs {} more")
     return f"the time limit ends it {_until(values['left_s'])}{needed}{_checkpoint(values)}"
 
 
@@ -621,7 +622,7 @@ def _gpu_trouble(values: Values) -> str:
         "ecc": "uncorrected ECC errors",
         "hot": f"{limit or 0:.0f} degrees or more",
         "full": f"more than {limit or 0:.0%} of the memory used",
-        "foreign": "processes that are not the job's",
+        "foreign": "processes that do not belong to the job",
         "held down": f"held down ({values['why']})",
     }[values["trouble"]]
     return f"GPUs with {what}: {format_names(values['gpus'])}"
@@ -629,11 +630,11 @@ def _gpu_trouble(values: Values) -> str:
 
 def _files_in_the_copy(values: Values) -> str:
     count, names = values["num_files"], values["names"]
-    files = "file lies" if count == 1 else "files lie"
+    files = "file is" if count == 1 else "files are"
     such = "" if count == 1 else "such as "
     return (
-        f"{count} new {files} in this run's copy of the code, which the next run does not see: "
-        f"{such}{values['folder']}/{names[0]}"
+        f"{count} new {files} in this run's copy of the code, where the next run does not see "
+        f"them: {such}{values['folder']}/{names[0]}"
     )
 
 
@@ -657,7 +658,7 @@ def _jobs_over(values: Values) -> str:
 def _damaged(values: Values) -> str:
     more = f", and {values['num_more']} more" if values["num_more"] else ""
     return (
-        f"the checkpoint of step {values['step']} is damaged and set aside "
+        f"the checkpoint of step {values['step']} is damaged and was set aside "
         f"({values['reason']}){more}: {values['path']}"
     )
 
@@ -666,7 +667,7 @@ def _damaged(values: Values) -> str:
 
 
 def _last_checkpoint(values: Values) -> str:
-    tail = ", from which it goes on when it is submitted again" if values.get("goes_on") else ""
+    tail = ", from which it continues when it is submitted again" if values.get("goes_on") else ""
     return f"the last checkpoint is of step {values['step']}{tail}"
 
 
@@ -696,7 +697,7 @@ SENTENCES: Mapping[str, Callable[[Values], str]] = {
     "refused": _refused,
     "submitting": _submitting,
     "no room": _no_room,
-    "morphing": lambda v: f"it goes from {v['change']} and takes up its last checkpoint there",
+    "morphing": lambda v: f"it changes from {v['change']} and resumes its last checkpoint there",
     "done": _done,
     "dead": lambda v: str(v["reason"]),
     "never starts": _never_starts,
@@ -735,7 +736,7 @@ SENTENCES: Mapping[str, Callable[[Values], str]] = {
     "gpus spin": _gpus_spin,
     "gpus idle": _gpus_idle,
     "stopped ranks": _say_of_ranks("stopped (SIGSTOP, or a debugger)"),
-    "dead ranks": _say_of_ranks("dead and not collected yet"),
+    "dead ranks": _say_of_ranks("dead, but their parent has not collected them"),
     "ranks in the kernel": _say_of_ranks(
         "stuck in the kernel (state D: a disk, a dead mount, a driver)"
     ),
@@ -775,8 +776,8 @@ SENTENCES: Mapping[str, Callable[[Values], str]] = {
         f"{format_names(list(map(str, v['node_ranks'])))}"
     ),
     "several jobs": lambda v: (
-        f"logs of another job are here too, and left out: {format_names(v['nodes'])}, with the "
-        f"master {v['master']}"
+        f"logs of another job are here too and are ignored: {format_names(v['nodes'])}, with "
+        f"the master {v['master']}"
     ),
     "preflight": lambda v: f"preflight of {format_names(v['nodes'])}: {v['said']}",
     "jobs that are over": _jobs_over,
@@ -798,7 +799,7 @@ SENTENCES: Mapping[str, Callable[[Values], str]] = {
     "no checkpoint": _no_checkpoint,
     "hung": _hung,
     "said": lambda v: str(v["text"]),
-    "source": lambda v: f"as {v['source']} tells",
+    "source": lambda v: f"according to {v['source']}",
     "last life": lambda v: (
         f"the last sign of life of any node is {format_duration(v['age_s'])} old"
     ),

@@ -70,7 +70,7 @@ def collect_stacks(
     tell: Callable[[int, int], None] = lambda done, all_: None,
 ) -> Stacks:
     """Stacks of all ranks; `tell` is called with how many nodes of how many have answered."""
-    expect_ours(view.run, "stacks are taken by a program that its folder names")
+    expect_ours(view.run, "vjob runs a program from its folder to take stacks")
     plan, attempt = find_running(view, "a look at stacks")
     hosts = list_hosts(plan, attempt)
     words = _build_agent_words(view.run, plan, attempt, native)
@@ -125,7 +125,7 @@ def find_running(view: RunView, what: str) -> tuple[Plan, AttemptFolder]:
         )
     if not any(info.state in (JobState.RUNNING, JobState.COMPLETING) for info in view.infos):
         raise InputError(
-            f"{view.run.name} does not run now: {view.state}; {what} needs a job that runs"
+            f"{view.run.name} is not running: {view.state}; {what} needs a running job"
         )
     if not attempts:
         raise InputError(f"{view.run.name} has not started its ranks yet")
@@ -231,9 +231,9 @@ def expect_here(view: RunView) -> None:
     for job in view.record.jobs:
         host = scheduler.find_other_machine(view.run, job.group)
         if host:
-            raise InputError(f"{view.run.name} runs on {host}; ask there")
+            raise InputError(f"{view.run.name} runs on {host}; run this command there")
     if not scheduler.can.one_host and not scheduler.can.remote_shell:
-        raise InputError(f"{scheduler.title} starts nothing on the nodes of a job that runs")
+        raise InputError(f"{scheduler.title} cannot start a program on the nodes of a running job")
 
 
 class Answers:

@@ -47,10 +47,10 @@ def collect_job_stacks(
     running = [part for part in job.parts if part.is_running]
     if not running:
         states = ", ".join(dict.fromkeys(part.info.native_word for part in job.parts))
-        raise InputError(f"job {job.word} does not run now: {states}; only what runs has stacks")
+        raise InputError(f"job {job.word} is not running: {states}; only a running job has stacks")
     if not all(part.is_ours for part in running):
         owner = running[0].user or "another user"
-        raise InputError(f"job {job.word} belongs to user {owner}: only they may look into it")
+        raise InputError(f"job {job.word} belongs to user {owner}: only that user may inspect it")
     hosts = [name for part in running for name in part.info.nodes]
     with tempfile.TemporaryDirectory(prefix="vjob-") as folder:
         bundle = Path(folder) / "agent.pyz"

@@ -28,7 +28,7 @@ from vjob.jobs.schedulers.job import SchedulerJob
 
 def open_shell(view: RunView, node: str | None, words: Sequence[str]) -> int:
     """Run it with this terminal; the exit code of the shell."""
-    expect_ours(view.run, "a shell is started by a program that its folder names")
+    expect_ours(view.run, "vjob runs a program from its folder to start a shell")
     plan, attempt = find_running(view, "a shell")
     index, host = choose_node(list_hosts(plan, attempt), node)
     agent = [plan.python, str(view.run.agent), "shell", "--run", str(view.run.path)]
@@ -45,7 +45,7 @@ def choose_node(hosts: dict[int, str], wanted: str | None) -> tuple[int, str]:
     for index, host in hosts.items():
         if wanted in (host, str(index)):
             return index, host
-    raise InputError(f"--node {wanted}: the run has {', '.join(hosts.values())}, from 0")
+    raise InputError(f"--node {wanted}: the nodes, from 0, are {', '.join(hosts.values())}")
 
 
 def build_way(
@@ -69,7 +69,7 @@ def build_step(
     if info is None:  # what Slurm said last may be older than the job's start
         info = _find_job(view_run(view.run, after=time.time()), host)
     if info is None:
-        raise InputError(f"{host} is in none of the run's jobs now")
+        raise InputError(f"{host} is not in any job of the run now")
     group, scheduler = plan.node(index).group.name, schedulers.get_scheduler(plan.scheduler)
     return scheduler.build_shell(info, host, group, command, tty=sys.stdin.isatty())
 

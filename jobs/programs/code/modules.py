@@ -39,8 +39,8 @@ def _find_file(stem: Path) -> Path | None:
 def _explain(name: str, folder: Path) -> str:
     path = folder.joinpath(*name.split("."))
     if path.is_dir():
-        return f"{name} is a package in {folder}, and `python -m` needs its __main__.py"
+        return f"{name} is a package in {folder}, but `python -m` needs its __main__.py"
     others = list(path.parent.glob("*.so")) if path.parent.is_dir() else []
     if others:
         return ""
-    return f"{name.partition('.')[0]} is in {folder}, and has no {path.name}.py in {path.parent}"
+    return f"{name.partition('.')[0]} is in {folder}, but has no {path.name}.py in {path.parent}"

@@ -165,7 +165,7 @@ def _name_top(name: str) -> str:
 def _explain_excess(root: Path, what: str, limits: Limits, shares: Counter[str], unit: str) -> str:
     largest = shares.most_common(LARGEST_FOLDERS)
     named = ", ".join(f"{os.fsencode(n).decode(errors='replace')} {c:,} {unit}" for n, c in largest)
-    return f"{root} has {what}, and at most {limits} are copied; the most is in {named}"
+    return f"{root} has {what}, but at most {limits} are copied; most of it is in {named}"
 
 
 def copy_tree(tree: Tree, target: Path, outside: Path, must_have: str) -> list[str]:

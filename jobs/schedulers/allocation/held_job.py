@@ -115,14 +115,15 @@ def adapt_conf(
         )
     if conf.morph.enabled:
         raise InputError(
-            f"a run that may morph asks for nodes and gives them back, which cannot be inside job "
-            f"{job}: leave out morph.enabled, {ask_new}"
+            "a run that may morph requests and releases nodes, which is not possible inside "
+            f"job {job}: remove morph.enabled, {ask_new}"
         )
     groups = conf.cluster.nodes
     if len(groups) > 1 and (conf.cluster.hetero == "split" or len(groups) != len(parts)):
         raise InputError(
-            f"cluster.nodes has {len(groups)} groups, and job {job}, which this shell is in, has "
-            f"{len(parts)} of its own: write one group for each, with hetero: hetjob, {ask_new}"
+            f"cluster.nodes has {len(groups)} groups, but job {job}, which this shell is in, "
+            f"has {len(parts)} of its own: write one group for each, with hetero: hetjob, "
+            f"{ask_new}"
         )
     problems = []
     for group, part in zip(groups, parts, strict=False):
@@ -138,7 +139,7 @@ def _find_misfits(group: NodeGroup, part: HeldPart, job: str) -> list[str]:
     held = len(part.info.nodes)
     if group.count > held:
         nodes = "node" if held == 1 else "nodes"
-        return [f"{where} has count: {group.count}, and job {job} has {held} {nodes} for it"]
+        return [f"{where} has count: {group.count}, but job {job} has {held} {nodes} for it"]
     problems = []
     used = part.nodes[: group.count]
     for what, wanted, counts in (
@@ -147,7 +148,7 @@ def _find_misfits(group: NodeGroup, part: HeldPart, job: str) -> list[str]:
     ):
         if counts and wanted > min(counts):
             problems.append(
-                f"{where} wants {wanted} {what} a node, and job {job} has {min(counts)} on "
+                f"{where} wants {wanted} {what} per node, but job {job} has {min(counts)} on "
                 f"{used[counts.index(min(counts))].name}"
             )
     return problems
@@ -163,7 +164,7 @@ def describe_terms(
     nodes = ",".join(fold_names(part.info.nodes) for part in parts)
     line = f"it runs inside job {job} of this shell ({nodes}{rest}) and ends with it"
     others = _list_other_keys(conf, written, parts)
-    return f"{line}; {', '.join(others)} of the conf: the job's own hold" if others else line
+    return f"{line}; the job's values replace {', '.join(others)} of the conf" if others else line
 
 
 def _list_other_keys(

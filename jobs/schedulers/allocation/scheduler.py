@@ -165,7 +165,7 @@ def _find_part(allocation: str, host: str) -> SchedulerJob:
     for info in infos:
         if host in info.nodes:
             return info
-    raise InputError(f"job {allocation} does not have {host} any more")
+    raise InputError(f"job {allocation} no longer has {host}")
 
 
 def _complete(

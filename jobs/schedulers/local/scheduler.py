@@ -114,7 +114,7 @@ class LocalScheduler(Scheduler):
         except OSError as error:
             raise VjobError(
                 f"{index.folder()} cannot be written: {error.strerror}; local jobs are counted "
-                "there: set XDG_STATE_HOME to a folder that you may write"
+                "there: set XDG_STATE_HOME to a folder that you can write"
             ) from None
         limits = asdict(submission.limits)
         state = {"job": job, "state": "PENDING", "time": time.time(), "after": waits, **limits}
@@ -145,9 +145,9 @@ class LocalScheduler(Scheduler):
             raise VjobError(f"job {job} has no supervisor; its scheduler.out says why")
         if state.get("machine") != identify_machine():
             host = str(state.get("machine")).partition(" ")[0]
-            raise VjobError(f"job {job} runs on {host}; do this there")
+            raise VjobError(f"job {job} runs on {host}; run this command there")
         if not is_alive(state):
-            raise VjobError(f"job {job} does not run any more")
+            raise VjobError(f"job {job} is no longer running")
         os.kill(int(state["pid"]), SIGTERM)
 
     def can_wait_for(self, other: Scheduler) -> bool:
@@ -210,7 +210,7 @@ def _find_awaited(job: str) -> str:
     """The state file of a job that another one waits for."""
     path = _find_indexed(job)
     if path is None:
-        raise VjobError(f"job {job} is to be waited for, and its run folder is not there any more")
+        raise VjobError(f"this run would wait for job {job}, whose run folder no longer exists")
     return str(path)
 
 

@@ -64,7 +64,7 @@ def parse_srun(argv: Sequence[str]) -> SrunStep:
             elif name == "wait":
                 wait_s = float(value)
             elif name not in IGNORED:
-                raise SystemExit(f"srun (local stand-in): --{name} is not known here")
+                raise SystemExit(f"srun (local stand-in): --{name} is not supported")
         components.append(Component(nodes=nodes, het_group=het_group, command=tuple(rest)))
     return SrunStep(components=tuple(components), kill_on_bad_exit=kill, wait_s=wait_s)
 
@@ -173,7 +173,7 @@ def run_scontrol(argv: Sequence[str]) -> int:
         text = argv[2] if len(argv) > 2 else os.environ.get("SLURM_JOB_NODELIST", "")
         print("\n".join(expand_nodes(text)))
         return 0
-    print(f"scontrol (local stand-in): {' '.join(argv)} is not known here", file=sys.stderr)
+    print(f"scontrol (local stand-in): {' '.join(argv)} is not supported", file=sys.stderr)
     return 1
 
 

@@ -258,8 +258,8 @@ class LocalJob:
             if os.access(self._tools / "srun", os.X_OK):
                 return
         raise VjobError(
-            f"neither {self.run.path} nor {above} lets programs be executed (mounted noexec): set "
-            "log_folder or TMPDIR to a folder that does"
+            f"programs cannot be executed in {self.run.path} or {above} (mounted noexec): set "
+            "log_folder or TMPDIR to a folder that allows it"
         )
 
     def remove_tools(self) -> None:

@@ -46,7 +46,7 @@ ALIASES = {
 }
 
 
-NOT_IN_ACCOUNTING = NotKnown("accounting does not tell it")
+NOT_IN_ACCOUNTING = NotKnown("accounting does not report it")
 PASSED = "INVALID"
 """squeue's time left of a job that goes on after its limit."""
 NO_NODES = ("", "(null)", "None", "None assigned")

@@ -150,7 +150,7 @@ def parse_sinfo_nodes(text: str) -> list[NodeGroup]:
     if not groups:
         raise InputError(
             "sinfo shows no node with GPUs that a job could get; look at `sinfo -N -O "
-            "NodeHost,StateLong,Gres`, or write cluster.nodes into the conf"
+            "NodeHost,StateLong,Gres`, or set cluster.nodes in the conf"
         )
     return groups
 

@@ -164,8 +164,9 @@ def judge_kill_wait(facts: dict[str, str], grace_s: float = Cluster().grace_s) -
         return Diagnosis(
             name="kill wait",
             status="warn",
-            text=f"Slurm kills {kill_wait_s} s after TERM (KillWait), and cluster.grace_s is "
-            f"{grace_s:.0f}: the last moments of the ranks and their exits would be lost",
+            text=f"Slurm kills {kill_wait_s} s after TERM (KillWait), but cluster.grace_s is "
+            f"{grace_s:.0f}: the last output of the ranks and their exit codes would be "
+            "lost",
             remedy=f"set cluster.grace_s: {most_s}{' or less' if most_s > 1 else ''}, "
             "or have KillWait raised",
         )
@@ -178,8 +179,8 @@ def judge_het_morph(plan: Plan) -> str:
     if not plan.morph or plan.layout != "hetjob":
         return ""
     return (
-        "cluster.hetero: hetjob ends with the first node that Slurm finds down, whatever "
-        "morph.enabled says: with split, or auto, the other groups go on"
+        "with cluster.hetero: hetjob the whole job ends with the first node that Slurm finds "
+        "down, even with morph.enabled; with split or auto, the other groups continue"
     )
 
 

@@ -186,7 +186,7 @@ def test_a_measured_spread_gives_a_band_and_may_prefer_what_is_simpler(conf: Pat
     told = json.loads(written.read_text())["prediction"]
     assert told["band_s"] == best["band_s"] and told["step_s"] == best["step_s"]
     text = plan(conf, *one_stage)
-    assert "nine steps of ten are expected to take" in text and "9 of 10" in text
+    assert "nine of ten steps are expected to take" in text and "9 of 10" in text
     assert "this one takes" in text, "the gap is the chosen plan's"
 
 
@@ -368,14 +368,14 @@ def test_budget_and_deadline_choose_from_the_front(conf: Path) -> None:
     little = cheapest["price_per_step"] * 1000 * 1.001
     chosen = read(conf, *PRICES, "--budget", f"{little}")
     assert chosen["plans"][0]["step_s"] == pytest.approx(cheapest["step_s"])
-    assert "fastest that" in chosen["chosen_for"]
+    assert "fastest plan within" in chosen["chosen_for"]
     hours = cheapest["step_s"] * 1000 / 3600 * 1.001
     by_time = read(conf, *PRICES, "--deadline", f"{hours}")["plans"][0]
     assert by_time["step_s"] == pytest.approx(cheapest["step_s"])
     assert "the cheapest costs" in plan(conf, *PRICES, "--budget", f"{little / 100}", code=2)
     assert "the fastest takes" in plan(conf, *PRICES, "--deadline", f"{hours / 1e4}", code=2)
     both = ("--budget", f"{little}", "--deadline", f"{fastest['step_s'] * 1000 / 3600 * 1.001}")
-    assert "give more of one" in plan(conf, *PRICES, *both, code=2)
+    assert "raise one of the two" in plan(conf, *PRICES, *both, code=2)
 
 
 def test_a_written_plan_is_a_conf_that_passes_every_check(conf: Path) -> None:
@@ -402,7 +402,7 @@ def test_a_written_plan_is_a_conf_that_passes_every_check(conf: Path) -> None:
     assert layout.count("|") == best["stages"] - 1 and layout[0] == "E" and layout[-1] == "L"
     out.write_text("{}")
     done = CliRunner().invoke(cli, ["submit", str(conf), "--plan", str(out), "--dry-run"])
-    assert done.exit_code == 2 and "no plan of this vjob" in done.output
+    assert done.exit_code == 2 and "not a plan of this vjob" in done.output
 
 
 SINFO = """\

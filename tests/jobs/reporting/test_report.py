@@ -53,7 +53,7 @@ def test_the_text_of_a_bare_folder(job: Path) -> None:
     done = run("log2/4711", "--text")
     assert done.exit_code == 0, done.output
     assert not (job / "report.html").exists()
-    assert "Ranks idle 25 % of a step's pipeline" in done.output
+    assert "Ranks are idle for 25 % of a step's pipeline" in done.output
     assert "iteration 2 : 0.0120 s" in done.output
     assert "\x1b" not in done.output
 
@@ -86,7 +86,7 @@ def test_the_page_lands_in_the_folder_or_where_it_is_asked_for(job: Path) -> Non
     assert done.exit_code == 0, done.output
     page = (job / "report.html").read_text()
     assert str(job / "report.html") in done.output and "FINDINGS" not in done.output
-    assert "Ranks idle 25 % of a step&#39;s pipeline" in page
+    assert "Ranks are idle for 25 % of a step&#39;s pipeline" in page
     done = run("log2/4711/n0.out", "-o", "here.html")
     assert done.exit_code == 0, done.output
     assert "<title>n0.out - vjob report</title>" in Path("here.html").read_text()

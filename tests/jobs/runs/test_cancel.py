@@ -79,7 +79,7 @@ def test_the_list_says_from_where_a_run_goes_on(tmp_path: Path, stubs: StubProgr
     write_record(run, record)
     tracker = tmp_path / "latest"
     tracker.write_text("global_step40")
-    assert list_runs(None)[0]["message"] == "rank 0 exited 1; submit again to go on from step 40"
+    assert list_runs(None)[0]["message"] == "rank 0 exited 1; submit again to continue from step 40"
     os.utime(tracker, (1.0, 1.0))
     assert list_runs(None)[0]["message"] == "rank 0 exited 1"
 

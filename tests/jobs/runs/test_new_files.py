@@ -59,8 +59,8 @@ def test_a_huge_copy_is_looked_at_in_part(run: RunFolder, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("names", "says"),
     [
-        (("m.pt",), "1 new file lies in this run's copy of the code, which the next run does not "),
-        (("m.pt", "b"), "2 new files lie in this run's copy of the code, which the next run does"),
+        (("m.pt",), "1 new file is in this run's copy of the code, where the next run does not "),
+        (("m.pt", "b"), "2 new files are in this run's copy of the code, where the next run does"),
     ],
 )
 def test_the_remark_says_what_to_do(names: tuple[str, ...], says: str) -> None:
@@ -69,6 +69,5 @@ def test_the_remark_says_what_to_do(names: tuple[str, ...], says: str) -> None:
     said = render_sentence(found)
     assert said.startswith(says) and said.endswith("/log/r/code/m.pt")
     assert render_advice(found, Context.LOCAL, "r") == (
-        "add a folder outside of the code to program.args for what must stay, and copy these files "
-        "there"
+        "add a folder outside of the code to program.args for files to keep, and copy these there"
     )

@@ -150,7 +150,7 @@ def test_after_a_bad_end_nothing_is_submitted_and_after_any_is_named(vjob: Vjob)
     vjob.wait_over(run)
     said = vjob("submit", "conf.yaml", "--after", run.name, code=2).stderr
     assert f"{run.name} has ended FAILED: rank 0 on {HOST} exited 3" in said
-    assert "--after-any starts all the same" in said
+    assert "use --after-any to start anyway" in said
     assert count_runs(vjob) == 1, "nothing is written"
     again = vjob.submit(conf("-1", "exit:0"), "--after-any", run.name)
     wait_for(lambda: "ready" in read_out(again), 30, lambda: vjob.explain(again))
@@ -192,7 +192,7 @@ def test_slurm_is_not_asked_to_wait_for_what_has_ended_well(
     [
         ({"state": "refused", "message": "no such queue"}, "was refused: no such queue"),
         ({"state": "intent", "jobs": ()}, "its job is not known yet"),
-        ({"scheduler": "local"}, "is a run of this machine, and this one would be of Slurm"),
+        ({"scheduler": "local"}, "is a run of this machine, but this one would be of Slurm"),
     ],
 )
 def test_a_run_that_cannot_be_waited_for_refuses_the_submit_and_says_why(

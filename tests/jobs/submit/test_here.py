@@ -37,7 +37,7 @@ def test_an_interpreter_is_tried_before_a_run_here(python: str, is_set_up: bool,
 
 def test_more_ranks_than_a_machine_can_start_are_refused() -> None:
     plan = make_plan(make_group("a", 2, 2500))
-    with pytest.raises(InputError, match="asks for 5000 ranks, and this machine has 2 processors"):
+    with pytest.raises(InputError, match="asks for 5000 ranks, but this machine has 2 processors"):
         here.check_ranks(plan, 2)
     here.check_ranks(plan, 128)
 

@@ -87,7 +87,7 @@ def test_without_a_copy_todays_code_runs_and_a_difference_is_told(vjob: Vjob) ->
     assert "and files have changed since" in vjob(*again).stderr
     commit(vjob.folder)
     said = vjob(*again).stderr
-    assert f"{first.name} ran " in said and "and the code is now " in said
+    assert f"{first.name} ran " in said and "but the code is now " in said
     second = run_again(vjob, first)
     assert find_word(second, "RAN").startswith("RAN new")
 

@@ -144,7 +144,7 @@ def test_a_program_that_no_commit_has_cannot_run_from_one(vjob: Vjob) -> None:
     commit(vjob.folder)
     write_files(vjob.folder, new_py="")
     said = vjob("submit", "conf.yaml", "--set", "program.script=new.py", code=2).stderr
-    assert "git ignores" in said and "or has it in no commit" in said
+    assert "git ignores" in said and "or no commit has it" in said
 
 
 def test_outside_of_git_a_copy_is_of_the_programs_folder(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_large_repository_is_not_copied_unasked_and_a_submit_says_so(vjob: Vjo
     for number in range(600):
         write_files(vjob.folder, **{f"many__f{number}": ""})
     said = vjob("submit", "conf.yaml").stdout
-    assert "not copied:" in said and "the most is in many 600 files" in said
+    assert "not copied:" in said and "most of it is in many 600 files" in said
     run = RunFolder(next((vjob.folder / "log").glob("kept-*")))
     vjob.wait_over(run)
     assert code_of(run).note.startswith("not copied:") and code_of(run).commit
@@ -413,7 +413,7 @@ def test_a_module_and_a_command_run_from_the_copy(vjob: Vjob, program: str, line
     [
         ("src.train", "a copy of"),
         ("src.other", "src is in HOME, and has no other.py in HOME/src"),
-        ("src", "src is a package in HOME, and `python -m` needs its __main__.py"),
+        ("src", "src is a package in HOME, but `python -m` needs its __main__.py"),
         ("elsewhere.train", ""),
     ],
 )

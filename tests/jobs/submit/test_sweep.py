@@ -76,11 +76,11 @@ def test_yaml_reads_the_same_list_of_values(items: list[str]) -> None:
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("train.steps", "want key=value,value"),
-        ("=1,2", "want key=value,value"),
+        ("train.steps", "must be key=value,value"),
+        ("=1,2", "must be key=value,value"),
         ("train.steps=", "a value is empty"),
         ("train.steps=1,,2", "a value is empty"),
-        ("train.steps=1,2,1", "1 stands in it twice"),
+        ("train.steps=1,2,1", "1 occurs twice"),
         ("name='a", "a quote is not closed"),
         ("betas=[0.9,0.95", "a bracket is not closed"),
     ],
@@ -121,7 +121,9 @@ def test_a_key_that_is_given_twice_is_refused(
 
 def test_too_many_runs_are_refused_with_their_number() -> None:
     many = ",".join(map(str, range(40)))
-    with pytest.raises(InputError, match=f"1600 runs, and {MOST_RUNS} is the most.*MaxSubmitJobs"):
+    with pytest.raises(
+        InputError, match=f"1600 runs, more than the {MOST_RUNS} allowed.*MaxSubmitJobs"
+    ):
         build_rows([f"a={many}", f"b={many}"])
 
 
@@ -133,9 +135,9 @@ def test_a_file_has_a_run_a_row_and_an_empty_cell_keeps_the_confs_value() -> Non
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("", "want a line of keys"),
-        ("a,b\n", "want a line of keys"),
-        ("a,a\n1,2\n", "a stands in it twice"),
+        ("", "must have a line of keys"),
+        ("a,b\n", "must have a line of keys"),
+        ("a,a\n1,2\n", "a occurs twice"),
         ("a,\n1,2\n", "a key is empty"),
         ("a,b\n1,2\n1,2,3\n", "row 3 has 3 values for 2 keys"),
         ('a\n"1\n', "this is not CSV"),
@@ -201,7 +203,7 @@ def test_a_sweep_on_this_machine_runs_two_at_once_and_is_listed_with_its_values(
     assert lines[0].split() == ["JOB", "STATE", "RUN", "grace_s", "SIDE"]
     assert lines[2].split() == ["L2", "RUNNING", "sides-2", "2", "right"]
     options = ("--sweep", "train.seed=1,2", "--sweep-name", "sides")
-    assert "a sweep sides is known" in vjob("submit", "conf.yaml", *options, code=2).stderr
+    assert "a sweep sides already exists" in vjob("submit", "conf.yaml", *options, code=2).stderr
     vjob("cancel", "sides-1")
     wait_for(lambda: "ready" in read_out(runs[2]), 30, lambda: vjob.explain(runs[2]))
     assert list_rows(vjob, "sides")[3]["state"] == "PENDING"
@@ -348,7 +350,7 @@ def test_a_refused_run_takes_back_those_before_it(with_slurm: Vjob, slurm: FakeS
     name = with_slurm.write(conf("-1", "exit:0", scheduler="slurm"))
     said = with_slurm("submit", name, *OF_JOBS, code=1).stderr
     assert "run 3 of 4 (cluster.walltime_min=4) was not submitted: sbatch refused the job" in said
-    assert "The 2 before it were taken back; nothing of the sweep runs." in said
+    assert "The 2 before it were withdrawn; no run of the sweep is left." in said
     cancels = [line for line in slurm.asked().splitlines() if line.startswith("scancel")]
     assert cancels == ["scancel 72", "scancel 71"]
     assert {row["state"] for row in list_rows(with_slurm, "times")} == {"REFUSED"}

@@ -372,7 +372,7 @@ def test_an_evaluation_after_the_last_step_is_after_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_split", "why"), [(True, "traces or clocks"), (False, "steps are known from lines")]
+    ("is_split", "why"), [(True, "traces or clocks"), (False, "steps are known from log lines")]
 )
 def test_time_that_is_counted_twice_names_what_can_be_the_cause(is_split: bool, why: str) -> None:
     rows = pd.DataFrame([{"attempt": "0", "rank": 0, "span_s": 10.0, "overlap_s": 0.5}])

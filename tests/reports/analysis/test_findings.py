@@ -200,8 +200,8 @@ def make_waiting(*hosts: str) -> tuple[Any, Any]:
 def test_waits_within_one_machine_are_no_networks() -> None:
     (found,) = findings._on_exposed(*make_waiting("n0", "n0"))
     assert found.sentence == (
-        "Messages and sums hold up the ranks for 22 % of the time of all steps, 15 % of the whole "
-        "run: the ranks share one machine, so no network is the cause."
+        "Communication holds up the ranks for 22 % of the time of all steps, 15 % of the whole "
+        "run: the ranks share one machine, so the network is not the cause."
     )
     assert "interface" not in found.key and found.key.endswith(", or parallel.order")
     (found,) = findings._on_exposed(*make_waiting("n0", "n1"))
@@ -220,8 +220,8 @@ def test_a_rank_alone_is_held_up_by_nobody() -> None:
     analysis: Any = SimpleNamespace(find_step=lambda name: step, times=times, stragglers=[])
     (found,) = findings._on_communication(job, analysis)
     assert found.sentence == (
-        "In step 8 communication holds up a rank for 150 ms, 15 % of this step; work hides 0 % of "
-        "all. Rank 1 waits longest, 200 ms."
+        "In step 8 communication holds up a rank for 150 ms, 15 % of this step; computation "
+        "hides 0 % of all communication. Rank 1 waits longest, 200 ms."
     )
     step.communication = table[table["rank"] == 0]
     assert not list(findings._on_communication(job, analysis))

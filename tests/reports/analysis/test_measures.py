@@ -97,12 +97,12 @@ def test_a_restart_costs_what_was_done_again(tmp_path: Path) -> None:
     assert goodput.useful_s == pytest.approx(8)
     assert goodput.between_s == pytest.approx(100)
     assert isinstance(goodput.share, Value) and goodput.share.value == pytest.approx(8 / 110)
-    found = find(report(tmp_path), "was useful steps")
+    found = find(report(tmp_path), "went to useful steps")
     assert found.rule == "goodput" and found.values["repeated_s"] == pytest.approx(2.0)
     assert "1 restart cost 2 s of steps done again and 100 s between" in found.sentence
     event = {"time": 1.0, "kind": "morph", "pause_s": 101.0}
     (tmp_path / "events.jsonl").write_text(json.dumps(event))
-    found = find(report(tmp_path), "was useful steps")
+    found = find(report(tmp_path), "went to useful steps")
     assert "1 morph cost 2 s of steps done again and paused the training for 101 s" in (
         found.sentence
     ), "as vjob status says"
@@ -152,7 +152,7 @@ def test_only_rank_0_needs_no_offset(tmp_path: Path, unknown: tuple[int, ...]) -
             if rank in unknown:
                 lines = path.read_text().splitlines(keepends=True)
                 path.write_text("".join([lines[0], *lines[2:]]))
-    told = [finding.sentence for finding in report(tmp_path) if "not held" in finding.sentence]
+    told = [finding.sentence for finding in report(tmp_path) if "not compared" in finding.sentence]
     assert bool(told) == (unknown == (1,))
 
 
@@ -202,12 +202,12 @@ def test_a_promise_of_the_plan_is_held_against_the_steps(tmp_path: Path) -> None
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     findings = report(tmp_path)
     # Two stages and four micro-batches of 3 ms: 15 ms.
-    assert "0.015 s; the plan promised 0.01 s (1.50 times)" in find(findings, "promised").sentence
+    assert "0.015 s; the plan predicted 0.01 s (1.50 times)" in find(findings, "predicted").sentence
     assert find(findings, "wrote no trace").sentence == "Rank 2 wrote no trace."
     for band, words in (([0.012, 0.016], "within"), ([0.009, 0.011], "outside")):
         plan["prediction"] = {"step_s": 0.010, "band_s": band}
         (tmp_path / "plan.json").write_text(json.dumps(plan))
-        said = find(report(tmp_path), "promised").sentence
+        said = find(report(tmp_path), "predicted").sentence
         assert f"(1.50 times, {words} its band of {format_pace(band[0])} to" in said
 
 
@@ -254,7 +254,7 @@ def test_a_stage_that_nobody_wrote_of_keeps_its_place(tmp_path: Path) -> None:
         write_rank(tmp_path, rank, [("F", 1, stage, 0, 0, 0, (rank + 1) * MS, 0, "")], stage=rank)
     (step, *_) = analyse(load_job(tmp_path)).steps
     assert step.stage_work_s == pytest.approx((0.001, 0.0, 0.003))
-    assert step.trouble == "replica 0: no rank wrote of stage 1"
+    assert step.trouble == "replica 0: no rank recorded stage 1"
 
 
 def make_samples(power: dict[str, list[float | None]]) -> pd.DataFrame:
@@ -287,7 +287,11 @@ def test_time_without_samples_has_no_energy() -> None:
     [
         ({}, 1, "no sample has the power of a GPU"),
         ({"n0:0": [None, None]}, 1, "no sample has the power of a GPU"),
-        ({"n0:0": [10.0, 9.0]}, 0, "nothing tells how many of the sampled GPUs are the job's"),
+        (
+            {"n0:0": [10.0, 9.0]},
+            0,
+            "it is not known how many of the sampled GPUs belong to the job",
+        ),
         ({"n0:0": [10.0]}, 1, "there is one sample of each GPU"),
         ({"n0:0": [10.0, 9.0], "n0:1": [10.0, 9.0]}, 1, "the samples have GPUs of other jobs too"),
     ],

@@ -64,7 +64,7 @@ def test_a_slow_stage_sets_the_pace_and_is_named(tmp_path: Path) -> None:
     assert on_two == pytest.approx(6 * 9 / 1000)
     sentences = [finding.sentence for finding in find_all(job, analysis)]
     (pace,) = [sentence for sentence in sentences if "sets the pace" in sentence]
-    assert pace.startswith("Stage 2 sets the pace: it works 54 ms a step, 100 % more")
+    assert pace.startswith("Stage 2 sets the pace: it works 54 ms per step, 100 % more")
     assert analysis.suggestion is not None
     assert sum(analysis.suggestion.partition.counts) == 11
     assert analysis.suggestion.partition.counts[2] < 5
@@ -152,8 +152,8 @@ def test_a_rank_that_wrote_nothing_is_said_not_guessed(tmp_path: Path) -> None:
     (tmp_path / "trace" / "1.jsonl").unlink()
     job, analysis = read(tmp_path)
     assert analysis.steps[0].bubbles == ()
-    assert "no rank wrote of stage 1" in analysis.steps[0].trouble
-    assert any("cannot be put together" in finding.sentence for finding in find_all(job, analysis))
+    assert "no rank recorded stage 1" in analysis.steps[0].trouble
+    assert any("cannot be analysed" in finding.sentence for finding in find_all(job, analysis))
 
 
 def test_a_clock_that_is_plainly_wrong_is_put_right_and_named(tmp_path: Path) -> None:

@@ -96,8 +96,8 @@ def test_a_run_that_slowed_down_halfway_says_so_with_what_came_with_it(tmp_path:
     """Its report had a median of 1 s, and the slow steps were time that nothing accounts for."""
     analysis, found = read(tmp_path, SLOWED)
     assert found["slower"].sentence == (
-        "Steps became 4.0 times slower from step 21 (22:13:52 UTC) on, and stayed so: 1 s each "
-        "before, 4 s then; it is not known why."
+        "Steps became 4.0 times slower from step 21 (22:13:52 UTC) on, and stayed slow: 1 s "
+        "each before, 4 s then; the cause is not known."
     )
     assert "no samples" in found["slower"].evidence and found["slower"].cause == "slowdown"
     assert found["slower"].lost_s == pytest.approx(48.0)
@@ -105,7 +105,7 @@ def test_a_run_that_slowed_down_halfway_says_so_with_what_came_with_it(tmp_path:
     assert facts["steps"] == "36 of 36, 1 s each before step 21, 4 s from there on"
     assert analysis.goodput.useful_s == pytest.approx(84.0) and not analysis.outliers
     opening = write_opening(load_job(tmp_path), analysis, list(found.values()))
-    assert opening.endswith("of the slower steps, no key is known to help.")
+    assert opening.endswith("the slower steps, but no key is known to help.")
     samples = [
         {"time": BEGAN + at, "gpus": [], "cpu_percent": 95.0 if at > 32 else 30.0}
         for at in range(10, 100, 5)
@@ -113,7 +113,7 @@ def test_a_run_that_slowed_down_halfway_says_so_with_what_came_with_it(tmp_path:
     text = "".join(json.dumps(one) + "\n" for one in samples)
     (tmp_path / "attempt-0/n000.gpu.jsonl").write_text(text)
     _, found = read(tmp_path, [])
-    assert "; with it the processors of n000 were 95 % busy, 30 % before." in (
+    assert "; at the same time the processors of n000 were 95 % busy, 30 % before." in (
         found["slower"].sentence
     )
     assert found["slower"].values["changes"][0]["what"] == "processors"
@@ -155,8 +155,8 @@ def test_a_resumed_run_says_from_which_step_and_what_it_did_again(tmp_path: Path
     write_restarted(tmp_path)
     analysis, found = read(tmp_path, [])
     assert found["resumed"].sentence == (
-        "Attempt 1 went on with step 21 (its first line); 40 different steps were done here, and "
-        "10 of them again, which is lost work."
+        "Attempt 1 continued at step 21 (its first line); 40 different steps were done here, "
+        "and 10 steps were repeated, which is lost work."
     )
     assert found["resumed"].values["again"] == 10
     facts = {fact.name: fact.value for fact in list_facts(analysis.headline)}

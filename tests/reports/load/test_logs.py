@@ -211,7 +211,7 @@ def test_of_very_many_files_some_are_opened_and_the_others_counted(
     (tmp_path / "record.json").write_text("{}")
     job = load_job(tmp_path)
     assert opened == ["n0", "n1", "n2"] * 2
-    assert job.skipped["1/*"] == "9 files more than are read"
+    assert job.skipped["1/*"] == "9 more files than are read"
     assert job.skipped["older attempts"] == "1 of them: only the newest are read"
 
 
@@ -223,7 +223,7 @@ def test_nodes_whose_logs_are_not_read_are_not_missing(
         text = f"NNODES=3\nNODE_RANK={number}\n0: step 1 loss 2\n"
         (tmp_path / f"n{number}.out").write_text(text)
     job = load_job(tmp_path)
-    assert job.missing is None and job.skipped["*"] == "1 files more than are read"
+    assert job.missing is None and job.skipped["*"] == "1 more files than are read"
 
 
 @pytest.mark.parametrize("ends_so", [False, True])

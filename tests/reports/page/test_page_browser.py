@@ -77,7 +77,7 @@ def test_the_page_opens_without_errors_or_a_network(browser: Any, path: Path) ->
         assert [url for url in tab.requests if not url.startswith(("file:", "blob:"))] == []
         assert tab.page.locator(".plot.js-plotly-plot").count() >= 4
         assert not tab.page.locator("#trouble").is_visible()
-        assert "Ranks idle" in tab.page.locator("#findings li").first.inner_text()
+        assert "Ranks are idle" in tab.page.locator("#findings li").first.inner_text()
 
 
 def test_what_a_log_says_is_text(browser: Any, path: Path) -> None:

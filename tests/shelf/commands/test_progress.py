@@ -65,7 +65,7 @@ def test_a_script_without_times_has_pace_time_left_and_steps(
     progress = vjob.status("last")["progress"]
     assert (progress["step"], progress["num_steps"]) == (30, 30)
     text = vjob("report", "last", "--text").stdout
-    assert "was useful steps" in text and " 0 % of" not in text
+    assert "went to useful steps" in text and " 0 % of" not in text
     assert "1 to 30" in text
     assert "profile.timeline" not in text
     assert "The loss went from 1.333 to 0.1429 (medians of the first and last 5 lines)" in text
@@ -78,7 +78,7 @@ def test_nothing_is_said_of_steps_that_are_not_known(vjob: Vjob) -> None:
     assert vjob.status("last")["progress"] is None
     text = vjob("report", "last", "--text").stdout
     assert "useful" not in text and "profile.timeline" not in text
-    assert "2 ranks: 2 ended well; no line of its logs was understood as a step" in text
+    assert "2 ranks: 2 ended well; no line of its logs was recognized as a step" in text
     assert "change: progress" in text and "not known" in text
 
 

@@ -13,7 +13,7 @@ from tests.command import Vjob
 from vjob.shelf.commands.cli import MEANT, SEAM, cli
 
 CASES = {
-    ("report", "train.py"): "train.py is no log: give a job, a run folder, a folder of logs, or",
+    ("report", "train.py"): "train.py is not a log: give a job, a run folder, a folder of logs, or",
     ("report", "my.yaml", "--text"): "my.yaml is no log",
     ("compare", "train.py", "my.yaml"): "train.py is no log",
     ("report", "n1.out", "-o", "/nonexist/x.html"): "the folder /nonexist does not exist",

@@ -164,9 +164,8 @@ def make_slow(num_nodes: int = 8) -> tuple[Snapshot, Verdict]:
     )
     verdict = Verdict(
         health=Health.SLOW,
-        reason=f"rank {rank} on {hot.name} works 3.9 s a step, its peers of stage "
-        f"{num_nodes // 2} 1.8 s "
-        "(score 0.46)",
+        reason=f"rank {rank} on {hot.name} works 3.9 s per step, its peers of stage "
+        f"{num_nodes // 2} 1.8 s (score 0.46)",
         main=Finding("straggler"),
         evidence=(line,),
         facts=(f"{hot.name}: 91 degrees", f"{hot.name}: hw_thermal"),

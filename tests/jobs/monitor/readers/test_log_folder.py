@@ -292,7 +292,7 @@ def test_nodes_without_a_log_are_named_and_another_jobs_logs_left_out(tmp_path: 
     assert found.progress is not None and found.progress.step == 50
     said = " ".join(judge(found).remarks)
     assert "2 of 8 nodes left no log here: NODE_RANK 2, 5" in said
-    assert "logs of another job are here too, and left out: m1" in said
+    assert "logs of another job are here too and are ignored: m1" in said
 
 
 def test_sad_files_are_no_trouble(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_an_error_after_which_steps_were_done_is_a_remark() -> None:
     snapshot = healthy(errors=(replace(OOM, written_by=NOW - 500),))
     verdict = judge(silent(snapshot, 80))
     assert verdict.health is Health.HEALTHY
-    assert any("went on" in remark for remark in verdict.remarks)
+    assert any("training continued" in remark for remark in verdict.remarks)
 
 
 def test_an_error_in_a_start_that_goes_no_further_fails() -> None:
@@ -140,7 +140,9 @@ def test_a_checkpoint_that_was_set_aside_is_told_of() -> None:
     verdict = judge(healthy(damaged=(Damaged(100, "/ckpt/x", "cut"), one)))
     assert verdict.health is Health.HEALTHY
     (remark,) = verdict.remarks
-    assert "step 200 is damaged and set aside (rank 1: segment-0003 is missing), and 1" in remark
+    assert (
+        "step 200 is damaged and was set aside (rank 1: segment-0003 is missing), and 1" in remark
+    )
     assert one.path in remark
 
 

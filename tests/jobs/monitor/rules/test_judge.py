@@ -58,7 +58,7 @@ def test_the_words_of_a_scheduler_that_does_not_answer_are_in_no_reason() -> Non
 def test_clocks_gpus_and_nodes_have_remarks() -> None:
     snapshot = change_gpus(healthy(clock_skew_s=40.0), "n001", ecc_errors=2, num_foreign=1)
     remarks = " / ".join(judge(change_node(snapshot, "n003", clock_offset_s=-30.0)).remarks)
-    for word in ("ECC", "n001:0", "not the job's", "40 s", "n003"):
+    for word in ("ECC", "n001:0", "not belong to the job", "40 s", "n003"):
         assert word in remarks
 
 

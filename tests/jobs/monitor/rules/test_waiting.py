@@ -212,7 +212,7 @@ def test_a_job_that_waits_to_start_its_ranks_anew_is_not_over() -> None:
     between = with_state(healthy(outcome=outcome, restarts=1, max_restarts=3), "RUNNING")
     verdict = judge(between)
     assert verdict.health is Health.REQUEUED
-    assert "restart 1 of 3, after: rank 2 on n000 exited 9" in verdict.reason
+    assert "(restart 1 of 3), after: rank 2 on n000 exited 9" in verdict.reason
     assert judge(replace(between, attempt=1, outcome=None)).health is Health.HEALTHY
     assert judge(replace(between, attempt=1)).health is Health.DEAD
     assert judge(with_state(between, "FAILED")).health is Health.DEAD

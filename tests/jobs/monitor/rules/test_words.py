@@ -101,7 +101,7 @@ def test_what_is_not_known_has_its_reason() -> None:
     assert isinstance(endless.values["left_s"], NotKnown)
     blind = judge(change_node(healthy(), "n001", gpus_not_known="nvidia-smi: no answer"))
     assert blind.health is Health.RUNNING
-    assert blind.reason.endswith("; how the GPUs of n001 are is not known")
+    assert blind.reason.endswith("; the state of the GPUs of n001 is not known")
     assert blind.main.values["gpus_not_read"] == ["n001"]
     assert blind.remarks == ("GPUs not read: n001: nvidia-smi: no answer",)
     on_processors = change_node(healthy(num_gpus=0), "n001", gpus_not_known="no answer")

@@ -111,7 +111,7 @@ def test_stopped_and_ended_ranks_are_told(vjob: Vjob) -> None:
     finally:
         vjob("cancel", str(run.path), "--now")
     said = vjob("stacks", str(run.path), code=2).stderr
-    assert "does not run now" in said
+    assert "is not running" in said
 
 
 def test_a_rank_that_is_no_python_is_said_and_a_shell_is_looked_through(vjob: Vjob) -> None:

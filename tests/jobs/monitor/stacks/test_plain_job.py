@@ -64,5 +64,5 @@ def test_what_does_not_run_or_belongs_to_another_is_not_looked_at() -> None:
     with pytest.raises(InputError, match="belongs to user ann"):
         collect_job_stacks(make_job(replace(PART, user="ann", uid=os.geteuid() + 1)))
     pends = replace(PART.info, state=JobState.PENDING, native_word="PENDING")
-    with pytest.raises(InputError, match="does not run now: PENDING"):
+    with pytest.raises(InputError, match="is not running: PENDING"):
         collect_job_stacks(make_job(replace(PART, info=pends)))

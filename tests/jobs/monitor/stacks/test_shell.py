@@ -30,7 +30,7 @@ def test_a_command_has_what_the_ranks_of_the_node_have(tmp_path: Path) -> None:
     assert "no-such" in vjob("shell", "last", "--", "no-such", code=2).stderr
     vjob("cancel", "last", "--now")
     said = vjob("shell", "last", code=2).stderr
-    assert "does not run now: CANCELLED; a shell needs a job that runs" in said
+    assert "is not running: CANCELLED; a shell needs a running job" in said
 
 
 def test_a_node_goes_by_its_name_or_its_index() -> None:

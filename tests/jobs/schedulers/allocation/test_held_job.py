@@ -84,8 +84,8 @@ def test_the_job_of_a_shell(environ: dict[str, str], job: str, has_part: bool) -
     ("text", "conf", "words"),
     [
         (PLAIN, make_conf({"count": 3}), ["count: 3", "job 7 has 2 nodes", "--new-job"]),
-        (PLAIN, make_conf({"gpus": "a10:8"}), ["wants 8 gpus a node", "job 7 has 4 on b1"]),
-        (PLAIN, make_conf({"count": 2, "cpus": 4}), ["wants 4 cpus a node", "has 1 on b2"]),
+        (PLAIN, make_conf({"gpus": "a10:8"}), ["wants 8 gpus per node", "job 7 has 4 on b1"]),
+        (PLAIN, make_conf({"count": 2, "cpus": 4}), ["wants 4 cpus per node", "has 1 on b2"]),
         (PLAIN, make_conf({}, {}), ["has 2 groups", "has 1 of its own", "--new-job"]),
         (HET, make_conf({}, {}, hetero="split"), ["has 2 groups", "hetero: hetjob"]),
         (HET, make_conf({"count": 2}, {}), ["group g0", "count: 2", "has 1 node for it"]),
@@ -115,7 +115,7 @@ def test_keys_that_do_not_hold_are_named(conf: JobConf, written: list[str], othe
     line = adapt(PLAIN, conf, *written)
     assert line.startswith("it runs inside job 7 of this shell (b[1-2], 4 min left)")
     assert line.partition("ends with it")[2] == (
-        f"; {others} of the conf: the job's own hold" if others else ""
+        f"; the job's values replace {others} of the conf" if others else ""
     )
 
 

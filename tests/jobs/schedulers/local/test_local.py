@@ -200,7 +200,7 @@ def test_cancel_ends_a_run_whose_folder_cannot_be_written(
     monkeypatch.setenv("XDG_STATE_HOME", vjob.env["XDG_STATE_HOME"])
     said: list[object] = []
     assert "is cancelled" in cancel_run(run, now=False, wait_s=30, say=said.append)
-    assert "No space left on device; nobody is asked to checkpoint" in str(said)
+    assert "No space left on device; ranks are not asked to checkpoint" in str(said)
 
 
 def test_cancel_of_ranks_without_a_handler_ends_them(vjob: Vjob) -> None:
