@@ -67,7 +67,7 @@ class ConfArguments:
             return parse(text)
         except ValueError as error:
             raise ValueError(
-                f"{name}={text}, which stands for {key} of the conf: {error}"
+                f"{name}={text}, which vjob sets from {key} of the conf: {error}"
             ) from None
 
     def choose(
@@ -95,7 +95,7 @@ class ConfArguments:
         if self.environ.get("RANK", "0") == "0" and said not in self._warned:
             self._warned.add(said)
             name = ALL_VARIABLES[key]
-            log.warning("Varuna(%s) wins over %s: %s of the conf", said, key, self.environ[name])
+            log.warning("Varuna(%s) overrides %s: %s of the conf", said, key, self.environ[name])
 
     # The layout.
 

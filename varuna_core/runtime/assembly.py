@@ -213,7 +213,7 @@ def choose_costs(split: Split, given: Costs | None) -> Costs:
     and messages are free."""
     if given is not None:
         if given.num_stages != len(split.stages):
-            raise ValueError(f"costs of {given.num_stages} stages, there are {len(split.stages)}")
+            raise ValueError(f"costs of {given.num_stages} stages, expected {len(split.stages)}")
         return given
     unit = max(sum(split.costs), 1e-30)
     each = tuple(sum(split.costs[s] for s in held) / unit for held in split.stages)
@@ -379,7 +379,7 @@ def must_record(settings: VarunaSettings) -> bool:
         return False
     reason = why_none_recorded(settings.tensor, settings.zero, settings.device)
     if reason:
-        log.warning("cuda_graphs: nothing is recorded with %s", reason)
+        log.warning("cuda_graphs: CUDA graphs are not supported with %s", reason)
     return not reason
 
 
@@ -391,7 +391,7 @@ def compile_modules(
         return frozenset()
     reason = why_none(settings.tensor, settings.zero)
     if reason:
-        log.warning("compile: nothing is compiled with %s", reason)
+        log.warning("compile: torch.compile is not supported with %s", reason)
         return frozenset()
     return compile_stages(stages.stages, settings.compile, puts_off)
 

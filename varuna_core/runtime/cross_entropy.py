@@ -27,7 +27,7 @@ def cross_entropy(
     """Return torch's cross-entropy, computed in fp32. The last dimension of `logits` is the
     vocabulary, and each row has one label; the mean is over labels that are not ignored."""
     if reduction not in ("mean", "sum"):
-        raise ValueError(f"reduction {reduction!r}: want 'mean' or 'sum'")
+        raise ValueError(f"reduction {reduction!r}: expected 'mean' or 'sum'")
     flat, flat_labels = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
     if hasattr(logits, "full_tensor") or flat.dtype == torch.float64:
         # Words that several ranks share are never brought together.

@@ -113,7 +113,7 @@ class RankModule(nn.Module):
             raise TypeError("Varuna.state_dict takes no arguments: it holds this rank's part")
         if self._masters.slices:
             raise NotImplementedError(
-                "with zero=3 the weights lie in slices: gather_state_dict() has them whole"
+                "with zero=3 the weights are sharded: call gather_state_dict() for whole weights"
             )
         persistent = self.split.model.state_dict().keys()
         named = {**self._masters.by_name, **self.part.buffers()}

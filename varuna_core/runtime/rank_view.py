@@ -26,7 +26,7 @@ GENERATES = (
     "runs the whole model many times, of which this rank has its stages alone: load "
     "gather_state_dict() into the plain model, and generate with that"
 )
-MOVES = "would move weights: device= and precision= of Varuna say where and what they are"
+MOVES = "cannot move weights: device= and precision= of Varuna say where and what they are"
 LOADS = "loads the whole model: give Varuna options=Options(state_dict=...)"
 COPIES = "would copy a part of the model: gather_state_dict() has the whole one's weights"
 HOOKS = "puts hooks into a part of the model: register them before Varuna"
@@ -100,7 +100,9 @@ class _View:
             setattr(part, name, value)
 
     def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"model.module.{name} cannot be deleted: change the model before")
+        raise AttributeError(
+            f"model.module.{name} cannot be deleted: change the model before you create Varuna"
+        )
 
 
 def _refuse(name: str, reason: str) -> Any:

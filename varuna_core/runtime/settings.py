@@ -154,7 +154,7 @@ class VarunaSettings(Options):
         if self.recompute == "selective" and self.compile:
             raise ValueError(
                 "recompute='selective' does not see the operations of compiled modules: "
-                "leave compile out, or say 'full'"
+                "omit compile, or use 'full'"
             )
 
 
@@ -171,7 +171,8 @@ def refuse_unknown(
         raise ValueError(f"recompute {recompute!r}: there are {', '.join(get_args(Recompute))}")
     if recompute == "offload" and schedule != AUTO and SCHEDULES[schedule].recomputes:
         raise ValueError(
-            f"schedule {schedule!r} recomputes: recompute='offload' goes with another one"
+            f"schedule {schedule!r} recomputes, so recompute='offload' is not supported: "
+            "choose another schedule"
         )
     if batch_size < 1 or chunk_size < 1:
         raise ValueError(f"batch_size {batch_size} and chunk_size {chunk_size} must be 1 or more")
@@ -179,7 +180,7 @@ def refuse_unknown(
 
 def check_memory_limit(recompute: str, memory_limit: float | None, device: torch.device) -> None:
     if memory_limit is not None and recompute != "auto":
-        raise ValueError("memory_limit goes with recompute='auto'")
+        raise ValueError("memory_limit is only used with recompute='auto'")
     if memory_limit is None and recompute == "auto" and device.type != "cuda":
         raise ValueError(
             "recompute='auto' asks a GPU for its memory; here say memory_limit=, the bytes that "
@@ -190,15 +191,15 @@ def check_memory_limit(recompute: str, memory_limit: float | None, device: torch
 def why_no_auto(device: torch.device, zero: int) -> str:
     """Return why a conf's `recompute: auto` is unsupported here; empty if it is supported."""
     if device.type != "cuda":
-        return "only a GPU's memory is measured"
+        return "memory is only measured on a GPU"
     if zero == 3:
-        return "with zero 3 weights and graphs cannot be measured apart"
+        return "with zero 3, weights and graphs cannot be measured separately"
     return ""
 
 
 def refuse_zero(zero: int, offload: str | None, recompute: str, tensor: int) -> None:
     if zero not in (0, 1, 2, 3):
-        raise ValueError(f"zero {zero!r}: there are 0, 1, 2 and 3")
+        raise ValueError(f"zero {zero!r}: expected 0, 1, 2 or 3")
     if zero == 3 and recompute == "auto":
         raise ValueError(
             "recompute='auto' takes the weights that zero=3 gathers for activations: "
@@ -210,8 +211,6 @@ def refuse_zero(zero: int, offload: str | None, recompute: str, tensor: int) -> 
             "say 'none' or 'full'"
         )
     if zero == 3 and tensor > 1:
-        raise ValueError(
-            "zero=3 slices whole weights, not shares of layers: use 1 or 2 with tensor"
-        )
+        raise ValueError("zero=3 does not support sharded layers: use 1 or 2 with tensor")
     if offload not in (None, "optimizer"):
-        raise ValueError(f"offload {offload!r}: there is 'optimizer', or None")
+        raise ValueError(f"offload {offload!r}: expected 'optimizer' or None")

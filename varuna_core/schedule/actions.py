@@ -72,7 +72,8 @@ def parse_action(text: str) -> Action:
     match = _SPELLING.fullmatch(text.strip())
     if match is None:
         raise ScheduleError(
-            f"{text!r} is no action: expected stage, one of F f R B I W O L, micro-batch, as in 0F3"
+            f"{text!r} is not an action: expected stage, one of F f R B I W O L, micro-batch, "
+            "as in 0F3"
         )
     stage, kind, microbatch = match.groups()
     return Action(cast(Kind, kind), int(stage), int(microbatch))

@@ -188,7 +188,9 @@ def _build(name: str, wanted: ScheduleRequest) -> Schedule:
         has = "one stage" if kind.stages_per_rank == 1 else f"{kind.stages_per_rank} stages"
         raise ScheduleError(f"{name} has {has} a rank, not {given}")
     if kind.recomputes and wanted.recompute == "offload":
-        raise ScheduleError(f"{name} recomputes: recompute offload goes with another schedule")
+        raise ScheduleError(
+            f"{name} recomputes, so recompute offload is not supported: choose another schedule"
+        )
     if kind.recomputes and wanted.recompute == "none":
         wanted = replace(wanted, recompute="full")
     schedule = replace(kind.build(wanted), name=name)
@@ -238,5 +240,5 @@ def _check_fits(schedule: Schedule, memory: Memory) -> None:
         if held > memory.limits[rank]:
             raise ScheduleError(
                 f"rank {rank}: {schedule.name} holds {held:g} at once, the limit is "
-                f"{memory.limits[rank]:g}; recompute: auto makes it fit if anything does"
+                f"{memory.limits[rank]:g}; try recompute: auto"
             )

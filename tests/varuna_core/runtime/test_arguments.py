@@ -95,12 +95,12 @@ def test_what_is_said_wins_with_a_warning(caplog: pytest.LogCaptureFixture) -> N
         assert conf.choose_partition(None) is None
         assert conf.choose_offload("optimizer") == "optimizer"
     assert [record.getMessage() for record in caplog.records] == [
-        "Varuna(fp16=False) wins over train.precision: fp16 of the conf",
-        "Varuna(precision='bf16') wins over train.precision: fp16 of the conf",
-        "Varuna(seed=4) wins over train.seed: 3 of the conf",
-        "Varuna(partition='2-2') wins over parallel.partition: 1-3 of the conf",
-        "Varuna(partition=None) wins over parallel.partition: 1-3 of the conf",
-        "Varuna(offload='optimizer') wins over train.optimizer.offload: 0 of the conf",
+        "Varuna(fp16=False) overrides train.precision: fp16 of the conf",
+        "Varuna(precision='bf16') overrides train.precision: fp16 of the conf",
+        "Varuna(seed=4) overrides train.seed: 3 of the conf",
+        "Varuna(partition='2-2') overrides parallel.partition: 1-3 of the conf",
+        "Varuna(partition=None) overrides parallel.partition: 1-3 of the conf",
+        "Varuna(offload='optimizer') overrides train.optimizer.offload: 0 of the conf",
     ]
     caplog.clear()
     with caplog.at_level(logging.WARNING):
@@ -170,7 +170,7 @@ def test_checkpoints_go_where_the_conf_says(caplog: pytest.LogCaptureFixture) ->
         assert conf.choose_folder("checkpoint", "/other") == Path("/other")
     assert conf.choose_folder("checkpoint", "/c") == Path("/c")
     (said,) = caplog.messages
-    assert said == "Varuna(checkpoint: '/other') wins over train.checkpoint.folder: /c of the conf"
+    assert said == "Varuna(checkpoint: '/other') overrides train.checkpoint.folder: /c of the conf"
     none = of()
     assert none.choose_keep(FROM_CONF) is None and none.choose_tempdir(FROM_CONF) is None
     assert "train.checkpoint.folder" in refuse(lambda: none.choose_folder("checkpoint", FROM_CONF))

@@ -59,7 +59,7 @@ def test_logits_of_any_shape_and_where_nothing_counts() -> None:
     total, gradient = run(cross_entropy(logits, nothing, reduction="sum"), logits)
     assert total == 0 and not gradient.count_nonzero()
     assert cross_entropy(logits, nothing).isnan(), "as torch's"
-    with pytest.raises(ValueError, match="want 'mean' or 'sum'"):
+    with pytest.raises(ValueError, match="expected 'mean' or 'sum'"):
         cross_entropy(logits, labels, reduction="none")
 
 

@@ -139,7 +139,9 @@ class StepOutputs:
 
     def __init__(self, names: Names) -> None:
         if isinstance(names, str):
-            raise TypeError(f"outputs={names!r}: want several names, such as ({names!r},)")
+            raise TypeError(
+                f"outputs={names!r}: expected a sequence of names, such as ({names!r},)"
+            )
         self.names = names
         self._kept: dict[int, dict[str | int, Any]] = {}
 

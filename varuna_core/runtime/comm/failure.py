@@ -105,7 +105,7 @@ def abort_work(backends: Sequence[Any]) -> None:
     thread.start()
     thread.join(ABORT_S)
     if thread.is_alive():
-        log.warning("NCCL has not let go of its work for %g s", ABORT_S)
+        log.warning("NCCL did not finish aborting its work within %g s", ABORT_S)
 
 
 def close_group(group: Any) -> None:

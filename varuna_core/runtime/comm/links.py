@@ -238,9 +238,11 @@ class Links:
     def expect_open(self) -> None:
         """Raise RuntimeError after `close`, or after a failure of any rank."""
         if self.closed:
-            raise RuntimeError("this Varuna is closed, or a rank has failed: restart the training")
+            raise RuntimeError("this Varuna was closed, or a rank has failed: restart the training")
         if not self._is_ours():
-            raise RuntimeError("this process was forked by a rank, which alone may take a step")
+            raise RuntimeError(
+                "a forked child process called Varuna: call it only in the rank's own process"
+            )
 
     def _is_ours(self) -> bool:
         """Return True in the process that created these links, False in a forked child."""

@@ -156,7 +156,7 @@ class Line:
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)
         if len(descriptors) < count:
-            raise OSError("the other rank shares no memory")
+            raise OSError("the other rank cannot use shared memory")
         return descriptors
 
     def say(self, word: str) -> None:
@@ -296,7 +296,8 @@ class MemorySender:
             self.lane.memory.fill(slot.offset, size)
         except OSError as error:
             raise MemoryError(
-                f"no memory to share for a message of {size} bytes to rank {self.peer}: {error}"
+                f"cannot allocate shared memory for a message of {size} bytes to rank {self.peer}: "
+                f"{error}"
             ) from error
         slot.filled = size
 
@@ -512,4 +513,6 @@ def _hear(wire: Wire, size: int) -> bytes:
 
 @cache
 def _warn(reason: str) -> None:
-    log.warning("messages between ranks of this host go by gloo: %s", reason)
+    log.warning(
+        "messages between ranks of this host are sent by gloo, not shared memory: %s", reason
+    )

@@ -43,7 +43,7 @@ def read(text: bytes) -> Any:
     try:
         return _decode(json.loads(text))
     except (LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"not a value that a rank sends: {error}") from error
+        raise ValueError(f"cannot parse a value from another rank: {error}") from error
 
 
 def gather(mine: Any, group: Any) -> list[Any]:
@@ -140,7 +140,7 @@ def _read_tensor(dtype: str, shape: list[int], values: Any) -> Tensor:
 def _read_dtype(name: str) -> torch.dtype:
     found = getattr(torch, name)
     if not isinstance(found, torch.dtype):
-        raise ValueError(f"{name} is no type of numbers")
+        raise ValueError(f"{name} is not a torch dtype")
     return found
 
 
@@ -200,5 +200,5 @@ def _find(name: str, may_be: Callable[[type], bool]) -> Any:
     for part in path.split("."):
         found = getattr(found, part)
     if not isinstance(found, type) or not may_be(found):
-        raise ValueError(f"{name} is no class that another rank may name")
+        raise ValueError(f"{name} is not a class that may be sent between ranks")
     return found

@@ -110,17 +110,17 @@ def _has_blocks(module: nn.Module) -> bool:
 
 def _why_not(name: str, module: nn.Module, stubs: Iterable[str], drawing: set[str]) -> str:
     if name in drawing:
-        return "random numbers are drawn in it"
+        return "it uses random numbers"
     if any(stub.startswith(f"{name}.") for stub in stubs):
-        return "parts of it run before the stage"
+        return "some of its submodules run before the stage"
     for part in module.modules():
         if part is module:
             continue
         if isinstance(part, CutPoint):
             if part not in module.children() or not part.is_repeated:
-                return "there are CutPoints in it"
+                return "it contains CutPoints"
         elif has_hooks(part):
-            return "parts of it have hooks"
+            return "some of its submodules have hooks"
     return ""
 
 
@@ -151,7 +151,7 @@ class Kind:
         reason = " ".join([line.strip() for line in str(error).splitlines() if line.strip()][:2])
         which = f"each {self.name}" if self.is_eager else f"this {self.name}"
         log.warning(
-            "module %r: %s is not compiled any longer: %s: %.300s",
+            "module %r: %s is no longer compiled: %s: %.300s",
             module, which, type(error).__name__, reason,
         )  # fmt: skip
 
@@ -187,7 +187,7 @@ class CompiledForward:
 def why_none(tensor: int, zero: int) -> str:
     """Return why this layout does not support torch.compile; empty if it does."""
     if tensor > 1:
-        return "tensor: layers that several ranks share are not compiled"
+        return "tensor: sharded layers are not compiled"
     if zero == 3:
         return "zero=3: modules that gather their weights are not compiled"
     return ""
@@ -236,7 +236,7 @@ def compile_stages(
 
 def _tell(stage: int, choice: Choice, backend: str, puts_off: bool) -> None:
     names = list(choice.taken)
-    late = "; their weight gradients are made at once, not put off" if puts_off and names else ""
+    late = "; their weight gradients are not postponed" if puts_off and names else ""
     shown = f"{len(names)} module{'s' * (len(names) != 1)} ({_show(names)})" if names else "nothing"
     log.log(
         logging.INFO if names else logging.WARNING,

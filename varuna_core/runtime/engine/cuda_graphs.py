@@ -106,9 +106,9 @@ class CudaRecorder:
 def why_none_recorded(tensor: int, zero: int, device: torch.device) -> str:
     """Return why CUDA graphs are unsupported in this layout; empty if they are supported."""
     if device.type != "cuda":
-        return "a device that is no GPU"
+        return "a device other than a GPU"
     if tensor > 1:
-        return "tensor above 1: layers that several ranks share exchange messages"
+        return "tensor above 1: sharded layers exchange messages"
     if zero > 1:
         return f"zero={zero}: gradients or weights are exchanged between micro-batches"
     return ""
@@ -121,7 +121,7 @@ def why_not(stage: Stage) -> str:
         return "the model draws random numbers, such as for dropout"
     hooked = [name for name, part in stage.module.named_modules() if has_hooks(part, stage.refuse)]
     if hooked:
-        return f"module {hooked[0]!r} has hooks, which would run once alone"
+        return f"module {hooked[0]!r} has hooks, which would run only once, while recording"
     return ""
 
 
@@ -163,7 +163,7 @@ class Recording:
         output = self._run_module(self._crossing)
         if isinstance(output, Crossing):
             if output.structure is None or not output.structure.is_flat:
-                raise RuntimeError("more than tensors crosses the cut after it")
+                raise RuntimeError("values other than tensors cross the cut after it")
             pairs = zip(output.tensors, self._got, strict=True)
             self._starts = [tensor for tensor, has in pairs if has and tensor.requires_grad]
             return output
@@ -178,7 +178,7 @@ class Recording:
         for module, before in held:
             if any(module._buffers.get(name) is not buffer for name, buffer in before.items()):
                 module._buffers.update(before)
-                raise RuntimeError("a buffer is given another tensor in the forward")
+                raise RuntimeError("the forward replaces a buffer by another tensor")
         return output
 
     def _run_backward(self) -> list[Tensor | None]:
@@ -363,7 +363,7 @@ class CudaGraphs:
         stage = self._stages[key[0]]
         if key not in self._free:
             if sum(other[0] == key[0] for other in self._free) == NUM_SHAPES:
-                self._tell_once(stage, f"batches of {NUM_SHAPES} shapes are recorded, no more")
+                self._tell_once(stage, f"batches of {NUM_SHAPES} shapes are recorded at most")
                 return None
             self._free[key] = []
         inputs = list_tensors(micro.inputs)

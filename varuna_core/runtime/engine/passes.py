@@ -273,7 +273,7 @@ class SelectivePass(RecomputePass):
         if stage.index in self.passes.selective:
             self.passes.selective.remove(stage.index)
             log.warning(
-                "stage %d: its forward makes other matrix products when it is run again: "
+                "stage %d: its recompute runs other matrix products than its forward: "
                 "recompute='selective' is 'full' there",
                 stage.index,
             )

@@ -34,7 +34,7 @@ def why_no_apex() -> str:
     if find_spec("amp_C") is not None and find_spec("apex") is not None:
         return ""
     if find_spec("apex") is None:
-        return "NVIDIA's apex is not installed (PyPI's package of that name is something else)"
+        return "NVIDIA's apex is not installed (the PyPI package of that name is unrelated)"
     return (
         "the installed `apex` is not NVIDIA's, or has not its compiled parts (there is no module "
         "amp_C): PyPI's package of that name is something else"
@@ -96,7 +96,7 @@ class Lamb(torch.optim.Optimizer):
         max_grad_norm: float | None = 1.0,
     ) -> None:
         if max_grad_norm is not None and not max_grad_norm > 0:
-            raise ValueError(f"max_grad_norm {max_grad_norm}: want a number above 0, or None")
+            raise ValueError(f"max_grad_norm {max_grad_norm}: expected a number above 0, or None")
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults)
         self.max_grad_norm = max_grad_norm

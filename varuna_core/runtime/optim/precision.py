@@ -157,7 +157,7 @@ def choose_precision(fp16: bool, precision: str | None) -> Precision:
     if precision is not None and precision not in TYPES:
         raise ValueError(f"precision {precision!r}: this version knows {', '.join(TYPES)}")
     if fp16 and precision not in (None, "fp16"):
-        raise ValueError(f"fp16=True and precision {precision!r}: say one of them")
+        raise ValueError(f"fp16=True and precision {precision!r}: pass only one of the two")
     return Precision(name="fp16" if fp16 else precision or "fp32")
 
 

@@ -60,7 +60,7 @@ def build_loss_scale(
             raise ValueError(f"min_loss_scale {least} is above init_loss_scale {scale}")
         return LossScale(scale=scale, least=least)
     if isinstance(loss_scale, str):
-        raise ValueError(f"loss_scale {loss_scale!r}: want 'dynamic' or a number")
+        raise ValueError(f"loss_scale {loss_scale!r}: expected 'dynamic' or a number")
     return LossScale(scale=_read(loss_scale, "loss_scale"), dynamic=False)
 
 
@@ -87,7 +87,7 @@ class Updates:
 
     def check_ready(self) -> None:
         if self.needs_scale and self.loss_scale is None:
-            raise RuntimeError("fp16 needs set_optimizer: a step that overflows is not to be taken")
+            raise RuntimeError("fp16 needs set_optimizer: steps that overflow must be skipped")
 
     def clip_and_scale(
         self, square: Tensor, gradients: Gradients, clip_grad_max_norm: float | None
@@ -150,7 +150,7 @@ def check_optimizers(optimizers: Sequence[Any], own: set[int]) -> None:
     for optimizer in optimizers:
         kind = type(optimizer).__name__
         if not callable(getattr(optimizer, "step", None)) or not hasattr(optimizer, "param_groups"):
-            raise ValueError(f"{kind} is no optimizer: it needs `param_groups` and `step()`")
+            raise ValueError(f"{kind} is not an optimizer: it needs `param_groups` and `step()`")
         mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not mine <= own:
             raise ValueError(
@@ -158,7 +158,9 @@ def check_optimizers(optimizers: Sequence[Any], own: set[int]) -> None:
                 "from model.parameters()"
             )
         if mine & held:
-            raise ValueError(f"{kind} holds parameters of another optimizer too: give each to one")
+            raise ValueError(
+                f"{kind} holds parameters of another optimizer: pass each parameter to only one"
+            )
         held |= mine
 
 

@@ -49,7 +49,7 @@ def shard_modules(
 
     device = part.stages[0].device.type
     if device == "cuda" and dist.get_backend(links.replicas) == GLOO:
-        raise ValueError("zero=3 needs NCCL, which wants a GPU for each rank: use zero=1 or 2")
+        raise ValueError("zero=3 needs NCCL, which requires one GPU per rank: use zero=1 or 2")
     if split.record.real:
         log.warning(
             "zero=3: the model looks at values in its forward, and may run other modules on other "

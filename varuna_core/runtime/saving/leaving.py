@@ -82,7 +82,7 @@ def is_time(agree: Agree | None = None) -> bool:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise RuntimeError(
             "leaving.is_time() asks all ranks: call it after "
-            "torch.distributed.init_process_group, or give agree="
+            "torch.distributed.init_process_group, or pass agree="
         )
     return is_asked()
 

@@ -158,7 +158,7 @@ class Saving:
         writer.set_background(tempdir)
         is_first = self.consensus.rank == 0 and not writer.num_saves
         if is_first and progress.iteration and not self.updates.optimizers:
-            log.warning("no optimizer's state is saved: give the optimizer to set_optimizer()")
+            log.warning("no optimizer state is saved: pass the optimizer to set_optimizer()")
         self.news.report_begun(number, store)
         self._number = number
         part = self.take_part(progress, number, shard)
@@ -491,7 +491,9 @@ class Saving:
     def set_scheduler(self, scheduler: Any) -> None:
         for word in ("state_dict", "load_state_dict"):
             if not callable(getattr(scheduler, word, None)):
-                raise ValueError(f"{type(scheduler).__name__} is no schedule: it has no {word}()")
+                raise ValueError(
+                    f"{type(scheduler).__name__} is not a scheduler: it has no {word}()"
+                )
         self.scheduler = scheduler
         if self._loaded is not None:
             self._put_schedule(self._loaded)

@@ -76,7 +76,7 @@ class PoisonCheck:
             return
         if any(is_inexact(t.dtype) and bool(t.isnan().any()) for t in clean):
             log.warning(
-                "stage %d: not wholly checked for leaks: it makes NaN of made-up values",
+                "stage %d: not fully checked for leaks: its outputs for test values are NaN",
                 stage.index,
             )
         if self._leaks(sources, clean):

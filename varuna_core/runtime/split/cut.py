@@ -121,7 +121,7 @@ def _cut_each(places: Iterable[Any], carry: tuple[str, ...]) -> None:
             raise SplitError(f"carry names {name!r}; these modules take {', '.join(sorted(taken))}")
     for module in modules:
         if hasattr(module, _CUT):
-            raise SplitError(f"there is a cut before this {type(module).__name__} already")
+            raise SplitError(f"a cut already exists before this {type(module).__name__}")
         setattr(module, _CUT, CutBefore(carry))
         module.register_forward_pre_hook(enter_cut, with_kwargs=True)
 
@@ -218,7 +218,7 @@ def enter_cut(
     if args:
         return (cut(args[0]), *args[1:]), by_name
     if not by_name:
-        raise SplitError(f"a {type(module).__name__} after a cut is called without arguments")
+        raise SplitError(f"a {type(module).__name__} after a cut was called without arguments")
     first = next(iter(by_name))
     return args, {**by_name, first: cut(by_name[first])}
 

@@ -165,7 +165,9 @@ class Replay:
         if not found:
             return
         if any(_differ(whole, self._run(), segments) for _ in range(2)):  # by turns, too
-            log.warning("stage %d: not compared: the model does other work each time", index)
+            log.warning(
+                "stage %d: not compared: the model runs different operations each time", index
+            )
             return
         cut = f"cut {segments.start - 1} ({record.cuts[segments.start - 1].name})"
         raise SplitError(

@@ -64,7 +64,7 @@ def group_names(
     for pair in shared_weights:
         for name in pair:
             if name not in parameters:
-                raise SplitError(f"shared_weights names {name!r}, which is no parameter")
+                raise SplitError(f"shared_weights names {name!r}, which is not a parameter")
             if parameters[name].shape != parameters[pair[0]].shape:
                 raise SplitError(
                     f"shared weights {pair[0]!r} {list(parameters[pair[0]].shape)} and "

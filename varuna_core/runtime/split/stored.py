@@ -148,10 +148,17 @@ def match_model(
         more = f"; and {len(faults) - MANY} more" if len(faults) > MANY else ""
         raise SplitError("; ".join(faults[:MANY]) + more)
     if kept:
-        log.info("buffers that the state dict has not stay as built: %s", ", ".join(sorted(kept)))
+        log.info(
+            "buffers that are missing in the state dict keep their initial values: %s",
+            ", ".join(sorted(kept)),
+        )
     unused = sorted(there - set(found.values()))
     if unused:
-        log.info("%d tensors of the state dict are not the model's: %s", len(unused), unused[:MANY])
+        log.info(
+            "%d tensors of the state dict are not in the model and are ignored: %s",
+            len(unused),
+            unused[:MANY],
+        )
     return found
 
 

@@ -80,7 +80,7 @@ class Weights:
         if original.is_meta:
             raise SplitError(
                 f"{names[0]!r} is on the meta device and has no values: "
-                "give a state_dict that has it, or a seed"
+                "pass a state_dict that contains it, or a seed"
             )
         return original.detach().clone()
 

@@ -44,15 +44,15 @@ def take_plain(model: Any) -> Any:
     """Return the model without its wrappers; raise an error if one cannot be removed."""
     while kind := _find_wrapper(model):
         model = getattr(model, WRAPPERS[kind][2])
-        log.warning("the model is taken out of %s", kind)
+        log.warning("the wrapper %s is removed from the model", kind)
     if not isinstance(model, nn.Module):
         raise TypeError(f"Varuna takes a torch.nn.Module, not {model!r:.80}")
     for name, module in model.named_modules():
         shown = f"module {name!r}" if name else "the model"
         if kind := _find_wrapper(module):
             raise SplitError(
-                f"{shown} is wrapped by {kind}: give Varuna the model without it"
-                + (", and say compile= there" if kind == "torch.compile" else "")
+                f"{shown} is wrapped by {kind}: pass Varuna the unwrapped model"
+                + (", and set compile= in Options" if kind == "torch.compile" else "")
             )
         for kind, (place, word) in SHARDED.items():
             if _is_a(module, place, word):

@@ -60,7 +60,7 @@ def deal_rows(tensor: Tensor, parts: int, ranks: int) -> Tensor:
         return tensor
     if tensor.shape[0] % (parts * ranks):
         raise ValueError(
-            f"{tensor.shape[0]} rows of {parts} parts cannot be shared evenly by {ranks} ranks"
+            f"{tensor.shape[0]} rows of {parts} parts cannot be sharded evenly over {ranks} ranks"
         )
     rest = tensor.shape[1:]
     return tensor.reshape(parts, ranks, -1, *rest).transpose(0, 1).reshape(-1, *rest)
@@ -103,7 +103,7 @@ def match_modules(model: nn.Module, plan: TensorPlan) -> dict[str, ParallelStyle
         if not paths:
             near = difflib.get_close_matches(pattern, modules, 1)
             hint = f"; there is {near[0]!r}" if near else ""
-            raise ValueError(f"the tensor plan names {pattern!r}, which is no module{hint}")
+            raise ValueError(f"the tensor plan names {pattern!r}, which is not a module{hint}")
         for path in paths:
             if path in patterns:
                 raise ValueError(
@@ -159,7 +159,10 @@ def place_parameters(
         if isinstance(parameter, DTensor):
             (placement,) = parameter.placements
             if placement.is_partial():
-                raise SplitError(f"the tensor plan makes {name!r} a sum of the ranks' values")
+                raise SplitError(
+                    f"the tensor plan makes {name!r} a partial sum (Partial) over ranks, which is "
+                    "not supported"
+                )
             count = parts.get(name, 1) if placement.is_shard(0) else 1
             placed[name] = Sharing(placement=placement, parts=count)
     if shapes:

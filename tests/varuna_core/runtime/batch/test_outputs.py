@@ -104,7 +104,7 @@ def test_a_name_that_the_model_does_not_return_is_refused_before_the_step() -> N
     varuna.part.stages[0].module.register_forward_hook(lambda *_: ran.append(1))
     with pytest.raises(SplitError, match=r"'acuracy'.*'loss', 'height', 'hits', 'accuracy'"):
         varuna.step(make_inputs(), outputs=("acuracy",))
-    with pytest.raises(TypeError, match="want several names"):
+    with pytest.raises(TypeError, match="expected a sequence of names"):
         varuna.step(make_inputs(), outputs="accuracy")
     assert not ran and len(varuna.step(make_inputs())) == 2
     varuna.close()

@@ -287,7 +287,7 @@ def test_ranks_that_may_not_share_memory_say_so_once(caplog: pytest.LogCaptureFi
         assert meet_both() == [None, None]
         assert meet_both() == [None, None]
     (said,) = caplog.messages
-    assert said.endswith("go by gloo: [Errno 27] File too large")
+    assert said.endswith("are sent by gloo, not shared memory: [Errno 27] File too large")
     assert not any(met is None for met in meet_both()), "without the limit they do"
 
 

@@ -211,7 +211,7 @@ def test_an_abort_that_hangs_holds_up_nobody(
     monkeypatch.setattr(backend, "abort", stuck.wait)
     monkeypatch.setattr(failure, "ABORT_S", 0.05)
     abort_work([backend])
-    assert "NCCL has not let go of its work" in caplog.text
+    assert "NCCL did not finish aborting its work" in caplog.text
     stuck.set()
 
 

@@ -303,7 +303,7 @@ def test_an_error_is_told_without_gloos_file_and_advice() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"fp16": True, "precision": "bf16"}, "say one of them"),
+        ({"fp16": True, "precision": "bf16"}, "pass only one of the two"),
         ({"precision": "fp8"}, "precision 'fp8': this version knows fp32, bf16, fp16"),
         ({"schedule": "zb"}, "there are auto, gpipe"),
         ({"schedule": "1f1b", "stages_per_rank": 2}, "interleaved and auto do, zbv has 2"),
@@ -311,7 +311,7 @@ def test_an_error_is_told_without_gloos_file_and_advice() -> None:
         ({"schedule": "interleaved", "stages_per_rank": 0}, "must be 1 or more"),
         ({"recompute": "some"}, "there are none, full, auto, selective, offload"),
         ({"recompute": "auto"}, "here say memory_limit="),
-        ({"memory_limit": 1e9}, "goes with recompute='auto'"),
+        ({"memory_limit": 1e9}, "only used with recompute='auto'"),
         ({"partition": "1-1"}, "has 2 numbers for 1 stages"),
     ],
 )

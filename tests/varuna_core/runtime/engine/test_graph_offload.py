@@ -230,7 +230,7 @@ def test_a_step_asked_for_outputs_and_an_evaluation_are_as_without() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"schedule": "varuna"}, "schedule 'varuna' recomputes: recompute='offload' goes with"),
+        ({"schedule": "varuna"}, "schedule 'varuna' recomputes, so recompute='offload' is not"),
         ({"schedule": "1f1b", "zero": 3}, "recompute='offload' takes the weights that zero=3"),
     ],
 )

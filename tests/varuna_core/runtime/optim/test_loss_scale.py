@@ -50,7 +50,7 @@ def test_the_least_may_lie_between_two_halvings() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("static", 2.0, 1.0), "loss_scale 'static': want 'dynamic' or a number"),
+        (("static", 2.0, 1.0), "loss_scale 'static': expected 'dynamic' or a number"),
         ((0, 2.0, 1.0), "loss_scale 0: want a number above 0"),
         ((float("inf"), 2.0, 1.0), "loss_scale inf"),
         (("dynamic", -1, 1.0), "init_loss_scale -1"),

@@ -178,7 +178,7 @@ def test_an_overflow_makes_the_optimizers_step_do_nothing(kind: str) -> None:
 
 
 def test_what_is_no_optimizer_is_refused() -> None:
-    with pytest.raises(ValueError, match="Gpt is no optimizer"):
+    with pytest.raises(ValueError, match="Gpt is not an optimizer"):
         build().set_optimizer(Gpt())
 
 

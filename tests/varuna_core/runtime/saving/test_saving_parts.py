@@ -61,10 +61,10 @@ def test_a_training_saved_without_its_optimizer_is_warned_of(
     optimizer.step()
     for number in (1, 2):
         varuna.checkpoint(tmp_path / "later", number)
-    assert caplog.text.count("no optimizer's state is saved: give the optimizer to") == 1
+    assert caplog.text.count("no optimizer state is saved: pass the optimizer to") == 1
     varuna.set_optimizer(optimizer)
     varuna.checkpoint(tmp_path / "last")
-    assert caplog.text.count("no optimizer's state is saved") == 1
+    assert caplog.text.count("no optimizer state is saved") == 1
 
 
 def test_a_save_beside_training_is_waited_for(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_what_a_checkpoint_does_not_hold_is_named(tmp_path: Path) -> None:
     varuna.user_state = {"model": varuna.split.model}
     with pytest.raises(TypeError, match="user/model is a Gpt"):
         varuna.checkpoint(tmp_path)
-    with pytest.raises(ValueError, match="object is no schedule"):
+    with pytest.raises(ValueError, match="object is not a scheduler"):
         varuna.set_scheduler(object())
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError):

@@ -56,7 +56,7 @@ def test_cuts_are_put_before_modules_whose_code_is_left_alone() -> None:
         assert torch.equal(model(x), plain)
     assert seen == [0, 1, 2, 3, 4]
     assert model.state_dict().keys() == names
-    with pytest.raises(SplitError, match="a cut before this Linear already"):
+    with pytest.raises(SplitError, match="a cut already exists before this Linear"):
         cut_before(model.head)
     with pytest.raises(TypeError, match="takes modules of the model"):
         cut_before([model.head])  # type: ignore[arg-type]

@@ -274,7 +274,9 @@ def test_a_stage_that_makes_no_numbers_of_made_up_values_is_warned_of(
 
     with caplog.at_level(logging.WARNING):
         split_all(Narrow(), make_inputs(), 2)
-    assert "stage 1: not wholly checked for leaks: it makes NaN" in caplog.text
+    assert (
+        "stage 1: not fully checked for leaks: its outputs for test values are NaN" in caplog.text
+    )
 
 
 def test_a_parameter_that_the_forward_changes_lies_in_one_stage() -> None:
@@ -340,7 +342,7 @@ def test_a_model_that_does_other_work_each_time_is_not_compared(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     split_all(Collecting(is_fitful=True), make_inputs(), 2)
-    assert "not compared: the model does other work each time" in caplog.text
+    assert "not compared: the model runs different operations each time" in caplog.text
 
 
 class Sparse(Gpt):

@@ -149,7 +149,7 @@ def test_what_is_whole_is_given_by_the_first_rank() -> None:
 def test_packed_rows_are_dealt_by_part() -> None:
     rows = torch.tensor([1, 1, 2, 2, 3, 3])
     assert deal_rows(rows, 3, 2).tolist() == [1, 2, 3, 1, 2, 3]
-    with pytest.raises(ValueError, match="6 rows of 2 parts cannot be shared evenly by 2 ranks"):
+    with pytest.raises(ValueError, match="6 rows of 2 parts cannot be sharded evenly over 2 ranks"):
         deal_rows(rows, 2, 2)
 
 
@@ -173,13 +173,13 @@ def test_paths_match_a_word_at_a_time() -> None:
     [
         (
             {"blocks.*.qvk": ColwiseParallel()},
-            r"names 'blocks\.\*\.qvk', which is no module; there",
+            r"names 'blocks\.\*\.qvk', which is not a module; there",
         ),
         ({"blocks.*": ColwiseParallel(), "blocks.1": ColwiseParallel()}, "'blocks.1' twice, by"),
         ({"head": "colwise"}, "gives 'head' a str; want a style"),
         ({"blocks.*.norm": SequenceParallel()}, "'blocks.0.norm', which holds the buffer 'mean'"),
         ({"blocks.1": ColwiseParallel()}, "names 'blocks.1', which holds a CutPoint"),
-        ({"": ColwiseParallel()}, "names '', which is no module"),
+        ({"": ColwiseParallel()}, "names '', which is not a module"),
     ],
 )
 def test_a_plan_that_does_not_fit_the_model_is_refused(plan: Any, said: str) -> None:
