@@ -28,72 +28,72 @@ class Options:
 
     partition: str | Sequence[int] | Partition | FromConf | None = FROM_CONF
     """Number of segments in each stage. N CutPoints give N + 1 segments: the numbers sum to N + 1,
-        or to N - 1 without the first and the last segment. With a cut before each of 4 layers, both
-        `"2-3"` and `"1-2"` put the second cut between the stages. With several stages per rank,
-        list all stages in pipeline order. Default: balanced by costs estimated in the dry run."""
+    or to N - 1 without the first and the last segment. With a cut before each of 4 layers, both
+    `"2-3"` and `"1-2"` put the second cut between the stages. With several stages per rank,
+    list all stages in pipeline order. Default: balanced by costs estimated in the dry run."""
 
     schedule: str | FromConf = FROM_CONF
     """`gpipe`, `1f1b`, `varuna`, `zero_bubble`, `interleaved`, `zbv`, or `auto`, the default: the
-        fastest in simulation, updated with times measured in training (schedule_design.md)."""
+    fastest in simulation, updated with times measured in training (schedule_design.md)."""
 
     stages_per_rank: int | FromConf = FROM_CONF
     """Number of stages on each rank, for `interleaved` and `auto`; `zbv` has 2. Default: 1."""
 
     tensor: int | FromConf = FROM_CONF
     """Tensor-parallel degree (tensor_parallel.md): entry k of the stage map then stands for
-        `tensor` ranks, from rank k x tensor on. Default: 1."""
+    `tensor` ranks, from rank k x tensor on. Default: 1."""
 
     tensor_plan: Mapping[str, Any] | None = None
     """Modules to shard, and their styles. Default: the model's own `tensor_parallel_plan`."""
 
     recompute: Recompute | FromConf = FROM_CONF
     """Recompute mode of activations: `none` (the default), `full`, `auto`, `selective` or `offload`
-        (activations.md)."""
+    (activations.md)."""
 
     memory_limit: float | None = None
     """Bytes that a rank's micro-batches may hold at once, with `recompute="auto"`. Default: read
-        from the GPU."""
+    from the GPU."""
 
     zero: int | FromConf = FROM_CONF
     """ZeRO stage: 1 shards optimizer state, 2 also gradients, 3 also weights, across replicas
-        (zero.md). Default: 0, none."""
+    (zero.md). Default: 0, none."""
 
     offload: str | FromConf | None = FROM_CONF
     """`"optimizer"` keeps fp32 weights and optimizer state in host memory and steps there."""
 
     keep_fp32: Sequence[str] = ()
     """Names of inputs and of modules (`"blocks.*.norm"`) that stay in fp32 in half precision,
-        including all submodules."""
+    including all submodules."""
 
     compile: bool | str = False
     """Apply torch.compile to the largest modules between two cuts; a string selects the
-        backend."""
+    backend."""
 
     cuda_graphs: bool = False
     """Record each stage's forwards and backwards as CUDA graphs."""
 
     seed: int | FromConf = FROM_CONF
     """Seed of dropout (derived from step, sample and segment, so equal in any layout) and of the
-        weights of a model on the meta device. Default: 1234."""
+    weights of a model on the meta device. Default: 1234."""
 
     state_dict: Mapping[str, Tensor] | None = None
     """Initial weights: any mapping from names to tensors, or `open_weights("folder/")`."""
 
     hang_timeout_s: float | None = None
     """Seconds that a rank waits for another one in a step before the run fails. Default: no
-        limit."""
+    limit."""
 
     opportunistic: bool = True
     """Run forwards early while a gradient is late; False makes `varuna` follow its schedule
-        strictly and `auto` keep its first schedule."""
+    strictly and `auto` keep its first schedule."""
 
     costs: Costs | FromConf | None = FROM_CONF
     """Profiled times of actions and messages, used to build schedules; equal on all ranks.
-        Default: the times in the plan of the conf's partition, else estimates of the dry run."""
+    Default: the times in the plan of the conf's partition, else estimates of the dry run."""
 
     trace: ActionTrace | FromConf | None = FROM_CONF
     """Function called after each action with `("0F3", begin, ready, end)` in seconds. Default: in
-        a run of vjob, the trace that `vjob report` draws."""
+    a run of vjob, the trace that `vjob report` draws."""
 
 
 DEPRECATED = dict.fromkeys((field.name for field in fields(Options)), "2026-11-28")

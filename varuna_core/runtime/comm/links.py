@@ -1,6 +1,6 @@
 """Create the process groups of a layout, and a rank's channels to its neighbours.
 
-place a ──activations──► place b      a group of two for each direction, replica, and pair of
+    place a ──activations──► place b      a group of two for each direction, replica, and pair of
     place a ◄──gradients──── place b      places that hold stages s and s + 1
     others: the ranks of a replica (agreement on a step), the replicas of a place (gradients), the
     places of a replica that hold copies of a weight
