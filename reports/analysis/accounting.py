@@ -210,6 +210,8 @@ def describe_class(found: Accounting, name: str) -> str:
         cut = "cut off by the cancel after the last step"
         more = ", or lost to faults, changes of nodes, and steps done again"
         return cut + (more if len(found.attempts) > 1 else "")
+    if name == "lost" and len(found.attempts) == 1:  # nothing was done again
+        return "after the last step, until the end of ranks that did not end well"
     if name != "start" or not found.start:
         return CLASSES[name]
     parts = "; ".join(f"{part} {format_duration(s)}" for part, s in found.start.items())

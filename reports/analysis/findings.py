@@ -65,7 +65,7 @@ class Finding:
 
 GROUP = "vjob.findings"
 OWN_PROGRAMS = ("script", "module", "command", "function", "deepspeed")
-OWN_TRACE = "a script writes one by varuna_core.trace (docs/script.md)"
+OWN_TRACE = "a script writes one by varuna_core.trace (the documentation's page on scripts)"
 DOUBTFUL_NS = 1_000_000
 """Errors of the clocks below this are too small to mention."""
 
@@ -342,18 +342,19 @@ def _on_hardware(job: Job, analysis: Analysis) -> Iterator[Finding]:
             rule="more faults", weight=0.0, sentence=f"{more} more hardware faults.",
             evidence="as above", key="",
         )  # fmt: skip
-    for one in job.hardware:
-        if not one.unread:
-            continue
-        count, reason = sum(one.unread.values()), max(one.unread, key=lambda why: one.unread[why])
+    unread = [one for one in job.hardware if one.unread]
+    nodes = sorted({one.node for one in unread})
+    total = sum((Counter(one.unread) for one in unread), Counter[str]())
+    if nodes:
+        (reason, _), count = total.most_common(1)[0], sum(total.values())
         yield Finding(
             rule="GPUs not read",
-            values={"node": one.node, "reason": reason, "samples": count},
-            weight=0.4,
-            sentence=f"The GPUs of {one.node} were not read in {count} "
+            values={"nodes": nodes, "reason": reason, "samples": count},
+            weight=0.0,
+            sentence=f"The GPUs of {_name_some(nodes)} were not read in {count} "
             f"{'sample' if count == 1 else 'samples'}, so nothing is known of them there: "
             f"{reason}.",
-            evidence="the samples of that node",
+            evidence="the samples of these nodes" if len(nodes) > 1 else "the samples of that node",
             key="",
         )
 
@@ -371,6 +372,9 @@ def _on_pipeline(job: Job, analysis: Analysis) -> Iterator[Finding]:
     ideal = sum(bubble.ideal for bubble in step.bubbles) / count
     even = sum(bubble.ideal_even for bubble in step.bubbles) / count
     where = f"step {step.step}, the nearest to the median of those with details"
+    shares, all_steps = analysis.bubbles["bubble_share"].dropna(), ""
+    if len(shares) > 1:
+        all_steps = f" ({percent(float(shares.median()))} in the median of {len(shares)} steps)"
     pipeline = step.pipelines[0]
     many = pipeline.schedule.num_microbatches
     yield Finding(
@@ -378,9 +382,9 @@ def _on_pipeline(job: Job, analysis: Analysis) -> Iterator[Finding]:
         values={"step": step.step, "share": measured, "ideal": ideal, "even": even},
         weight=measured,
         sentence=(
-            f"Ranks are idle for {percent(measured)} of a step's pipeline; the same schedule "
-            f"would leave {percent(min(ideal, measured))} with these stage times and free "
-            f"messages, and {percent(even)} with equal stages."
+            f"Ranks are idle for {percent(measured)} of a step's pipeline{all_steps}; the same "
+            f"schedule would leave {percent(min(ideal, measured))} with these stage times and "
+            f"free messages, and {percent(even)} with equal stages."
         ),
         evidence=f"{where}: {many} micro-batches, {len(step.stage_work_s)} stages",
         key="train.global_batch_size or parallel.schedule" if even > MUCH_BUBBLE else "",

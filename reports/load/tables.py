@@ -453,7 +453,7 @@ def read_counts(sources: Sources) -> dict[str, dict[int, StepCounts]]:
 
 def _read_exits(sources: Sources) -> pd.DataFrame:
     names = ["attempt", "rank", "node", "code", "signal", "stopped"]
-    names += ["started", "ended", "last_error", "unwritten"]
+    names += ["started", "ended", "last_error", "exception", "unwritten"]
     rows = []
     for attempt in sources.attempts:
         for path in attempt.exits:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ast import literal_eval
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from varuna_core.facts.known import Value, value_of
+from varuna_core.facts.known import NotKnown, Value, value_of
+from vjob.reports.analysis.headline import format_bounded
 from vjob.reports.analysis.measures import Analysis
 from vjob.reports.analysis.step_times import drop_first
 from vjob.reports.load.tables import Job
@@ -35,8 +37,8 @@ NAMES = {
     "slowest_step_s": "slowest step, s",
     "last_step": "last step",
     "num_steps": "steps whose time is known",
-    "idle_share": "idle in the pipeline",
-    "ideal_idle_share": "idle at best, with its stage times",
+    "idle_share": "idle in the pipeline, median of the steps",
+    "ideal_idle_share": "idle at best, by one step's stage times",
     "most_memory_mb": "most memory, MB",
     "goodput_share": "useful part of the time",
     "wall_s": "from start to end, s",
@@ -136,17 +138,42 @@ def build_comparison(jobs: Sequence[Compared]) -> list[ReportTable]:
     rows = []
     for key, name in NAMES.items():
         values = [own[key] for own in figures]
-        if any(value is not None for value in values):
-            rows.append((name, *(_show(key, value, values[0]) for value in values)))
-    differences = [
-        (key, *(value if value is not None else "-" for value in values))
-        for key, values in find_differences(jobs).items()
-    ]
+        cells = [_show(key, value, values[0]) for value in values]
+        if key == "goodput_share":  # as the reports say it, bounds included
+            shares = [job.analysis.goodput.share for job in jobs]
+            cells = ["-" if isinstance(one, NotKnown) else format_bounded(one) for one in shares]
+        if any(cell != "-" for cell in cells):
+            rows.append((name, *cells))
+    differences = [(key, *_shorten(values)) for key, values in find_differences(jobs).items()]
     tables = (
         ReportTable(title="figures", columns=columns, rows=rows),
         ReportTable(title="differences", columns=columns, rows=differences),
     )
     return [table for table in tables if table.rows]
+
+
+def _shorten(values: Sequence[str | None]) -> list[str]:
+    """Leave out of lists, such as the arguments of a program, what all jobs have: an option goes
+    with its values. Lists that differ in their order alone stay whole."""
+    whole = [value if value is not None else "-" for value in values]
+    groups: list[list[str]] = []
+    for text in whole:
+        try:
+            words = literal_eval(text) if text.startswith("[") else None
+        except (ValueError, SyntaxError):
+            words = None
+        if not isinstance(words, list):
+            return whole
+        own: list[str] = []
+        for word in map(str, words):
+            if own and not word.startswith("-") and own[-1].startswith("-"):
+                own[-1] += f" {word}"
+            else:
+                own.append(word)
+        groups.append(own)
+    common = set(groups[0]).intersection(*groups)
+    short = [" ".join(one for one in own if one not in common) or "-" for own in groups]
+    return [f"... {one}" for one in short] if common and len(set(short)) > 1 else whole
 
 
 def _show(key: str, value: float | None, first: float | None) -> str:

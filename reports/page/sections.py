@@ -97,8 +97,7 @@ def _list_iterations(job: Job, analysis: Analysis) -> ReportTable:
     if job.traces.is_log and job.logs["iterations"].empty:
         timed = timed.iloc[:0]  # a profiler's steps are longer than others
     rows = [
-        (f"iteration {int(step)} ", f"{took_s:.4f} s")
-        for step, took_s in timed.itertuples(index=False)
+        (f"step {int(step)}", f"{took_s:.4f} s") for step, took_s in timed.itertuples(index=False)
     ]
     if job.traces.is_log:
         took_s = job.traces.steps.groupby(["attempt", "step"])["took_s"].max()
@@ -251,9 +250,8 @@ def _list_failures(job: Job) -> ReportTable:
             continue
         code = f"signal {row['signal']}" if row["signal"] else f"exit {row['code']}"
         who = f"rank {row['rank']}"
-        rows.append(
-            (str(row["attempt"]), who, str(row["node"]), code, str(row["last_error"] or ""))
-        )
+        error = str(row["exception"] or row["last_error"] or "")  # lines may follow an exception's
+        rows.append((str(row["attempt"]), who, str(row["node"]), code, error))
     columns = ("attempt", "", "node", "ended", "last error")
     return ReportTable(title="failed ranks", columns=columns, rows=rows)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.reports.analysis.test_readings import count, write_run
 from tests.reports.traces import write_simulated
 from varuna_core.records.logs.training_log import Iteration, format_iteration
 from varuna_core.schedule.costs import build_even_costs
@@ -49,7 +50,7 @@ def test_the_table_holds_jobs_against_the_first(jobs: Path) -> None:
     printed = [line.lstrip() for line in done.output.splitlines()]
     lines = {line.split("  ")[0]: line for line in printed}
     assert "0.015  0.03 (+100 %)" in lines["median step, s"]
-    assert "20.0 %  20.0 %" in lines["idle in the pipeline"]
+    assert "20.0 %  20.0 %" in lines["idle in the pipeline, median of the steps"]
     assert lines["train.micro_batch_size"].split() == ["train.micro_batch_size", "2", "1"]
     assert "train.steps" not in lines
 
@@ -60,6 +61,22 @@ def test_json_says_the_same(jobs: Path) -> None:
     assert [job["name"] for job in found["jobs"]] == ["fast", "slow"]
     assert [job["step_s"] for job in found["jobs"]] == pytest.approx([0.015, 0.030])
     assert found["differences"] == {"train.micro_batch_size": ["2", "1"]}
+
+
+def test_of_long_arguments_only_those_that_differ_are_shown(jobs: Path) -> None:
+    for name, more in (("fast", "--lr, '1e-3', -v"), ("slow", "-v, --lr, '2e-3'")):
+        path = jobs / name / "resolved.yaml"
+        path.write_text(path.read_text() + f"program: {{args: [a.py, {more}, --out=o]}}\n")
+    lines = [line.split() for line in run("fast", "slow").output.splitlines()]
+    assert ["program.args", "...", "--lr", "1e-3", "...", "--lr", "2e-3"] in lines
+
+
+def test_bounds_of_the_goodput_are_those_of_the_report(jobs: Path) -> None:
+    for name, every in (("each", 1), ("tenth", 10)):
+        (jobs / name).mkdir()
+        write_run(jobs / name, count(every, 80, every, 15, 80))
+    said = run("each", "tenth").output
+    assert "useful part of the time  80 %  70 % to 85 %" in said, said
 
 
 def test_a_bare_folder_has_no_conf_to_differ(jobs: Path) -> None:

@@ -24,6 +24,7 @@ from vjob.reports.analysis import findings
 from vjob.reports.analysis.accounting import describe_class
 from vjob.reports.analysis.headline import list_facts
 from vjob.reports.analysis.measures import analyse
+from vjob.reports.load.gpu_log import NodeFaults
 from vjob.reports.load.tables import PlanFacts, choose_steps, load_job
 
 
@@ -162,7 +163,9 @@ def test_time_after_the_last_step_of_a_cancelled_run_is_no_fault(tmp_path: Path)
     assert accounting.seconds["lost"] > 30
     assert describe_class(accounting, "lost") == "cut off by the cancel after the last step"
     write_ended(tmp_path, "FAILED", "rank 1 exited 1", ended_s=20.0)
-    assert "lost to faults" in describe_class(analyse(load_job(tmp_path)).accounting, "lost")
+    assert "ranks that did not end well" in describe_class(
+        analyse(load_job(tmp_path)).accounting, "lost"
+    )
 
 
 def test_a_hang_is_said_first_with_what_it_cost(tmp_path: Path) -> None:
@@ -314,3 +317,12 @@ def test_no_script_is_told_a_key_that_it_does_not_read(
     (tmp_path / "n060.out").write_text("step 1/9 loss 2.5\n")
     job = load_job(tmp_path)
     assert findings.name_saves_key(replace(job, plan=replace(job.plan, program=program))) == key
+
+
+def test_gpus_that_were_not_read_are_told_once_and_last() -> None:
+    """Each node had a finding of its own, above those on the run."""
+    reason = "no device of nvidia, amd or intel is here"
+    hardware = [NodeFaults("0", node, unread={reason: 5}) for node in ("a1", "a2")]
+    (found,) = findings._on_hardware(SimpleNamespace(hardware=hardware), SimpleNamespace())
+    assert found.sentence.startswith("The GPUs of a1, a2 were not read in 10 samples")
+    assert found.weight == 0

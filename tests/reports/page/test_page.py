@@ -271,7 +271,8 @@ def test_the_last_step_before_a_failure_is_named_so(tmp_path: Path) -> None:
     folder = tmp_path / "attempt-0"
     write_simulated(folder, build_schedule("1f1b", 2, 4), build_even_costs(2), steps=range(1, 6))
     (folder / "exit").mkdir()
-    broken = {"rank": 1, "node": "b", "code": 9, "last_error": "</td><script>alert(1)</script>"}
+    broken = {"rank": 1, "node": "b", "code": 9, "last_error": "see the page"}
+    broken["exception"] = "</td><script>alert(1)</script>"
     (folder / "exit" / "1.json").write_text(json.dumps(broken))
     stopped = {"rank": 0, "node": "a", "code": 143, "stopped": True, "last_error": "was told to"}
     (folder / "exit" / "0.json").write_text(json.dumps(stopped))
