@@ -269,6 +269,8 @@ MUCH_BUBBLE = 0.05
 """A bubble this much above its ideal gets a finding; so do other losses of this share."""
 TIGHT = 0.92
 """If more than this fraction of the memory is in use, the next batch may not fit."""
+BUSY = 0.9
+"""If processors are in use for more than this fraction of the time, ranks wait for them."""
 MOST_STRAGGLERS = 5
 MUCH_IMBALANCE = 0.1
 """A partition that saves this fraction of the slowest stage's time is worth a change."""
@@ -356,6 +358,29 @@ def _on_hardware(job: Job, analysis: Analysis) -> Iterator[Finding]:
             f"{reason}.",
             evidence="the samples of these nodes" if len(nodes) > 1 else "the samples of that node",
             key="",
+        )
+
+
+def _on_processors(job: Job, analysis: Analysis) -> Iterator[Finding]:
+    """Yield a finding on ranks that compute on fewer processors than they are, all of them busy."""
+    samples = job.gpus[job.gpus["gpu"] == "cpu"] if len(job.gpus) else job.gpus
+    if samples.empty or analysis.headline.has_gpus:
+        return
+    for node, own in samples.groupby("node"):
+        here = job.exits[job.exits["node"] == node]
+        ranks = int(here.groupby("attempt")["rank"].nunique().max()) if len(here) else 0
+        cpus, busy = own["num_cpus"].astype(float).max(), own["cpu_percent"].astype(float).mean()
+        if not (ranks > cpus and busy >= 100 * BUSY):
+            continue
+        yield Finding(
+            rule="more ranks than processors",
+            values={"node": str(node), "ranks": ranks, "processors": int(cpus)},
+            weight=1.0,
+            sentence=f"{node} ran {ranks} ranks on {int(cpus)} processors, which were "
+            f"{busy:.0f} % busy: the ranks share them, so steps and stages take longer than their "
+            "own work.",
+            evidence=f"{len(own)} samples of that node",
+            key="fewer ranks on a node",
         )
 
 
@@ -893,6 +918,7 @@ def _on_silence(job: Job, analysis: Analysis) -> Iterator[Finding]:
 MAKERS = (
     _on_end,
     _on_hardware,
+    _on_processors,
     _on_silence,
     _on_pipeline,
     _on_balance,

@@ -16,7 +16,7 @@ MOST_SAMPLES = 20_000
 """Samples kept for a node, evenly spread."""
 NUMBERS = ("temperature", "utilization", "memory_used_mb", "memory_total_mb", "power_w")
 """Columns of a GPU; gpustat's text has no power."""
-HOST = {"cpu_percent": "cpu_percent", "swap_mb": "swap_used_mb"}
+HOST = {"cpu_percent": "cpu_percent", "swap_mb": "swap_used_mb", "num_cpus": "num_cpus"}
 """Columns of the node, with the same value for all its GPUs, and their names in our JSON lines."""
 
 

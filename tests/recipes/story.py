@@ -461,9 +461,13 @@ def claim_findings(seen: Seen) -> Claim:
     return Claim("findings", not false, ", ".join(false) or "none", "none")
 
 
-HARMLESS = {"goodput", "loss", "evaluation", "no trace", "outliers", "resumed", "slower", "start"}
+HARMLESS = {
+    "goodput", "loss", "evaluation", "no trace", "outliers", "resumed", "slower", "start",
+    "more ranks than processors",
+}  # fmt: skip
 """Findings that say what was, without blame, and have claims of their own; ranks that are stopped
-for a look make an outlier, and on a busy machine the start takes most of a short run."""
+for a look make an outlier, on a busy machine the start takes most of a short run, and a small one
+has fewer processors than ranks."""
 
 
 def note(recipe: Recipe, place: str, claims: Sequence[Claim]) -> None:

@@ -54,7 +54,7 @@ def test_the_text_of_a_bare_folder(job: Path) -> None:
     assert done.exit_code == 0, done.output
     assert not (job / "report.html").exists()
     assert "Ranks are idle for 25 % of a step's pipeline" in done.output
-    assert "iteration 2 : 0.0120 s" in done.output
+    assert "step 2: 0.0120 s" in done.output
     assert "\x1b" not in done.output
 
 

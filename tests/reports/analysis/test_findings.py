@@ -326,3 +326,20 @@ def test_gpus_that_were_not_read_are_told_once_and_last() -> None:
     (found,) = findings._on_hardware(SimpleNamespace(hardware=hardware), SimpleNamespace())
     assert found.sentence.startswith("The GPUs of a1, a2 were not read in 10 samples")
     assert found.weight == 0
+
+
+@pytest.mark.parametrize(
+    ("ranks", "busy", "is_found"), [(4, 99.0, True), (2, 99.0, False), (4, 50.0, False)]
+)
+def test_more_ranks_than_processors_are_named_before_what_they_cause(
+    ranks: int, busy: float, is_found: bool
+) -> None:
+    """Of four ranks on two processors the first advice was another schedule."""
+    samples = pd.DataFrame({"node": "n0", "gpu": "cpu", "num_cpus": 2.0, "cpu_percent": [busy] * 3})
+    exits = pd.DataFrame({"attempt": "0", "node": "n0", "rank": range(ranks)})
+    analysis = SimpleNamespace(headline=SimpleNamespace(has_gpus=False))
+    job = SimpleNamespace(gpus=samples, exits=exits)
+    found = list(findings._on_processors(job, analysis))
+    assert [one.weight for one in found] == [1.0] * is_found
+    if is_found:
+        assert found[0].sentence.startswith("n0 ran 4 ranks on 2 processors, which were 99 % busy")

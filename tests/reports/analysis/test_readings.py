@@ -21,6 +21,7 @@ from vjob.reports.analysis.measures import Analysis, analyse
 from vjob.reports.analysis.readings import bound_share
 from vjob.reports.analysis.step_times import build_step_times
 from vjob.reports.load.tables import load_job
+from vjob.reports.page.sections import build_sections
 
 BEGAN, ENDED = 1_700_000_000.0, 1_700_000_100.0
 Lines = Sequence[tuple[float, str]]
@@ -181,6 +182,15 @@ def test_a_slow_step_whose_time_the_program_prints_is_no_pause(tmp_path: Path) -
     write_counts(tmp_path / "attempt-0", 70, 15)
     goodput = analyse(load_job(tmp_path)).headline.goodput
     assert isinstance(goodput, Value) and goodput.value == pytest.approx(0.80, abs=0.01)
+
+
+def test_a_group_on_one_node_is_its_ranks(tmp_path: Path) -> None:
+    """`group master: 1 x 1 ranks` was said of a plain run on one machine."""
+    write_run(tmp_path, RICH)
+    group = {"name": "master", "count": 1, "ranks": 2, "gpu_type": "a100"}
+    (tmp_path / "plan.json").write_text(json.dumps({"groups": [group]}))
+    job = load_job(tmp_path)
+    assert ("ranks", "2, a100") in build_sections(job, analyse(job))[0].rows
 
 
 JUDGED: list[tuple[str, Lines, int, tuple[int | None, int | None, bool]]] = [
