@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from vjob.jobs.conf.schema import Cluster, JobConf, NodeGroup, Queue
 
 FLOOR_S = 25.0
-"""Between two questions about a user's jobs, whoever asks: a squeue is two requests (22.05), and a
-minute has six at most, and two about nodes."""
+"""Least seconds between two queries about a user's jobs, from all of his commands. A squeue is two
+requests (22.05); this allows six requests a minute, and two more about nodes."""
 SELDOM_S = 60.0
-"""Between two questions about nodes, about jobs that squeue does not show any more, and of those
-who have time."""
+"""Least seconds between two queries about nodes, about jobs that squeue no longer shows, and from
+callers that can wait."""
 NO_LIMITS = JobLimits()
 NO_CHANGES: Mapping[str, float] = {}
 
@@ -47,34 +47,35 @@ class ScriptRequest:
     """Resources and limits that the header of a batch script asks for."""
 
     run: str
-    """The run's id; it must be found again by `find_orphans`."""
+    """The run's id; `find_orphans` must be able to read it back from the job."""
     name: str
     output: str
-    """The file of the script's own output, from the folder of the script."""
+    """The file of the script's own output, relative to the folder of the script."""
     groups: Sequence[GroupPlan]
-    """In the order of their nodes; several where the job holds all of them."""
+    """The groups in the order of their nodes; several if one job holds all of them."""
     nodes: Sequence[NodeGroup]
-    """The groups as the conf has them."""
+    """The same groups as the conf writes them."""
     cluster: Cluster
     morph: bool = False
-    """The run goes on without nodes that are lost."""
+    """True if the run continues without lost nodes."""
     min_nodes: int | None = None
-    """The fewest nodes to start with, where it is fewer than all."""
+    """The fewest nodes to start with, if fewer than all."""
     array: str = ""
-    """`0-7%2` for an array of runs."""
+    """Value of `--array`, such as `0-7%2`; empty for a job that is not an array."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """A batch script that is to become a job."""
+    """A batch script to be submitted as a job."""
 
     run: RunFolder
     group: str | None = None
-    """The group of a split run, or of nodes that join; None where one job holds all."""
+    """The group of a split run, or of nodes that join; None if one job holds all groups."""
     after: After = NOTHING
     limits: JobLimits = NO_LIMITS
     array: Path | None = None
-    """The script of a Slurm array, where this submits one; its elements are runs of their own."""
+    """The script of a Slurm array, if an array is submitted; each array task is a run of its
+    own."""
 
     @property
     def script(self) -> Path:
@@ -83,49 +84,50 @@ class Submission:
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """Features of a scheduler. Code asks for these; it never compares names of schedulers."""
+    """Features of a scheduler. Callers test these features and never compare scheduler names."""
 
     arrays: bool = False
-    """One job with an element for each of several runs that are alike."""
+    """Supports job arrays, with one task for each of several similar runs."""
     dependencies: bool = True
-    """A job that waits for others."""
+    """Supports jobs that wait for other jobs."""
     het: bool = False
-    """One job with several kinds of nodes."""
+    """Supports heterogeneous jobs, with several kinds of nodes."""
     test_only: bool = False
-    """An estimate of when a job would start, without submitting it."""
+    """Can estimate when a job would start, without submitting the job."""
     starts_steps: bool = False
-    """`srun` of its own: it starts the agents, containers, and steps beside those of a job. Others
-    put a program of that name first on PATH."""
+    """Has its own `srun`, which starts the agents, containers, and further steps beside the job's
+    own. Other schedulers put a program of that name first on PATH."""
     requeues: bool = False
-    """A job that runs is put back into the queue from outside."""
+    """A running job can be requeued from outside."""
     one_host: bool = False
     """All nodes of its jobs are this machine."""
     remote_shell: bool = False
     """Nodes are reached over ssh."""
     has_queue: bool = False
-    """Jobs wait for nodes that others use too; it is asked sparingly."""
+    """Jobs wait in a queue for nodes that other users share, so the scheduler is queried
+    sparingly."""
     time_limit: bool = True
     """Its jobs end at `cluster.walltime_min`."""
     inside_job: bool = False
-    """Its jobs are steps of a job that this shell is in, and end with that one."""
+    """Its jobs are steps of the job that this shell is in, and end when that job ends."""
 
 
 class Scheduler(ABC):
-    """One scheduler, and the questions that vjob has for it.
+    """Interface of one scheduler: what vjob submits to it and asks it.
 
-    The methods that raise NotImplementedError are called only where `can` says so.
+    A method that raises NotImplementedError is called only if `can` has its feature.
     """
 
     API = 1
     name: str
-    """Its name in the plan."""
+    """The scheduler's name in the plan."""
     title: str
-    """Its name in sentences."""
+    """The scheduler's name in sentences."""
     can = Capabilities()
 
     def __init__(self, run: RunFolder | None = None) -> None:
         self.run = run
-        """The run whose jobs it is asked about; None for all jobs of the user."""
+        """The run whose jobs are queried; None for all jobs of the user."""
 
     def find_obstacle(self) -> str:
         """Return the reason why this machine cannot submit jobs, with the remedy; else empty."""
@@ -134,29 +136,31 @@ class Scheduler(ABC):
     def adapt(
         self, conf: JobConf, written: Collection[str], *, is_preview: bool
     ) -> tuple[JobConf, list[str]]:
-        """The conf as it holds here, and notes on that for the user; InputError for one that cannot
-        run here. `written` are the keys that the conf writes; a preview may be made elsewhere."""
+        """Return the conf adapted to this scheduler, and notes on the changes for the user. Raise
+        InputError for a conf that cannot run here. `written` are the keys that the conf writes; a
+        preview may be made on another machine than the submit."""
         return conf, []
 
     def render_header(self, asked: ScriptRequest) -> list[list[str]]:
-        """Options as lines of the batch script, a list for each group of nodes."""
+        """Return options as lines of the batch script, one list for each group of nodes."""
         return [[] for _ in asked.groups]
 
     def render_prologue(self, asked: ScriptRequest) -> list[str]:
-        """Shell lines at the start of the batch script: they make the scheduler's own variables
-        those that the script reads (docs/plugins.md), and may put stand-ins of srun on PATH."""
+        """Return shell lines for the start of the batch script. They set the variables that the
+        script reads (docs/plugins.md) from the scheduler's own, and may put a stand-in for srun on
+        PATH."""
         return []
 
     def list_step_options(self, asked: ScriptRequest) -> list[str]:
-        """Extra srun options for each component of the step that starts the agents."""
+        """Return extra srun options for each component of the step that starts the agents."""
         return []
 
     @abstractmethod
     def make_command(self, submission: Submission) -> list[str]:
-        """The command that submits a script and prints the job's id."""
+        """Return the command that submits a script and prints the job's id."""
 
     def parse_job_id(self, text: str) -> str:
-        """The new job's id from what that command printed: the last word."""
+        """Parse the new job's id from the output of the submit command: the last word."""
         words = text.split()
         if not words:
             raise UncertainError(
@@ -165,7 +169,8 @@ class Scheduler(ABC):
         return words[-1]
 
     def explain_failure(self, code: int, text: str) -> VjobError:
-        """The error for a command that failed; UncertainError where the job may have been made."""
+        """Return the error for a failed submit command; UncertainError if the job may exist
+        nevertheless."""
         return VjobError(f"the job could not be started (exit code {code}): {text.strip()[-300:]}")
 
     @abstractmethod
@@ -177,11 +182,12 @@ class Scheduler(ABC):
         floor_s: float = FLOOR_S,
         after: Mapping[str, float] = NO_CHANGES,
     ) -> dict[str, list[SchedulerJob]]:
-        """The state of each job, one item a component; empty for a job that it has forgotten.
+        """Return the state of each job, one item per component; empty for a job that the scheduler
+        has forgotten.
 
-        The jobs are those of `user`, else ours. The answer may be `floor_s` old; of a job in
-        `after` one from before that time is no use. Raises UncertainError where the scheduler does
-        not answer: that says nothing of any job but those in its `found`.
+        The jobs belong to `user`, by default to the caller. The answer may be `floor_s` old, but
+        for a job in `after` not from before that time. Raise UncertainError if the scheduler does
+        not answer: then only the jobs in the error's `found` are known.
         """
 
     @abstractmethod
@@ -193,7 +199,8 @@ class Scheduler(ABC):
         raise NotImplementedError
 
     def test(self, run: RunFolder, group: str | None, text: str) -> StartEstimate:
-        """An estimate for this batch script; raises RefusedError for one that is refused."""
+        """Return a start estimate for this batch script; raise RefusedError if the script is
+        refused."""
         raise NotImplementedError
 
     def build_beside(
@@ -204,21 +211,24 @@ class Scheduler(ABC):
         command: Sequence[str],
         names: Sequence[str] = (),
     ) -> list[str]:
-        """A step beside the job's own, with one task on each node, that takes nothing from it.
+        """Return the command for a step beside the job's own step, with one task on each node, that
+        takes none of the job's resources.
 
-        `parts` are component (None outside het jobs) and number of nodes; `names` are the nodes,
-        where they are not all of the job.
+        `parts` are pairs of component (None outside het jobs) and number of nodes; `names` are the
+        nodes, if not all nodes of the job.
         """
         raise NotImplementedError
 
     def explain_step(self, text: str) -> str:
-        """The reason why no such step began, where `text`, the tool's own, does not show it."""
+        """Return why such a step did not begin, if the tool's own output `text` does not show the
+        reason."""
         return ""
 
     def build_shell(
         self, job: SchedulerJob, host: str, group: str, command: Sequence[str], *, tty: bool
     ) -> list[str]:
-        """A command on one node of the job, with this terminal."""
+        """Return the command that runs `command` on one node of the job, connected to this
+        terminal."""
         raise NotImplementedError
 
     def can_wait_for(self, other: Scheduler) -> bool:
@@ -226,41 +236,45 @@ class Scheduler(ABC):
         return self.can.dependencies and self.name == other.name
 
     def find_other_machine(self, run: RunFolder, group: str | None) -> str:
-        """The machine that has the job of this group; empty where it is this one, or a cluster."""
+        """Return the machine that runs the job of this group; empty if this machine or a cluster
+        does."""
         return ""
 
     def ask_foreign_job(self, word: str) -> ForeignJob | None:
-        """A job that vjob did not submit, by the id that a user typed; None where there is none."""
+        """Return a job that vjob did not submit, by the id that a user typed; None if there is
+        none."""
         return None
 
     def find_run_id(self, comment: str) -> str:
-        """The run that a job's comment names; empty where vjob did not submit it."""
+        """Return the run that a job's comment names; empty if vjob did not submit the job."""
         return ""
 
     def list_warnings(self, plan: Plan) -> list[str]:
-        """Settings of the scheduler that would trouble a run with this plan."""
+        """Return warnings about settings of the scheduler that may cause problems for a run with
+        this plan."""
         return []
 
     def list_start_checks_s(self, num_jobs: int) -> Sequence[float]:
-        """Pauses before each look at new jobs: a reason to wait may come a little later."""
+        """Return the pause before each poll of new jobs, since the reason for a wait may appear a
+        little later."""
         return (0.0,)
 
     def examine(self) -> list[Diagnosis]:
-        """Diagnoses of `vjob doctor`."""
+        """Return the diagnoses that `vjob doctor` prints."""
         return []
 
     def list_queues(self) -> list[str]:
-        """Names of queues, for completion."""
+        """Return the names of queues, for shell completion."""
         return []
 
     def describe_queues(self) -> list[tuple[str, Queue]]:
-        """Queues with what their nodes have, the default one first, and once for each kind of
-        node; none where nothing tells."""
+        """Return the queues with the resources of their nodes, the default queue first and each
+        queue once for each kind of node; empty if not known."""
         return []
 
     def list_nodes(self, queue: str | None = None) -> list[NodeGroup]:
-        """Nodes with GPUs that a job could get, alike ones as one group; InputError where there
-        are none."""
+        """Return the nodes with GPUs that a job could get, with equal nodes as one group; raise
+        InputError if there are none."""
         raise InputError(f"{self.title} lists no nodes: set cluster.nodes in the conf")
 
     def suggest_nodes(self) -> tuple[list[NodeGroup], str]:
@@ -270,15 +284,16 @@ class Scheduler(ABC):
     def ask_node_states(
         self, nodes: Sequence[str], *, floor_s: float = SELDOM_S
     ) -> list[NodeState]:
-        """The nodes among these that the scheduler calls lost, draining or under maintenance."""
+        """Return those of these nodes that the scheduler reports as lost, draining or under
+        maintenance."""
         return []
 
     def find_idle(self, queues: Sequence[str | None]) -> list[IdleNode]:
-        """Idle nodes of these queues; none where the scheduler has no queues."""
+        """Return the idle nodes of these queues; empty if the scheduler has no queues."""
         return []
 
     def ask_time_left(self, job: str) -> Known[float]:
-        """Seconds until the job's time limit."""
+        """Return the seconds until the job's time limit."""
         return NotKnown(f"{self.name} does not report it")
 
     def ask_earlier(self, job: str) -> dict[str, tuple[EndCause, ...]]:
@@ -286,16 +301,17 @@ class Scheduler(ABC):
         return {}
 
     def ask_canceller(self, job: str) -> str:
-        """Name of the user who cancelled a job; empty where that is not known."""
+        """Return the name of the user who cancelled a job; empty if not known."""
         return ""
 
     def spell_cancel(self, jobs: Sequence[str]) -> str:
-        """The scheduler's own command that ends these jobs, for a user to type."""
+        """Return the scheduler's own command that ends these jobs, for the user to type."""
         return f"cancel job {' '.join(jobs)} with the commands of {self.title}"
 
     @abstractmethod
     def find_orphans(self, after: float = 0.0) -> dict[str, list[SchedulerJob]]:
-        """This user's live jobs that carry a run id in their comment, by run id, as of `after`.
+        """Return this user's live jobs whose comment has a run id, keyed by run id, as of `after`
+        or later.
 
-        Raises UncertainError where the scheduler does not answer.
+        Raise UncertainError if the scheduler does not answer.
         """

@@ -1,12 +1,12 @@
-"""Questions to Slurm's controller: one answer serves all commands of a user for a while.
+"""Cache of queries to Slurm's controller: for a while, one answer serves all commands of a user.
 
     status, logs -f, watch, tend ─► ask ─┬─ a fresh answer is in the cache ──► it, with its time
                                          └─ lock ─► looked again ─► the tool ─► cache
 
-The cache is a file a tool and controller in the folder of the index, for its owner alone. It is a
-courtesy to the controller and never a source of truth: where it cannot be read, locked or written,
-is damaged, or holds times that cannot be (a clock was set), the tool is asked directly. Answers are
-kept as the tool printed them; their callers parse them.
+The cache is one file per tool and controller in the folder of the index, readable only by its
+owner. It spares the controller and is never a source of truth: if a file cannot be read, locked or
+written, is damaged, or holds impossible times (a clock was set), the tool is run directly. Answers
+are cached as the tool printed them; the callers parse them.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from vjob.jobs.errors import UncertainError, VjobError
 from vjob.jobs.schedulers import run_index as index
 
 BACK_OFF = 20.0
-"""A question that took t seconds is not repeated for so many t, ..."""
+"""A query that took t seconds is not repeated for this many times t, ..."""
 LONGEST_GAP_S = 60.0
 """... but for no longer than this."""
 RETRY_S = 5.0
-"""Until a question that failed is asked again; longer where it took long to fail."""
+"""Seconds until a failed query is repeated; longer if the query took long to fail."""
 WAIT_S = 10.0
-"""For the answer of another command that has just asked the same."""
+"""Seconds to wait for the answer of another command that has just made the same query."""
 OLD_S = 120.0
-"""Who waited in vain takes an answer of up to this age; older ones are no use."""
+"""Greatest age in seconds of an answer that a command uses after it has waited in vain."""
 KEPT_S = 86400.0
 MOST_KEPT = 64
 LARGEST = 64 * 2**20
@@ -53,36 +53,38 @@ POLL_S = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Output of a scheduler's tool, and when it was asked. Times are the machine's clock."""
+    """Output of a scheduler's tool, and the time of the query by this machine's clock."""
 
     text: str = ""
     asked: float = 0.0
-    """Before the question: whatever changed later may not be in the text. 0 without any answer."""
+    """Time just before the query: later changes may be missing from the text. 0 if there is no
+    answer."""
     confirmed: float = 0.0
-    """As `asked`, of the last cheaper question that showed no change since."""
+    """Like `asked`, for the last cheaper query that showed no change since."""
     took_s: float = 0.0
     failed: float = 0.0
-    """When it was last asked in vain; 0 if the last question was answered."""
+    """Time of the last failed query; 0 if the last query was answered."""
     problem: str = ""
 
     @property
     def known(self) -> float:
-        """The time for which the text is good."""
+        """Time as of which the text is known to be true."""
         return max(self.asked, self.confirmed)
 
 
 _memory: dict[str, Answer] = {}
-"""What this process asked, by file and command: for when no file can be written."""
+"""Answers to this process, keyed by file and command, in case no file can be written."""
 
 _files: dict[Path, tuple[tuple[int, ...], dict[str, Any]]] = {}
-"""Content of each file, by which of its states was read: many polls read one answer."""
+"""Parsed content of each file, with the inode, size and mtime at which it was read, so that
+repeated polls parse an answer once."""
 
 
 def ask(command: Sequence[str], *, floor_s: float, after: float = 0.0) -> Answer:
-    """The command's answer, at most `floor_s` old; one before `after` is no use to the caller.
+    """Return the command's answer, at most `floor_s` old and not from before `after`.
 
-    It may be older where the controller is slow, or another command is asking right now. Raises
-    UncertainError where there is no answer.
+    The answer may be older if the controller is slow or another command is making the same query.
+    Raise UncertainError if there is no answer.
     """
     found = _find_usable(command, floor_s, after)
     if found is not None:
@@ -100,7 +102,7 @@ def ask(command: Sequence[str], *, floor_s: float, after: float = 0.0) -> Answer
 
 
 def peek(command: Sequence[str]) -> Answer | None:
-    """The last answer that is known, however old; asks nobody."""
+    """Return the last cached answer, however old, without a query; None if there is none."""
     file, key = _file(command[0]), _key(command)
     known = [_memory.get(f"{file} {key}"), _parse(_read(file).get(key))]
     found = [answer for answer in known if answer is not None]
@@ -108,23 +110,23 @@ def peek(command: Sequence[str]) -> Answer | None:
 
 
 def confirm(command: Sequence[str], at: float) -> None:
-    """Note that the command's last answer was still good at this time."""
+    """Record that the command's last answer was still true at this time."""
     found = peek(command)
     if found is not None:
         _store(command, replace(found, confirmed=at, failed=0.0, problem=""))
 
 
 def is_fresh(answer: Answer, floor_s: float) -> bool:
-    """True while the question is not to be asked again."""
+    """Return True while the answer is recent enough that the query must not be repeated."""
     age_s = time.time() - answer.known
     gap_s = max(floor_s, min(BACK_OFF * answer.took_s, LONGEST_GAP_S))
     return -floor_s < age_s < gap_s  # from the future: a clock was set back, or another host's
 
 
 def _find_usable(command: Sequence[str], floor_s: float, after: float) -> Answer | None:
-    """The known answer where it will do; None where the tool is to be asked.
+    """Return the cached answer if it is recent enough; None if the tool must be run.
 
-    UncertainError where it was asked in vain a moment ago.
+    Raise UncertainError if the same query has failed a moment ago.
     """
     found, now = peek(command), time.time()
     if found is None:
@@ -169,10 +171,11 @@ def _file(tool: str) -> Path:
 
 
 def name_controller(tool: str) -> str:
-    """A short name of the controller that the tool speaks with.
+    """Return a short name of the controller that the tool talks to.
 
-    By the tool's path and the cluster's name and controllers in its slurm.conf: a home may be
-    shared by clusters whose files have the same paths. Where the file does not say, by this host.
+    The name is a hash of the tool's path and of the cluster's name and controllers in its
+    slurm.conf, since clusters with equal paths may share a home folder. If the file does not name
+    them, this host's name is used.
     """
     path = shutil.which(tool, path=os.environ.get("PATH", os.defpath)) or tool
     conf = os.environ.get("SLURM_CONF", "")
@@ -190,7 +193,7 @@ def _read_controllers(conf: Path) -> list[str]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """All answers in a file; none where it is not there, not ours, or damaged."""
+    """Return all answers in a file; empty if the file is missing, not ours, or damaged."""
     try:
         with open_file(file, follows=False) as handle:
             stat = os.fstat(handle.fileno())
@@ -219,7 +222,7 @@ def _parse(value: Any) -> Answer | None:
 
 
 def _store(command: Sequence[str], answer: Answer) -> None:
-    """Keep the answer, in memory too: a full or read-only disk is no matter."""
+    """Store the answer in the file and in memory, so that a full or read-only disk does no harm."""
     file, key = _file(command[0]), _key(command)
     _memory[f"{file} {key}"] = answer
     kept = {name: found for name, value in _read(file).items() if (found := _parse(value))}
@@ -242,9 +245,10 @@ def _make_folder() -> None:
 
 @contextlib.contextmanager
 def _turn(command: Sequence[str], floor_s: float, after: float) -> Iterator[bool]:
-    """The right to ask; False where another command has it for too long, or has just asked.
+    """Hold the lock for a query; yield False if another command holds it too long, or has just
+    stored an answer.
 
-    It ends with its holder. Where no lock can be had everybody has it.
+    The lock is released when its holder exits. If no lock file can be made, yield True.
     """
     lock = _file(command[0]).with_suffix(".lock")
     with contextlib.ExitStack() as stack:

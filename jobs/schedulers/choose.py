@@ -1,6 +1,7 @@
-"""Choice of a scheduler by its name in the plan, among the built-in ones and those of plug-ins.
+"""Choose a scheduler by its name in the plan, from the built-in schedulers and those of plug-ins.
 
-Callers import this module, not the function: a test then replaces the scheduler in one place.
+Callers import this module rather than its functions, so that a test can replace the scheduler in
+one place.
 """
 
 from __future__ import annotations
@@ -37,14 +38,15 @@ LOCAL = "local"
 QUEUE_KEYS = frozenset(
     f"cluster.{name}" for name in ("nodes", "account", "qos", "exclude", "requeue", "sbatch")
 )
-"""A conf that writes one of these asks a queue for something."""
+"""Keys that only make sense with a queue: a conf that writes one of them uses the queue."""
 DEFAULT_WALLTIME_MIN = 60
 AUTO = ("allocation", "slurm", LOCAL)
-"""The first of these that is here is what `auto` means; a plug-in has to be named."""
+"""`auto` means the first of these schedulers that is available; a plug-in must be named."""
 
 
 def get_scheduler(scheduler: str, run: RunFolder | None = None) -> Scheduler:
-    """The scheduler with this name in the plan, for the jobs of a run; imports no other."""
+    """Return the scheduler with this name in the plan, for the jobs of a run, importing no
+    other."""
     found = SEAM.load(scheduler)
     if found is None:
         raise InputError(
@@ -59,8 +61,8 @@ def get_capabilities(scheduler: str) -> Capabilities:
 
 
 def choose_auto(*, new_job: bool = False) -> Scheduler:
-    """The scheduler that `auto` stands for in this shell; with `new_job` as if it were in no job
-    of a scheduler."""
+    """Return the scheduler that `auto` means in this shell; with `new_job`, as if the shell were
+    not inside a job."""
     *others, last = [
         one for one in map(get_scheduler, AUTO) if not (new_job and one.can.inside_job)
     ]
@@ -68,14 +70,15 @@ def choose_auto(*, new_job: bool = False) -> Scheduler:
 
 
 def override_job() -> tuple[str, ...]:
-    """Conf keys that `--new-job` sets; empty if the shell is not inside a job."""
+    """Return the overrides of the conf that `--new-job` makes; empty if the shell is not inside a
+    job."""
     if not choose_auto().can.inside_job:
         return ()
     return (f"cluster.scheduler={choose_auto(new_job=True).name}",)
 
 
 def choose_for(cluster: Cluster) -> Scheduler:
-    """The scheduler that a conf asks for; it may not be here."""
+    """Return the scheduler that a conf asks for, which may not be available here."""
     asked = "machines" if cluster.machine_list else cluster.scheduler
     return choose_auto() if asked == "auto" else get_scheduler(CONF_NAMES.get(asked, asked))
 
@@ -83,8 +86,8 @@ def choose_for(cluster: Cluster) -> Scheduler:
 def settle_cluster(cluster: Cluster, written: Collection[str]) -> Cluster:
     """Replace defaults that depend on the scheduler; `written` are the keys that the conf sets.
 
-    A conf that asks for no nodes runs on this machine, though Slurm may be here too. Only a job
-    that may wait in a queue gets a time limit that nobody wrote.
+    A conf that uses none of QUEUE_KEYS runs on this machine, even if Slurm is available. Only a job
+    on other hosts, under a scheduler with time limits, gets a default time limit.
     """
     is_open = cluster.scheduler == "auto" and cluster.machine_list is None
     if is_open and QUEUE_KEYS.isdisjoint(written) and choose_for(cluster).can.has_queue:
@@ -96,13 +99,14 @@ def settle_cluster(cluster: Cluster, written: Collection[str]) -> Cluster:
 
 
 def has_queue(scheduler: str) -> bool:
-    """Tell whether all jobs of a user go into one question; True too where the name is unknown."""
+    """Return True if one query covers all jobs of a user; also True for an unknown name."""
     found = SEAM.load(scheduler)
     return found is None or found.can.has_queue
 
 
 def list_with_queue() -> Iterator[Scheduler]:
-    """Schedulers that may have jobs of this user of which no run folder tells, plug-ins too."""
+    """Yield the schedulers, including plug-ins, that may have jobs of this user without a run
+    folder."""
     for name in SEAM.list_names():
         found = SEAM.load(name)
         if found is not None and found.can.has_queue:

@@ -1,4 +1,4 @@
-"""One diagnosis of `vjob doctor`, and how this machine is asked for facts."""
+"""A diagnosis of `vjob doctor`, and functions that query this machine for facts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ASK_S = 15
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """State of one thing that `vjob doctor` examined, with a remedy where there is trouble."""
+    """State of one item that `vjob doctor` examined, with a remedy if there is a problem."""
 
     name: str
     status: Status
@@ -29,7 +29,7 @@ class Diagnosis:
 
 
 def ask(*command: str) -> str | None:
-    """Output of a command; None where it failed or is not there."""
+    """Return the output of a command; None if the command failed or does not exist."""
     code, text = try_out(command)
     return text if code == 0 else None
 
@@ -37,7 +37,7 @@ def ask(*command: str) -> str | None:
 def try_out(
     command: tuple[str, ...], env: Mapping[str, str] | None = None, timeout_s: float = ASK_S
 ) -> tuple[int, str]:
-    """Exit code and output of a command; 127 where it could not run, or not to its end."""
+    """Return the exit code and output of a command; 127 if it could not be run to its end."""
     try:
         result = process.run(command, env=env, timeout_s=timeout_s)
     except VjobError as error:
@@ -48,7 +48,7 @@ def try_out(
 
 
 def read_text(path: str) -> str | None:
-    """Text of a file; None where it cannot be read."""
+    """Return the text of a file; None if the file cannot be read."""
     try:
         return files.read_text(Path(path), "replace")
     except OSError:

@@ -1,7 +1,7 @@
-"""Jobs that vjob did not submit: what a scheduler says of them, and where their output goes.
+"""Jobs that vjob did not submit: their state in the scheduler, and the paths of their output.
 
-The scheduler's word alone is taken: nothing of such a job is executed, and what its output says
-decides nothing but what is shown.
+Only the scheduler is trusted: nothing of such a job is executed, and its output affects only what
+is shown.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class JobPart:
 
     info: SchedulerJob
     raw_id: str
-    """Its own number, which elements and components have beside their common one."""
+    """The number of this job itself; array tasks and components also have a common job id."""
     name: str = ""
     user: str = ""
     uid: int | None = None
-    """None where the scheduler does not say it beyond doubt."""
+    """The user's number; None if the scheduler does not report it unambiguously."""
     queue: str = ""
     submitted: float | None = None
     started: float | None = None
@@ -31,7 +31,8 @@ class JobPart:
     work_dir: str = ""
     out: str = ""
     err: str = ""
-    """Paths of its output; empty where they are not known. Equal where both go to one file."""
+    """Paths of standard output and standard error; empty if not known, equal if both go to one
+    file."""
     num_nodes: int | None = None
     has_gpus: bool = False
 
@@ -49,14 +50,14 @@ class ForeignJob:
     """A job that vjob did not submit."""
 
     scheduler: str
-    """The name of the scheduler that has it."""
+    """The name of the job's scheduler."""
     word: str
-    """As the user typed it."""
+    """The job's id as the user typed it."""
     parts: tuple[JobPart, ...]
     asked: float
-    """When the scheduler's answer was good."""
+    """Time as of which the scheduler's answer is true."""
     notes: tuple[str, ...] = ()
-    """What is not known of it, and why."""
+    """Sentences about facts that are not known, and why."""
 
     @property
     def is_over(self) -> bool:
@@ -64,7 +65,8 @@ class ForeignJob:
 
     @property
     def files(self) -> dict[str, dict[str, str]]:
-        """Paths of output by kind, for each part that has its own, by the part's name."""
+        """Return the output paths by kind (out, err), keyed by the id of each started part with
+        files of its own."""
         found: dict[str, dict[str, str]] = {}
         seen: set[str] = set()
         for part in self.parts:

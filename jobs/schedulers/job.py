@@ -1,4 +1,4 @@
-"""Jobs and nodes in the terms that all schedulers share."""
+"""Types of jobs and nodes that all schedulers share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from varuna_core.records.plan import GroupPlan
 
 
 class JobState(Enum):
-    """State of a job; an unknown word of the scheduler becomes UNKNOWN and keeps its text."""
+    """State of a job. A state that vjob does not know becomes UNKNOWN; `native_word` keeps its
+    text."""
 
     PENDING = "PENDING"
     CONFIGURING = "CONFIGURING"
@@ -35,7 +36,7 @@ class JobState(Enum):
 
 
 def parse_name(word: str) -> JobState:
-    """The state of this name; UNKNOWN for any other word."""
+    """Return the state with this name; UNKNOWN for any other word."""
     try:
         return JobState(word)
     except ValueError:
@@ -55,7 +56,7 @@ OVER = frozenset(
         JobState.DEADLINE,
     }
 )
-"""States that a job does not leave by itself."""
+"""Final states: a job does not leave them by itself."""
 
 
 RUNS = (JobState.RUNNING, JobState.COMPLETING)
@@ -70,7 +71,8 @@ END_CAUSES: Mapping[JobState, EndCause] = {
     JobState.BOOT_FAIL: EndCause.BOOT_FAIL,
     JobState.DEADLINE: EndCause.DEADLINE,
 }
-"""The cause that a last state stands for. FAILED says only that some program exited badly."""
+"""The end cause that each final state implies. FAILED implies none: it says only that some program
+exited with an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,42 +80,43 @@ class SchedulerJob:
     """One job, or one component of a het job, as its scheduler reports it."""
 
     id: str
-    """As the user types it: 12, 12+1 for a component, 12_3 for an element of an array."""
+    """The id as the user types it: 12, 12+1 for a component, 12_3 for an array task."""
     state: JobState
     native_word: str
     """The scheduler's own word for the state."""
     nodes: tuple[str, ...] = ()
     reason_code: str = ""
-    """The scheduler's code for the reason why it pends or ended, where it has such codes."""
+    """The scheduler's code for the reason why the job is pending or ended, if it has such codes."""
     reason_text: str = ""
-    """That reason as the scheduler writes it."""
+    """The same reason as the scheduler writes it."""
     comment: str = ""
     """The text that was given to the job when it was submitted."""
     restarts: int = 0
     code: int | None = None
     """Exit code of the batch script."""
     signal: int | None = None
-    """The signal that ended the batch script; 0 where the scheduler says that none did."""
+    """The signal that ended the batch script; 0 if the scheduler reports that none did."""
     start: float | None = None
     """Start, or expected start, in seconds since the epoch."""
     left: Known[float] = NOT_ASKED
     """Seconds until the time limit, at the time `asked`."""
     time_limit: Known[float] = NOT_ASKED
-    """Seconds of its time limit as it is now, whatever was asked for at the submit."""
+    """The job's present time limit in seconds, which may differ from the one at submission."""
     ends: float | None = None
-    """Its end, or the time at which the scheduler is going to end it."""
+    """Time at which the job ended or the scheduler is going to end it."""
     preempted: float | None = None
     """Time at which the scheduler began to take its nodes for another job. The job has a grace time
     from then on."""
     dependency: str = ""
-    """Jobs that it waits for, as the scheduler writes them."""
+    """Jobs that this job waits for, as the scheduler writes them."""
     end_cause: EndCause | None = None
-    """Why it ended, as far as the scheduler tells; None while it is not over, or where a program
-    of the job failed by itself."""
+    """Why the job ended, according to the scheduler; None while the job is not over, or if a
+    program of the job failed by itself."""
     within: str = ""
-    """The job that it was a step of, where that job's end was its own; `end_cause` is of that."""
+    """The enclosing job, if this one was a step and ended because the enclosing job did; then
+    `end_cause` describes the end of the enclosing job."""
     asked: float | None = field(default=None, compare=False)
-    """The time for which all this is good; None where the scheduler is this machine."""
+    """Time as of which these fields are true; None if the scheduler is this machine."""
 
     @property
     def leader(self) -> str:
@@ -126,8 +129,9 @@ class SchedulerJob:
 
     @property
     def limit(self) -> Known[float]:
-        """Seconds of its time limit: the scheduler's own, which shows what an admin has changed;
-        where it has none, those since its start and those left, to a minute."""
+        """The time limit in seconds, as the scheduler reports it, including an administrator's
+        changes. If not reported, it is the time since the start plus the time left, rounded to a
+        minute."""
         if isinstance(self.time_limit, Value) or isinstance(self.left, NotKnown):
             return self.time_limit
         if self.start is None or self.asked is None or self.state not in RUNS:
@@ -137,20 +141,20 @@ class SchedulerJob:
 
     @property
     def exit_text(self) -> str:
-        """Exit code and signal, `1:0`; empty where the scheduler has not said."""
+        """Exit code and signal, such as `1:0`; empty if the scheduler has not reported them."""
         return "" if self.code is None else f"{self.code}:{self.signal or 0}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class After:
-    """Jobs that a job waits for, by id; all of them."""
+    """Ids of the jobs that a job waits for; it starts once all conditions hold."""
 
     started: tuple[str, ...] = ()
-    """They must have begun."""
+    """Jobs that must have begun."""
     succeeded: tuple[str, ...] = ()
-    """They must have ended well; where one has not, the job is cancelled."""
+    """Jobs that must have succeeded; if one of them fails, the waiting job is cancelled."""
     ended: tuple[str, ...] = ()
-    """They must be over."""
+    """Jobs that must have ended, in any way."""
 
 
 NOTHING = After()
@@ -158,14 +162,14 @@ NOTHING = After()
 
 @dataclass(frozen=True, kw_only=True)
 class StartEstimate:
-    """A scheduler's answer about a job that was not submitted."""
+    """A scheduler's estimate of when a job would start, made without submitting the job."""
 
     text: str
-    """In the scheduler's own words."""
+    """The estimate in the scheduler's own words."""
     is_read: bool = False
-    """False where nothing more was read from the words."""
+    """True if the text could be parsed into the fields below."""
     start: float | None = None
-    """Seconds since the epoch; None where the words tell no time."""
+    """Start in seconds since the epoch; None if the text has no time."""
     nodes: tuple[str, ...] = ()
     num_cpus: int | None = None
     queue: str = ""
@@ -189,9 +193,9 @@ class IdleNode:
     name: str
     queue: str
     is_default: bool
-    """The queue is the one of jobs that name none."""
+    """True if the queue is the default queue."""
     gpus: tuple[tuple[str, int], ...]
-    """Type, perhaps empty, and number."""
+    """Pairs of GPU type, which may be empty, and number."""
     cpus: int
     memory_mb: int
 
@@ -199,7 +203,7 @@ class IdleNode:
 def list_fitting(
     nodes: Sequence[IdleNode], group: GroupPlan, exclude: Collection[str] = ()
 ) -> list[str]:
-    """Names of the nodes that a job for nodes like the group's may get."""
+    """Return the names of idle nodes that fit a job for the group's kind of node."""
     names = []
     for node in nodes:
         is_in = node.is_default if group.queue is None else node.queue in group.queue.split(",")

@@ -1,6 +1,6 @@
-"""Reasons of a scheduler for a job that pends, and what to do.
+"""A scheduler's reasons for pending jobs, and their remedies.
 
-Up to 22.05, and wherever EnforcePartLimits is off, sbatch accepts what can never start.
+Up to Slurm 22.05, and wherever EnforcePartLimits is off, sbatch accepts jobs that can never start.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from vjob.jobs.known_lines import load_catalogue
 from vjob.jobs.schedulers.job import JobState, SchedulerJob
 
 NO_OUTPUT = 53
-"""The signal that slurmd puts in place of an output file that it could not make."""
+"""The signal number by which slurmd reports that it could not create an output file."""
 
 
 @cache
 def find_reason(reason: str) -> KnownLine | None:
-    """The row of a reason as squeue or scontrol writes it; None for one that is not known."""
+    """Return the catalogue's row for a reason of squeue or scontrol; None for an unknown reason."""
     return load_catalogue().match(Scope.PENDING, reason)
 
 
 def is_permanent(info: SchedulerJob) -> bool:
-    """True for a job that pends and will not start as it was submitted."""
+    """Return True for a pending job that will never start as it was submitted."""
     row = find_reason(info.reason_text)
     return info.state is JobState.PENDING and row is not None and row.fate is Fate.NEVER
 
 
 def explain_reason(infos: Sequence[SchedulerJob], context: Context = Context.CONF) -> str:
-    """One sentence for a job that will not start by itself; empty for all others."""
+    """Return a sentence about the first of these jobs that will never start by itself; empty if
+    there is none."""
     for info in infos:
         row = find_reason(info.reason_text)
         if row is not None and is_permanent(info):

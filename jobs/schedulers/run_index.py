@@ -1,7 +1,7 @@
 """Per-user index of runs and jobs, so that JOB works from any folder.
 
-One line a run or job in $XDG_STATE_HOME/vjob/runs.jsonl, appended under a lock. It is a shortcut
-only: a run that it does not know is still found by path, and through the links in a log folder.
+Each run or job is one line of $XDG_STATE_HOME/vjob/runs.jsonl, appended under a lock. The index is
+only a shortcut: a run that it lacks is still found by path, and through the links in a log folder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vjob.jobs.errors import VjobError
 
 
 def folder() -> Path:
-    """Folder of the index."""
+    """Return the folder of the index."""
     base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local/state")
     return Path(base) / "vjob"
 
@@ -33,7 +33,7 @@ def _lock() -> AbstractContextManager[bool]:
 
 
 def check_readable() -> None:
-    """VjobError where the index is there and cannot be read; without one there are no runs."""
+    """Raise VjobError if the index exists and cannot be read; a missing index means no runs."""
     try:
         open_file(_file()).close()
     except FileNotFoundError:
@@ -46,7 +46,7 @@ def check_readable() -> None:
 
 
 def _entries() -> list[dict[str, Any]]:
-    """Its lines; one without a path stands for a number that was given out."""
+    """Return the entries of the index; an entry without a path reserves a job number."""
     entries = [entry for entry in read_lines(_file()) if isinstance(entry, dict)]
     return [one for one in entries if isinstance(one.get("path"), str) or set(one) == {"number"}]
 
@@ -63,7 +63,7 @@ def add_job(run: RunFolder, job: str) -> None:
 
 
 def next_local_job() -> str:
-    """L1, L2, ... for this user."""
+    """Return and reserve this user's next local job id: L1, L2, ..."""
     with _lock():
         numbers = [
             int(entry["number"]) for entry in _entries() if isinstance(entry.get("number"), int)
@@ -82,25 +82,25 @@ def find_run(run: str) -> RunFolder | None:
 
 
 def find_latest(name: str | None) -> RunFolder | None:
-    """The newest run, of this name if one is given."""
+    """Return the newest run, with this name if one is given; None if there is none."""
     return _find("name", name)
 
 
 def list_newest() -> Iterator[RunFolder]:
-    """Every known run whose folder still exists, newest first; looks at no more than is taken."""
+    """Yield every known run whose folder still exists, newest first, checking folders lazily."""
     for path in dict.fromkeys(str(x["path"]) for x in reversed(_entries()) if "run" in x):
         if Path(path).is_dir():
             yield RunFolder(Path(path))
 
 
 def find_sweep(sweep: str) -> list[RunFolder]:
-    """The runs of a sweep whose folders still exist, in their order."""
+    """Return the runs of a sweep whose folders still exist, in order of submission."""
     paths = dict.fromkeys(str(x["path"]) for x in _entries() if x.get("sweep") == sweep)
     return [RunFolder(Path(path)) for path in paths if Path(path).is_dir()]
 
 
 def list_sweeps() -> list[str]:
-    """Names of all sweeps of which a run is still there, oldest first."""
+    """Return the names of all sweeps with a run whose folder still exists, oldest first."""
     names = {
         str(entry["sweep"]): None
         for entry in _entries()
@@ -110,15 +110,16 @@ def list_sweeps() -> list[str]:
 
 
 def list_runs() -> list[RunFolder]:
-    """Every known run whose folder still exists, oldest first."""
+    """Return every known run whose folder still exists, oldest first."""
     paths = dict.fromkeys(str(entry["path"]) for entry in _entries() if "run" in entry)
     return [RunFolder(Path(path)) for path in paths if Path(path).is_dir()]
 
 
 def list_removed(name: str | None, than: RunFolder | None = None) -> list[str]:
-    """Runs whose folders are gone, the newest first; of this name or run id if one is given.
+    """Return the runs whose folders no longer exist, newest first; only those with this name or run
+    id, if given.
 
-    With `than` only those that are newer than this run.
+    With `than`, return only runs that are newer than that run.
     """
     found: list[str] = []
     for entry in reversed(_entries()):
@@ -132,14 +133,15 @@ def list_removed(name: str | None, than: RunFolder | None = None) -> list[str]:
 
 
 def find_removed(word: str) -> Path | None:
-    """The path that the newest run of this name, run id or job had; None for an unknown word."""
+    """Return the path of the newest run with this name, run id or job; None for an unknown word."""
     keys = ("run", "name", "job")
     paths = (str(x["path"]) for x in reversed(_entries()) if word in map(x.get, keys))
     return next(map(Path, paths), None)
 
 
 def list_removed_jobs(run: str) -> frozenset[str]:
-    """Ids of the jobs of a run whose folder is gone: another folder may hold a run of this id."""
+    """Return the job ids of a run whose folder no longer exists; a run of the same id in another
+    folder is not included."""
     paths = {entry.get("path") for entry in _entries() if entry.get("run") == run}
     gone = {path for path in paths if not Path(str(path)).is_dir()}
     return frozenset(str(x["job"]) for x in _entries() if "job" in x and x.get("path") in gone)
