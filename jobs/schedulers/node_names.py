@@ -1,4 +1,4 @@
-"""Lists of nodes as one text: `rack[1-2]n[01-03],login`."""
+"""Compressed lists of node names: `rack[1-2]n[01-03],login`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import re
 from varuna_core.records.files import as_whole
 
 MOST_NODES = 200_000
-"""Names that one list may stand for."""
+"""Most names that one list is expanded to."""
 
 
 def expand_nodes(text: str) -> list[str]:
-    """Names of `rack[1-2]n[01-03],gpu-a[1,3-4]-int`, in their order there.
+    """Expand `rack[1-2]n[01-03],gpu-a[1,3-4]-int` to names, in the order of the list.
 
-    A text that stands for more than MOST_NODES names, or for none that Slurm would print, is one
-    name: it is shown as it was printed.
+    A text that would give more than MOST_NODES names, or that is not a list as Slurm prints it, is
+    returned unchanged as one name.
     """
     names: list[str] = []
     left = MOST_NODES
@@ -31,7 +31,7 @@ def expand_nodes(text: str) -> list[str]:
 
 
 def _expand_range(text: str) -> list[str]:
-    """The numbers of `1,03-05`; none where it is no range, or one of too many."""
+    """Return the numbers of `1,03-05`; empty if the text is not a range or has too many numbers."""
     numbers: list[str] = []
     for item in text.split(","):
         first, dash, last = item.partition("-")

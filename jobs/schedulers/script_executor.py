@@ -1,9 +1,10 @@
-"""Submission by submitit: its executor gives a batch script to a scheduler and reads the job id.
+"""Submit batch scripts through submitit's executor, which runs the submit command and reads the job
+id.
 
     batch.sh of the run folder ─► PicklingExecutor._submit_command ─► sbatch, or our own supervisor
 
-Every job of vjob is submitted here. submitit is imported with this module and takes a tenth of a
-second, so only a submit imports it.
+Every job of vjob is submitted here. Importing submitit takes a tenth of a second, so only a submit
+imports this module.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from vjob.jobs.schedulers.base import Scheduler, Submission
 
 
 class ScriptPaths(JobPaths):
-    """Paths of submitit for a run folder, which has its batch script already."""
+    """submitit's paths for a run folder, which already contains its batch script."""
 
     def move_temporary_file(
         self, tmp_path: Path | str, name: str, keep_as_symlink: bool = False
@@ -39,7 +40,7 @@ class ScriptPaths(JobPaths):
 
 
 class ScriptJob(Job[None]):
-    """A job whose id is all that matters."""
+    """Job of submitit of which only the id is used."""
 
     def __init__(self, folder: Path | str, job_id: str, tasks: tuple[int, ...] = (0,)) -> None:
         super().__init__(folder, job_id, tasks)
@@ -47,14 +48,15 @@ class ScriptJob(Job[None]):
 
 
 class ScriptExecutor(PicklingExecutor):
-    """Submits batch scripts of runs, to Slurm or to this machine."""
+    """Executor that submits the batch scripts of runs to their scheduler."""
 
     job_class: type[Job[Any]] = ScriptJob
     _submission: Submission
     _scheduler: Scheduler
 
     def submit_script(self, submission: Submission, scheduler: str) -> str:
-        """The id of the new job. UncertainError where it may have been made all the same."""
+        """Submit a script and return the new job's id; raise UncertainError if the job may exist
+        although the submit failed."""
         bound = copy.copy(self)
         bound.folder = submission.run.path
         bound.job_class = ScriptJob  # a run may have several of them

@@ -1,7 +1,7 @@
-"""The Slurm job that this shell is in, in the place of a scheduler: runs are steps of it.
+"""The Slurm job that this shell is in, used as a scheduler: runs are steps of this job.
 
-The shell is one of salloc, of a batch script, of `srun --pty bash`, or a rank's.
-`scheduler.AllocationScheduler` answers for it; a detached `supervisor` runs the batch script as a
-step on the job's first node. `held_job` says what the job has. Imports the rooms of Slurm and of
-this machine.
+The shell may belong to salloc, a batch script, `srun --pty bash`, or a rank.
+`scheduler.AllocationScheduler` implements the scheduler; a detached `supervisor` runs the batch
+script as a step on the job's first node. `held_job` reads the job's resources. Imports the rooms of
+Slurm and of this machine.
 """

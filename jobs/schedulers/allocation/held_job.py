@@ -1,6 +1,6 @@
-"""The Slurm job around this shell: its id from the environment, all else from Slurm.
+"""The Slurm job around this shell: the id comes from the environment, everything else from Slurm.
 
-Variables of the shell are not believed beyond the id: in a rank they are those of the rank.
+No other variable of the shell is trusted, since in a rank the variables describe the rank's step.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from vjob.jobs.schedulers.node_names import expand_nodes
 from vjob.jobs.schedulers.slurm import commands as slurm
 
 ORDINARY_STEPS = 0xFFFFFFF0
-"""Step ids from here on are Slurm's own: the batch script, the shell of an interactive job."""
+"""Step ids from here on are special steps of Slurm: the batch script, an interactive job's
+shell."""
 JUST_S = 5.0
-"""Seconds that an answer about the job may be old when a run is to be put inside it."""
+"""Greatest age in seconds of an answer about the job when a run is submitted inside the job."""
 NOT_HELD = ("cluster.sbatch", "cluster.exclude", "cluster.requeue")
-"""Keys that a job has from its submit; the job of this shell was submitted without them."""
+"""Keys that take effect only at a job's submission, and so have no effect inside an existing
+job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,25 +41,26 @@ class HeldNode:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldPart:
-    """One component of the job; a job that is not heterogeneous has one."""
+    """One component of the job; a job that is not heterogeneous has a single component."""
 
     info: SchedulerJob
     queue: str
     account: str
     qos: str
     limit_s: float | None
-    """None where it has no time limit."""
+    """Time limit in seconds; None if the component has none."""
     nodes: tuple[HeldNode, ...]
 
 
 def find_job_id(environ: Mapping[str, str]) -> str:
-    """The job of a shell with this environment; empty outside of jobs."""
+    """Return the id of the job that a shell with this environment is in; empty outside of jobs."""
     job = environ.get("SLURM_JOB_ID", "")
     return job if job.isdecimal() else ""
 
 
 def is_step(environ: Mapping[str, str]) -> bool:
-    """True where the shell is a step of the job, so that it has a part of the job's resources."""
+    """Return True if the shell is a step of the job, and so occupies a part of the job's
+    resources."""
     step = as_whole(environ.get("SLURM_STEP_ID", ""))
     return step is not None and step < ORDINARY_STEPS
 
@@ -68,7 +71,7 @@ def ask_held_job(job: str, *, floor_s: float) -> list[HeldPart]:
 
 
 def build_show_command(job: str) -> list[str]:
-    """The command that shows a job, with the resources that it has on each node."""
+    """Return the command that shows a job, with its resources on each node."""
     tool, *words = slurm.build_show_job_command(job)
     return [tool, "--details", *words]
 
@@ -92,7 +95,8 @@ def parse_held_job(text: str) -> list[HeldPart]:
 
 
 def _parse_nodes(line: str, names: Sequence[str]) -> tuple[HeldNode, ...]:
-    """`Nodes=b[1-2] CPU_IDs=0-6 Mem=1000 GRES=gpu:a10:4(IDX:0-3)`, a piece for nodes alike."""
+    """Parse `Nodes=b[1-2] CPU_IDs=0-6 Mem=1000 GRES=gpu:a10:4(IDX:0-3)`, repeated for each set of
+    equal nodes."""
     found = {}
     for nodes, cpus, gres in re.findall(r"\sNodes=(\S+) CPU_IDs=(\S+) Mem=\S+ GRES=(\S*)", line):
         gpus = sum(map(int, re.findall(r"gpu(?::[^:,()]+)?:(\d+)", gres)))
@@ -105,8 +109,8 @@ def _parse_nodes(line: str, names: Sequence[str]) -> tuple[HeldNode, ...]:
 def adapt_conf(
     conf: JobConf, written: Collection[str], job: str, parts: Sequence[HeldPart]
 ) -> tuple[JobConf, list[str]]:
-    """The conf as it holds inside the job, and notes on what is the job's; InputError where the job
-    cannot hold the run."""
+    """Return the conf adapted to the job, and notes on keys that the job's values replace. Raise
+    InputError if the job cannot hold the run."""
     ask_new = "or give --new-job for a job of its own"
     if not parts or parts[0].info.state is not JobState.RUNNING:
         state = parts[0].info.native_word if parts else "no longer known to Slurm"
@@ -157,7 +161,8 @@ def _find_misfits(group: NodeGroup, part: HeldPart, job: str) -> list[str]:
 def describe_terms(
     conf: JobConf, written: Collection[str], job: str, parts: Sequence[HeldPart]
 ) -> str:
-    """One line: where it runs, until when, and which keys of the conf do not hold there."""
+    """Describe in one line where the run runs, for how long, and which keys of the conf the job's
+    values replace."""
     first = parts[0]
     left = first.info.left
     rest = f", {format_duration(left.value)} left" if isinstance(left, Value) else ""
@@ -170,7 +175,7 @@ def describe_terms(
 def _list_other_keys(
     conf: JobConf, written: Collection[str], parts: Sequence[HeldPart]
 ) -> list[str]:
-    """Keys that the conf writes and that differ from what the job has."""
+    """Return keys that the conf sets and whose values differ from the job's."""
     cluster, first = conf.cluster, parts[0]
     found = []
     if cluster.walltime_min is not None and 60.0 * cluster.walltime_min != first.limit_s:
@@ -191,7 +196,8 @@ def _list_other_keys(
 
 
 def examine(environ: Mapping[str, str]) -> list[Diagnosis]:
-    """Say that this shell is in a job: what is submitted from here goes into it."""
+    """Return a diagnosis if this shell is in a job, since runs submitted from here run inside that
+    job."""
     job = find_job_id(environ)
     try:
         parts = ask_held_job(job, floor_s=JUST_S) if job else []

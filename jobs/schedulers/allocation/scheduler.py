@@ -1,8 +1,8 @@
-"""The job that this shell is in as a scheduler: runs are steps of it.
+"""A scheduler for the job that this shell is in: runs are steps of this job.
 
-An id is that of the job and a number of ours, `4711.L3`: it says whose nodes they are and which run
-it is. It is no step of Slurm's, for a run has two, and with restarts more. A run is what its
-supervisor's state file says, unless the job around it ended: then Slurm says how.
+A run's id joins the id of the Slurm job and a number of ours, `4711.L3`. It is not the id of a
+Slurm step, since a run has two steps, and more with restarts. The state of a run is read from its
+supervisor's state file, unless the enclosing job has ended: then Slurm is asked how.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ done"""
 
 
 def name_allocation(job: str) -> str:
-    """The job of Slurm in the id of a run inside it."""
+    """Return the id of the Slurm job from the id of a run inside this job."""
     return job.partition(".")[0]
 
 
 def cancel_marker(run: RunFolder, job: str) -> Path:
-    """The file that asks the supervisor of a job to end it, from any host."""
+    """Return the path of the file by which any host asks a job's supervisor to end the job."""
     return run.path / f"local-cancel.{job}"
 
 
 class AllocationScheduler(LocalScheduler):
-    """Runs batch scripts as steps of the job that this shell is in."""
+    """Scheduler that runs batch scripts as steps of the job that this shell is in."""
 
     name = "allocation"
     title = "the job of this shell"
@@ -79,7 +79,8 @@ class AllocationScheduler(LocalScheduler):
         return held_job.adapt_conf(conf, written, job, parts)
 
     def render_prologue(self, asked: ScriptRequest) -> list[str]:
-        """Inside a step srun has to be told again that the job has several components."""
+        """Return shell lines that clear the step's variables and restore SLURM_HET_SIZE, since
+        inside a step srun would not know that the job has several components."""
         size = len(asked.groups)
         return [*RENEW.splitlines(), *([f"export SLURM_HET_SIZE={size}"] if size > 1 else [])]
 
@@ -106,7 +107,8 @@ class AllocationScheduler(LocalScheduler):
         floor_s: float = FLOOR_S,
         after: Mapping[str, float] = NO_CHANGES,
     ) -> dict[str, list[SchedulerJob]]:
-        """By their state files; Slurm is asked about the job around those that are not over."""
+        """Read the jobs' state files; ask Slurm about the enclosing job of those that are not
+        over."""
         found = super().poll(jobs)
         for job, infos in found.items():
             if infos:
@@ -160,7 +162,8 @@ class AllocationScheduler(LocalScheduler):
 
 
 def _find_part(allocation: str, host: str) -> SchedulerJob:
-    """The component of the allocation that has the node; InputError if none has it any more."""
+    """Return the component of the allocation that has the node; raise InputError if none has it
+    now."""
     infos = SlurmScheduler().poll([allocation])[allocation]
     for info in infos:
         if host in info.nodes:
@@ -171,7 +174,8 @@ def _find_part(allocation: str, host: str) -> SchedulerJob:
 def _complete(
     info: SchedulerJob, state: dict[str, Any], user: int | None, floor_s: float, after: float
 ) -> SchedulerJob:
-    """The run with the time that the job around it has left, or with the end of that job."""
+    """Return the run's state with the time left of the enclosing job, or with the end of that
+    job."""
     allocation, word = name_allocation(info.id), str(state.get("within") or "")
     if word:
         return end_within(info, allocation, parse_state(word), word)
@@ -201,7 +205,8 @@ def _complete(
 
 
 def end_within(info: SchedulerJob, allocation: str, state: JobState, word: str) -> SchedulerJob:
-    """The run whose job ended around it. One that ended by itself cut the run off all the same."""
+    """Return the state of a run that ended because the enclosing job ended. A job that completed or
+    failed by itself interrupted the run too, which then counts as cancelled."""
     if state in (JobState.COMPLETED, JobState.FAILED):
         cause, state = EndCause.ALLOCATION_ENDED, JobState.CANCELLED
     else:

@@ -1,13 +1,13 @@
-"""Supervisor of a run inside a job of Slurm.
+"""Supervisor of a run inside a Slurm job.
 
     python -m vjob.jobs.schedulers.allocation.supervisor RUN JOB
 
-It runs the batch script as a step on the job's first node, as sbatch would have run it there:
+The supervisor runs the batch script as a step on the job's first node, where sbatch would run it:
 
     supervisor ─► srun (first node, takes nothing) ─► batch.sh ─► srun (all nodes) ─► agents
 
-A cancel ends these two steps and nothing else of the job. Slurm keeps the job's time limit; where
-the job ends first, Slurm is asked how it ended.
+A cancel ends only these two steps of the job. Slurm enforces the job's time limit; if the job ends
+before the run, Slurm is asked how the job ended.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ from vjob.jobs.schedulers.slurm.commands import (
 from vjob.jobs.schedulers.slurm.scheduler import SlurmScheduler
 
 SETTLE_S = 300.0
-"""A job that ends has no last state until its nodes are free: how long that may take."""
+"""Most seconds to wait for the final state of an ending job, which appears once its nodes are
+free."""
 ASK_S = 2.0
 CANCELLED = 128 + signal.SIGTERM
 
@@ -53,9 +54,9 @@ class AllocationJob(LocalJob):
     """One run inside a job of Slurm, from start to end."""
 
     within = ""
-    """Slurm's word for the end of the job around it, where that came first."""
+    """Slurm's state of the enclosing job, if that job ended before the run."""
     _terms_at = float("inf")
-    """Time of time.monotonic() at which srun ends steps whose agents have not ended by then."""
+    """Time of time.monotonic() after which srun is signalled to end agents that have not exited."""
 
     def __init__(self, run: RunFolder, job: str, group: str | None, plan: Plan) -> None:
         super().__init__(run, job, group, plan)
@@ -65,7 +66,7 @@ class AllocationJob(LocalJob):
         self._nodes = [info.nodes[:count] for info, count in zip(self._parts, counts, strict=False)]
 
     def build_command(self) -> list[str]:
-        """The batch script on the first of the run's nodes."""
+        """Return the command that runs the batch script on the run's first node."""
         script = [*super().build_command()]
         tool, *words = build_shell_command(self._parts[0], self._nodes[0][0], "", script, tty=False)
         name = f"--job-name={self.run.name}.batch"
@@ -80,14 +81,15 @@ class AllocationJob(LocalJob):
             self.warn_at = time.monotonic() + left.value - self.limits.warn_s
 
     def warn(self) -> None:
-        """Call the ranks, unless somebody gave the job more time since."""
+        """Send the ranks the warning signal, unless the job's time limit has been extended
+        since."""
         self.set_limits()
         if self.warn_at < time.monotonic() + MARGIN_S:
             super().warn()
 
     def look(self, now: float) -> None:
-        """Look for a cancel from another host, which is a file; signal agents that do not end by
-        themselves through srun."""
+        """Check for the file by which another host cancels; signal, through srun, agents that have
+        not exited in time."""
         if self.asked is None and is_listed(cancel_marker(self.run, self.job)):
             self.asked = "CANCELLED"
             self.send(signal.SIGTERM)
@@ -96,7 +98,8 @@ class AllocationJob(LocalJob):
             super().send(signal.SIGTERM)
 
     def send(self, number: signal.Signals) -> None:
-        """A signal for the ranks goes through a file: srun's would reach their children too."""
+        """Send a signal to the ranks through a file, since srun would signal their child processes
+        too."""
         attempts = self.run.attempts()
         if number in (signal.SIGUSR1, signal.SIGUSR2) and attempts:
             write_signal(attempts[-1], number.name, f"supervisor-{uuid.uuid4().hex}")
@@ -111,7 +114,8 @@ class AllocationJob(LocalJob):
         call_hub(attempts[-1].link)
 
     def kill_group(self) -> None:
-        """Kill the batch script, and the run's steps, whose processes are no children of ours."""
+        """Kill the batch script and the run's steps, whose processes are not children of this
+        process."""
         env, names = clean_environment(os.environ), (self.run.name, f"{self.run.name}.batch")
         with contextlib.suppress(VjobError):
             text = process.run(build_steps_command(self.allocation), env=env).out
@@ -127,7 +131,8 @@ class AllocationJob(LocalJob):
         return word
 
     def _settle(self) -> SchedulerJob | None:
-        """The end of the job around it; None while that goes on, or where Slurm does not tell."""
+        """Wait for and return the end of the enclosing job; None if the job still runs or Slurm
+        does not tell."""
         deadline = time.monotonic() + SETTLE_S
         while time.monotonic() < deadline:
             with contextlib.suppress(VjobError):

@@ -1,5 +1,5 @@
-"""This machine in the place of a scheduler: one machine, or a list of machines over ssh.
+"""Schedulers without Slurm: this machine, or a list of machines over ssh.
 
-`scheduler.LocalScheduler` answers for it; a detached `supervisor` runs the batch script with the
-stand-ins of `srun` first on PATH.
+`scheduler.LocalScheduler` is the entry point; a detached `supervisor` runs the batch script with
+stand-ins for `srun` and `scontrol` first on PATH.
 """

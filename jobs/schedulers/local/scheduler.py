@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def read_machines(path: str) -> tuple[Machine, ...]:
-    """Read a machine list; InputError says what is wrong with it."""
+    """Read a machine list; raise InputError with the problem if it is not valid."""
     try:
         return read_machine_list(Path(path))
     except LaunchError as error:
@@ -45,11 +45,11 @@ def read_machines(path: str) -> tuple[Machine, ...]:
 
 
 START_S = 30.0
-"""A supervisor that has not written its state after this long never will."""
+"""Seconds after which a supervisor that has not written its state counts as never started."""
 NOT_STARTED = "its scheduler.out says why, unless the run folder had no room"
 POLL_S = 0.1
 NUMBERS = ("pid", "time", "restarts")
-"""Of a state file."""
+"""Fields of a state file that must be numbers."""
 DETACH = """\
 job=$1 log=$2; shift 2
 setsid "$@" </dev/null >>"$log" 2>&1 &
@@ -58,12 +58,12 @@ echo "$job"
 
 
 def state_file(run: RunFolder, group: str | None) -> Path:
-    """The file in which the supervisor of a job keeps its state."""
+    """Return the path of the file in which the supervisor of a job keeps its state."""
     return run.path / (f"local.{group}.json" if group else "local.json")
 
 
 def read_limits(run: RunFolder, group: str | None) -> JobLimits:
-    """Limits of a job, from its state file."""
+    """Read the limits of a job from its state file."""
     state = _read_file(state_file(run, group))
     walltime_s = as_number(state.get("walltime_s"))
     return JobLimits(
@@ -74,35 +74,36 @@ def read_limits(run: RunFolder, group: str | None) -> JobLimits:
 
 
 def is_alive(state: dict[str, Any]) -> bool:
-    """True while the supervisor that wrote this state runs."""
+    """Return True while the supervisor that wrote this state is running."""
     pid = int(state.get("pid") or 0)
     began = start_time(pid) if pid > 0 else None
     return began is not None and began == state.get("pid_start")
 
 
 class LocalScheduler(Scheduler):
-    """Runs batch scripts on this machine.
+    """Scheduler that runs batch scripts on this machine.
 
-    Ids of its jobs are counted for each user and index: L1 of another one is another job. So those
-    of a run are looked for in its folder alone.
+    Job ids are counted per user and index, so L1 of another user is another job. The jobs of a run
+    are therefore looked up only in the run's own folder.
     """
 
     name = "local"
     title = "this machine"
     can = Capabilities(one_host=True)
     supervisor = "vjob.jobs.schedulers.local.supervisor"
-    """The module that runs a job."""
+    """The module that supervises a job."""
 
     def make_job_id(self) -> str:
-        """The id of a new job."""
+        """Return the id of a new job."""
         return index.next_local_job()
 
     def list_kept(self) -> Collection[str]:
-        """Variables of the shell that the supervisor gets."""
+        """Return the names of the shell's variables that the supervisor inherits."""
         return {*local_environment(os.environ), *keep_ssh_agent(os.environ)} - {"SLURM_JWT"}
 
     def make_command(self, submission: Submission) -> list[str]:
-        """A shell that starts the supervisor in a session of its own, and prints the job's id."""
+        """Return a shell command that starts the supervisor in a session of its own and prints the
+        job's id."""
         run, group = submission.run, submission.group
         waits = {
             "succeeded": [_find_awaited(job) for job in submission.after.succeeded],
@@ -131,7 +132,7 @@ class LocalScheduler(Scheduler):
         floor_s: float = FLOOR_S,
         after: Mapping[str, float] = NO_CHANGES,
     ) -> dict[str, list[SchedulerJob]]:
-        """By their files, which cost nothing: always as of now."""
+        """Read the jobs' state files, which costs little, so the answer is always current."""
         states = {job: self.read_state(job) for job in jobs}
         return {job: [judge_state(state)] if state else [] for job, state in states.items()}
 
@@ -169,7 +170,7 @@ class LocalScheduler(Scheduler):
 
 
 class MachinesScheduler(LocalScheduler):
-    """A list of machines: the batch script runs here, its agents over ssh on the machines."""
+    """Scheduler for a list of machines: the batch script runs here, the agents over ssh."""
 
     name = "ssh"
     can = Capabilities(remote_shell=True, time_limit=False)
@@ -177,10 +178,11 @@ class MachinesScheduler(LocalScheduler):
     def adapt(
         self, conf: JobConf, written: Collection[str], *, is_preview: bool
     ) -> tuple[JobConf, list[str]]:
-        """The conf with `requeue` where it may morph: no queue makes it wait.
+        """Return the conf, with `requeue` set if the run may morph, since there is no queue to wait
+        in.
 
-        A preview does not read the list: it may be made on another host. A run that may morph
-        watches the list afterwards (varuna_core/launch/watch.py), another one reads it at each
+        A preview does not read the list, since it may be made on another host. A run that may morph
+        watches the list afterwards (varuna_core/launch/watch.py); any other run reads it at each
         attempt (varuna_core/launch/step.py).
         """
         listed, wanted = conf.cluster.machine_list, sum(group.count for group in conf.cluster.nodes)
@@ -195,19 +197,19 @@ class MachinesScheduler(LocalScheduler):
 
 
 def find_state_file(run: RunFolder, job: str) -> Path | None:
-    """The state file of a job of this run."""
+    """Return the state file of a job of this run; None if there is none."""
     found = run.local_states()
     return next((path for path in found if _read_file(path).get("job") == job), None)
 
 
 def _find_indexed(job: str) -> Path | None:
-    """The state file of a job of this user."""
+    """Return the state file of a job in this user's index; None if there is none."""
     run = index.find_job(job)
     return None if run is None else find_state_file(run, job)
 
 
 def _find_awaited(job: str) -> str:
-    """The state file of a job that another one waits for."""
+    """Return the state file of a job that another job is to wait for."""
     path = _find_indexed(job)
     if path is None:
         raise VjobError(f"this run would wait for job {job}, whose run folder no longer exists")
@@ -215,14 +217,14 @@ def _find_awaited(job: str) -> str:
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    """Read a state file; a field that should be a number and is not counts as missing."""
+    """Read a state file, dropping fields that should be numbers and are not."""
     state = read_json(path)
     found = state if isinstance(state, dict) else {}
     return {k: v for k, v in found.items() if k not in NUMBERS or as_number(v) is not None}
 
 
 def judge_state(state: dict[str, Any]) -> SchedulerJob:
-    """The job by its state file; one whose supervisor has died has failed."""
+    """Return the job's state from its state file; a job whose supervisor has died has failed."""
     word, reason = str(state.get("state", "")), str(state.get("reason", ""))
     is_here = state.get("machine") == identify_machine()
     cause = None
@@ -247,13 +249,13 @@ def judge_state(state: dict[str, Any]) -> SchedulerJob:
 
 
 def is_waiting(after: dict[str, list[str]]) -> bool:
-    """True while a job of these state files is not over; one whose folder is gone is."""
+    """Return True while a job of these state files is not over; a job without a folder is over."""
     states = [_read_file(Path(path)) for paths in after.values() for path in paths]
     return any(state and judge_state(state).state not in OVER for state in states)
 
 
 def find_failed(after: dict[str, list[str]]) -> str:
-    """The run of a job that had to end well and is over without that; empty where there is none."""
+    """Return the name of a run whose job had to succeed and did not; empty if there is none."""
     for path in map(Path, after.get("succeeded", ())):
         state = _read_file(path)
         end = judge_state(state).state if state else JobState.UNKNOWN

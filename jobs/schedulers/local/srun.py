@@ -3,7 +3,7 @@
     python -m vjob.jobs.schedulers.local.srun srun OPTIONS COMMAND... [: OPTIONS COMMAND...]
     python -m vjob.jobs.schedulers.local.srun scontrol requeue|show ...
 
-Takes the options that our batch script uses, and refuses others. Each "node" is a process group.
+Only the options that vjob's batch scripts use are supported. Each "node" is a process group.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vjob.jobs.schedulers.node_names import expand_nodes
 
 @dataclass(frozen=True, kw_only=True)
 class Component:
-    """One part of a step."""
+    """One component of a step."""
 
     nodes: int
     het_group: str | None
@@ -47,7 +47,7 @@ IGNORED = (
 
 
 def parse_srun(argv: Sequence[str]) -> SrunStep:
-    """srun's command line as our template writes it."""
+    """Parse an srun command line as vjob's templates write it."""
     components = []
     kill, wait_s = False, 0.0
     for part in _split(argv):
@@ -80,11 +80,11 @@ def _split(argv: Sequence[str]) -> list[list[str]]:
 
 
 STEP = "vjob.jobs.schedulers.local.srun"
-"""This module, as Python starts it."""
+"""Name of this module for `python -m`."""
 NODE_NAME = "VJOB_NODE_NAME"
-"""Set by the supervisor where the run has one node: its name."""
+"""Variable with the node's name; the supervisor sets it if the run has one node."""
 OFFSET = "VJOB_LOCAL_FIRST_NODE_HET_GROUP_"
-"""Where the nodes of each part of a het job begin."""
+"""Prefix of the variables with the first node of each component of a het job."""
 
 
 class Tasks:
@@ -95,7 +95,7 @@ class Tasks:
         self.children: list[subprocess.Popen[bytes]] = []
         self.kill_at: float | None = None
         self.kill_wait_s = float(os.environ.get("VJOB_LOCAL_KILL_WAIT_S", "30"))
-        """Slurm's KillWait: TERM, then KILL this much later."""
+        """Seconds between SIGTERM and SIGKILL, like Slurm's KillWait."""
 
     def start(self) -> None:
         first = int(os.environ.get("VJOB_LOCAL_FIRST_NODE", "0"))
@@ -115,7 +115,8 @@ class Tasks:
                 index += 1
 
     def send(self, number: int, frame: FrameType | None = None) -> None:
-        """Pass a signal on; TERM also starts the clock for KILL."""
+        """Pass a signal on to the agents; a signal that ends them also starts the time until
+        SIGKILL."""
         for child in self.children:
             if child.poll() is None:
                 child.send_signal(number)
@@ -123,7 +124,7 @@ class Tasks:
             self._end()
 
     def wait(self) -> int:
-        """srun's exit code: the highest of its tasks'."""
+        """Wait for all tasks; return the highest of their exit codes, as srun does."""
         first_end: float | None = None
         while any(child.poll() is None for child in self.children):
             time.sleep(0.05)
@@ -156,7 +157,7 @@ class Tasks:
 
 
 def run_srun(argv: Sequence[str]) -> int:
-    """Start the agents and wait for them."""
+    """Start the agents, wait for them, and return srun's exit code."""
     tasks = Tasks(parse_srun(argv))
     for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"):
         signal.signal(getattr(signal, name), tasks.send)
@@ -165,7 +166,7 @@ def run_srun(argv: Sequence[str]) -> int:
 
 
 def run_scontrol(argv: Sequence[str]) -> int:
-    """`requeue JOB` and `show hostnames LIST`."""
+    """Emulate `scontrol requeue JOB` and `scontrol show hostnames LIST`."""
     if argv[:1] == ["requeue"]:
         Path(os.environ["VJOB_LOCAL_REQUEUE"]).touch(mode=0o600)
         return 0
@@ -178,13 +179,14 @@ def run_scontrol(argv: Sequence[str]) -> int:
 
 
 def render_stand_ins() -> list[str]:
-    """Shell lines that give a batch script on one machine its srun; for `render_prologue`."""
+    """Return shell lines for `render_prologue` that define srun in a batch script on one
+    machine."""
     words = shlex.join(process.build_own_command("-m", STEP, "srun"))
     return [f'srun() {{ exec {words} "$@"; }}  # always in the background']
 
 
 def main(argv: list[str]) -> int:
-    """Entry point."""
+    """Run the stand-in that the first argument names."""
     verb = {"srun": run_srun, "scontrol": run_scontrol}[argv[0]]
     return verb(argv[1:])
 

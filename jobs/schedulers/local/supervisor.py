@@ -2,9 +2,10 @@
 
     python -m vjob.jobs.schedulers.local.supervisor RUN JOB [GROUP]
 
-Runs the rendered batch script with stand-ins for srun and scontrol first on PATH, passes signals
-on, keeps the time limit, runs it again on `scontrol requeue`, and writes its state atomically. It
-first waits for the jobs that must be over, by their state files.
+The supervisor waits until the state files of the jobs that must end first show their end. Then it
+runs the batch script with stand-ins for srun and scontrol first on PATH, passes signals on,
+enforces the time limit, runs the script again after `scontrol requeue`, and writes its state
+atomically.
 """
 
 from __future__ import annotations
@@ -51,26 +52,27 @@ from vjob.jobs.schedulers.local.scheduler import (
 from vjob.jobs.schedulers.local.srun import NODE_NAME, OFFSET
 
 MARGIN_S = 10.0
-"""Beyond the agents' own grace, before srun's stand-in kills; as much again before we do."""
+"""Seconds that the stand-in for srun waits beyond the agents' grace before SIGKILL; the supervisor
+waits as long again."""
 
 WAIT_S = 0.5
-"""Between two looks at the jobs that must be over first, or for room."""
+"""Seconds between two polls of the jobs that must end first, or for free disk space."""
 ROOM_S = 20.0
-"""How long to wait for room before the first state: less than START_S, after which a job without
-one counts as one that will never start."""
+"""Most seconds to wait for disk space before the first state is written: less than START_S, after
+which a job without a state counts as never started."""
 MORE_ROOM_S = 600.0
-"""And before each later one."""
+"""Most seconds to wait for disk space before each later state is written."""
 
 NOT_EXECUTABLE = 126
-"""Exit code of a job whose stand-ins cannot be executed, as of a shell."""
+"""Exit code of a job whose stand-ins cannot be executed; a shell uses the same code."""
 RESERVE_BYTES = 4096
-"""For the last state on a disk that became full."""
+"""Bytes reserved for the final state, in case the disk becomes full."""
 
 STEP = "vjob.jobs.schedulers.local.srun"
 WATCHED_LIST = "varuna_core.launch.watch"
-"""In the place of srun on a list of machines where the run may morph."""
+"""Module that replaces srun on a list of machines if the run may morph."""
 FIXED_LIST = "varuna_core.launch.step"
-"""In the place of srun on a list of machines where it may not."""
+"""Module that replaces srun on a list of machines if the run may not morph."""
 
 
 class LocalJob:
@@ -83,9 +85,9 @@ class LocalJob:
         self.plan = plan
         self.restarts = 0
         self.asked: str | None = None
-        """CANCELLED or TIMEOUT once the job was asked to end."""
+        """CANCELLED or TIMEOUT once the job has been asked to end; else None."""
         self.reason = ""
-        """Why it waits, or did not start."""
+        """Why the job waits or did not start."""
         self.child: subprocess.Popen[bytes] | None = None
         self.warn_at = self.deadline = float("inf")
         """Times of time.monotonic() at which the batch script is warned and ended."""
@@ -98,7 +100,8 @@ class LocalJob:
             self.kill_wait_s = 2 * plan.timing.grace_s + 6 * MARGIN_S
 
     def main(self) -> int:
-        """Run, and run again as long as a requeue is asked for."""
+        """Run the batch script, and run it again as often as a requeue is requested; return the
+        exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._cancel)
         for number in (signal.SIGUSR1, signal.SIGUSR2):
@@ -118,13 +121,14 @@ class LocalJob:
         return code
 
     def name_end(self, code: int) -> str:
-        """The job's last state."""
+        """Return the job's final state."""
         if self.asked is None and code == STOPPED and is_cancel_asked(self.run):
             return "CANCELLED"
         return self.asked or ("COMPLETED" if code == 0 else "FAILED")
 
     def _wait_for_others(self) -> None:
-        """Return once it may start, or is cancelled: by a user, or as a job before it failed."""
+        """Wait until the job may start or is cancelled, by a user or because a job that it waits
+        for failed."""
         state = read_json(state_file(self.run, self.group))
         after = state.get("after", {}) if isinstance(state, dict) else {}
         if is_waiting(after):
@@ -183,18 +187,19 @@ class LocalJob:
             )
 
     def warn(self) -> None:
-        """The time limit is near."""
+        """Send the batch script SIGUSR1, since the time limit is near."""
         self.warn_at = float("inf")
         self.send(signal.SIGUSR1)
 
     def look(self, now: float) -> None:
-        """End the job where it is time; called each second."""
+        """End the job once its time limit is over; called each second."""
         if self.asked is None and now > self.deadline:
             self.asked = "TIMEOUT"
             self.send(signal.SIGTERM)
 
     def end_rest(self, group: int) -> None:
-        """End what a killed batch script left behind: no rank may outlive the job."""
+        """End all processes that the batch script left behind, since no rank may outlive the
+        job."""
         deadline = time.monotonic() + self.kill_wait_s
         number = signal.SIGTERM
         with contextlib.suppress(ProcessLookupError):
@@ -204,7 +209,8 @@ class LocalJob:
                 number = signal.SIGKILL if time.monotonic() > deadline else signal.SIGCONT
 
     def build_environment(self) -> dict[str, str]:
-        """Environment that Slurm sets in a batch script, as far as our scripts read it."""
+        """Return the batch script's environment, with those variables of Slurm's that vjob's
+        scripts read."""
         groups = [g for g in self.plan.groups if self.group in (None, g.name)]
         self._make_tools()
         names = [
@@ -239,7 +245,7 @@ class LocalJob:
         return host_name(self.plan, index, {}, os.uname().nodename)
 
     def _count_machines(self) -> int:
-        """For how many the manager waits at the start."""
+        """Return the number of machines that the run waits for at its start."""
         if not self.plan.morph:
             return self.plan.num_nodes
         try:
@@ -249,8 +255,8 @@ class LocalJob:
             return self.plan.num_nodes
 
     def _make_tools(self) -> None:
-        """Make the folder with the stand-ins where programs may be executed: else the batch script
-        would find the real srun behind it."""
+        """Make the folder with the stand-ins where programs may be executed; otherwise the batch
+        script would find the real srun further down PATH."""
         for above in (self.run.path, Path(tempfile.gettempdir())):
             self.remove_tools()
             self._tools = Path(tempfile.mkdtemp(prefix=f"{STAND_INS}{self.job}.", dir=above))
@@ -314,7 +320,7 @@ class LocalJob:
                 reserved.unlink(missing_ok=True)
 
     def spell_nodes(self) -> str:
-        """Names of the job's nodes, or of the list that has them."""
+        """Return the names of the job's nodes, or the name of the machine list."""
         if self.plan.machine_list is not None:
             return Path(self.plan.machine_list).name
         if self.plan.num_nodes == 1:
@@ -323,7 +329,7 @@ class LocalJob:
         return f"local[{groups[0].first_node}-{groups[-1].first_node + groups[-1].count - 1}]"
 
     def list_more(self) -> dict[str, str]:
-        """More facts for the state file."""
+        """Return additional fields for the state file."""
         return {}
 
     def _cancel(self, number: int, frame: FrameType | None) -> None:
@@ -344,7 +350,7 @@ class LocalJob:
 
 
 def main(argv: list[str], kind: type[LocalJob] = LocalJob) -> int:
-    """Entry point."""
+    """Supervise the job that the command line names; return its exit code."""
     run = RunFolder(Path(argv[0]))
     plan = read_plan(run.plan)
     if plan is None:
