@@ -29,7 +29,7 @@ from vjob.jobs.schedulers.reasons import NO_OUTPUT
 
 COMMENT_PREFIX = "vjob:"
 AWAY = "unable to contact slurm controller"
-"""Part of every tool's error, in lower case, while the controller does not answer."""
+"""Part of every tool's error message, in lower case, while the controller does not answer."""
 
 
 ALIASES = {
@@ -48,10 +48,10 @@ ALIASES = {
 
 NOT_IN_ACCOUNTING = NotKnown("accounting does not report it")
 PASSED = "INVALID"
-"""squeue's time left of a job that goes on after its limit."""
+"""Value of squeue's TimeLeft for a job that continues beyond its time limit."""
 NO_NODES = ("", "(null)", "None", "None assigned")
 _NO_OUTPUT = re.compile(r"RaisedSignal:53\b")
-"""How slurmd spells that it could not make the output file: its error 4021 & 127."""
+"""slurmd's reason if it could not create the output file: its error code 4021 & 127."""
 _NO_LAUNCH = re.compile(r"JobLaunchFailure|launch.failed")
 
 
@@ -71,7 +71,7 @@ def build_job(
     preempted: str = "",
     dependency: str = "",
 ) -> SchedulerJob:
-    """A job from the texts of one row."""
+    """Build a job from the texts of one row of output."""
     text, state = parse_reason(reason), parse_state(word)
     code, took = re.match(r"\w*", text), parse_date(preempted)
     numbers = re.fullmatch(r"(\d{1,9}):(\d{1,9})", exit_code)
@@ -101,8 +101,8 @@ def build_job(
 def judge_end(
     state: JobState, word: str, reason: str, number: int | None, *, is_preempted: bool
 ) -> EndCause | None:
-    """The cause of an end, by Slurm's words alone. It calls a preempted job FAILED whose batch
-    script ended within its grace."""
+    """Return the end cause according to Slurm alone. A FAILED job that was preempted counts as
+    preempted, since Slurm reports FAILED if the batch script exits during the grace time."""
     if state not in OVER:
         return None
     if state is JobState.FAILED and is_preempted:
@@ -117,7 +117,7 @@ def judge_end(
 
 
 def parse_date(text: str) -> float | None:
-    """Slurm's local time, `2026-11-23T13:18:48`; None for Unknown, N/A and None."""
+    """Parse Slurm's local time, `2026-11-23T13:18:48`; return None for Unknown, N/A and None."""
     try:
         return time.mktime(time.strptime(text.strip(), "%Y-%m-%dT%H:%M:%S"))
     except (ValueError, OverflowError):
@@ -125,7 +125,8 @@ def parse_date(text: str) -> float | None:
 
 
 def parse_left(text: str, source: str) -> Known[float]:
-    """Slurm's time as a value; what is no time is not known, with Slurm's own word."""
+    """Parse Slurm's time as a known value; any other text is not known, with Slurm's word as
+    evidence."""
     seconds = parse_time(text)
     if seconds is not None:
         return Value(seconds, (Evidence(source, text=text.strip()),))
@@ -136,7 +137,7 @@ def parse_left(text: str, source: str) -> Known[float]:
 
 
 def parse_state(word: str) -> JobState:
-    """`CANCELLED by 0`, `CANCELLED+` and `RUNNING` alike."""
+    """Parse a state such as `CANCELLED by 0`, `CANCELLED+` or `RUNNING`."""
     match = re.match(r"[A-Z_]+", word.strip())
     key = match.group(0) if match else ""
     return ALIASES.get(key) or parse_name(key)
@@ -150,7 +151,8 @@ def build_sbatch_command(
     after: After = NOTHING,
     expedite: bool = False,
 ) -> list[str]:
-    """With `expedite` the job does not queue again when a node of it fails."""
+    """Build the sbatch command. With `expedite`, a job whose node fails is restarted without
+    queueing."""
     command = ["sbatch", "--parsable", f"--chdir={folder}"]
     if test_only:
         command.append("--test-only")
@@ -169,14 +171,14 @@ EXPEDITES = "enable_expedited_requeue"
 
 
 def can_expedite(facts: Mapping[str, str]) -> bool:
-    """True where `scontrol show config` has expedited requeue: from 25.11, if it is enabled."""
+    """Return True if the cluster supports expedited requeue: from Slurm 25.11, if enabled."""
     match = re.search(r"(\d{1,9})\.(\d{1,9})", facts.get("SLURM_VERSION", ""))
     is_new = match is not None and (int(match[1]), int(match[2])) >= (25, 11)
     return is_new and EXPEDITES in facts.get("SlurmctldParameters", "").split(",")
 
 
 def parse_sbatch_output(text: str) -> str:
-    """The job id from `--parsable` output: `12` or `12;cluster`; warnings may stand before it."""
+    """Parse the job id from `--parsable` output: `12` or `12;cluster`, perhaps after warnings."""
     for line in reversed(text.strip().splitlines()):
         match = re.fullmatch(r"(\d+)(;\S+)?", line.strip())
         if match:
@@ -188,10 +190,10 @@ def parse_sbatch_output(text: str) -> str:
 
 
 def build_squeue_command(user: int) -> list[str]:
-    """All jobs of a user: one question serves whoever asks about any of them.
+    """Build the squeue command for all jobs of a user, so that one query serves all callers.
 
-    Without the user squeue loads the jobs of all users. `--local` saves a request about a
-    federation; what is left is two, one of them about partitions.
+    Without the user, squeue would load the jobs of all users. `--local` saves a request about the
+    federation; two requests remain, one of them about partitions.
     """
     fields = "JobArrayID,HetJobID,HetJobOffset,State,NodeList,Reason,RestartCnt,StartTime,Comment"
     last = "TimeLeft,TimeLimit,EndTime,PreemptTime,Dependency,exit_code"  # behind any comment
@@ -201,9 +203,9 @@ def build_squeue_command(user: int) -> list[str]:
 
 
 def parse_squeue_output(text: str, jobs: Collection[str] | None = None) -> list[SchedulerJob]:
-    """The jobs of squeue's rows, or those of them that are asked for.
+    """Parse squeue's rows to jobs; with `jobs`, only to these.
 
-    One row a component. Fields end with `|`, so that none of them can be cut short.
+    Each component is one row. Fields end with `|`, so that none of them is truncated.
     """
     found = []
     for job, cells in _read_queue(text, jobs).items():
@@ -231,12 +233,12 @@ def parse_squeue_output(text: str, jobs: Collection[str] | None = None) -> list[
 
 
 def parse_queue_states(text: str) -> dict[str, str]:
-    """Slurm's words for the states of all jobs and components in squeue's rows."""
+    """Return Slurm's state words for all jobs and components in squeue's rows, keyed by id."""
     return {job: cells[3].strip() for job, cells in _read_queue(text, None).items()}
 
 
 def _read_queue(text: str, jobs: Collection[str] | None) -> dict[str, list[str]]:
-    """The cells of each job or component; of several rows of one, the first."""
+    """Return the cells of each job or component, from its first row if there are several."""
     found: dict[str, list[str]] = {}
     for line in text.splitlines():
         cells = line.split("|")
@@ -250,38 +252,39 @@ def _read_queue(text: str, jobs: Collection[str] | None) -> dict[str, list[str]]
 
 
 def format_status(text: str) -> str:
-    """squeue's exit code, which is a wait status, as the other tools write it: `256` is `1:0`."""
+    """Format squeue's exit code, which is a wait status, as the other tools do: `256` is `1:0`."""
     number = int(text) if re.fullmatch(r" *\d{1,9} *", text) else None
     return text.strip() if number is None else f"{number >> 8}:{number & 0x7F}"
 
 
 def parse_reason(text: str) -> str:
-    """The reason without the brackets that some layouts put around it; empty for None."""
+    """Return the reason without the parentheses that some layouts add; empty for `None`."""
     text = text.strip()
     bare = text[1:-1] if text[:1] == "(" and text[-1:] == ")" else text
     return "" if bare == "None" else bare
 
 
 def has_only_state(version: str) -> bool:
-    """True if this squeue (`slurm 24.05.1`) can ask for states alone."""
+    """Return True if this version of squeue (`slurm 24.05.1`) has --only-job-state."""
     match = re.search(r"(\d{1,9})\.(\d{1,9})", version)
     return match is not None and (int(match[1]), int(match[2])) >= (24, 5)
 
 
 def build_states_command(jobs: Sequence[str]) -> list[str]:
-    """The states of these jobs and nothing else. It goes with no `--user` (fatal from 25.05)."""
+    """Build the squeue command for only the states of these jobs. It cannot be combined with
+    `--user` (fatal from 25.05)."""
     command = ["squeue", "--noheader", "--array", "--only-job-state", "--states=all"]
     return [*command, "--jobs=" + ",".join(jobs), "-o", "%i|%T"]
 
 
 def parse_states(text: str) -> dict[str, str]:
-    """The scheduler's words by job, or component."""
+    """Parse the state words, keyed by job or component."""
     rows = [line.partition("|") for line in text.splitlines() if "|" in line]
     return {job.strip(): word.strip() for job, _, word in rows}
 
 
 def parse_time(text: str) -> float | None:
-    """Seconds of `1-02:03:04`; None for UNLIMITED, INVALID and what else is no time."""
+    """Parse `1-02:03:04` to seconds; return None for UNLIMITED, INVALID and any other text."""
     match = re.fullmatch(r"(?:(\d{1,9})-)?((?:\d{1,9}:){0,2}\d{1,9})", text.strip())
     if match is None:
         return None
@@ -298,8 +301,9 @@ _ESTIMATE = re.compile(
 
 
 def parse_estimate(text: str) -> StartEstimate:
-    """The answer of `sbatch --test-only`: `sbatch: Job 7 to start at 2026-11-23T01:12:00 using 4
-    processors on nodes a[1-2] in partition gpu1`, in the local time of the machine that asked."""
+    """Parse the output of `sbatch --test-only`: `sbatch: Job 7 to start at 2026-11-23T01:12:00
+    using 4 processors on nodes a[1-2] in partition gpu1`, in the submitting machine's local
+    time."""
     match = _ESTIMATE.search(text)
     if match is None:
         return StartEstimate(text=text)
@@ -314,12 +318,14 @@ def parse_estimate(text: str) -> StartEstimate:
 
 
 def build_show_job_command(job: str) -> list[str]:
-    """One job, all components: the cheapest question there is, one request to the controller."""
+    """Build the command for one job with all components: the cheapest query, a single request to
+    the controller."""
     return ["scontrol", "--local", "-o", "show", "job", job]
 
 
 def parse_show_job_output(text: str) -> list[SchedulerJob]:
-    """`Key=Value` words, one line a component; of several lines of one, the first."""
+    """Parse lines of `Key=Value` words, one line per component; of several lines of a component,
+    use the first."""
     found: dict[str, SchedulerJob] = {}
     for line in text.splitlines():
         facts = dict(re.findall(r"(?:^|\s)([A-Z][\w/:-]*)=(\S*)", line))
@@ -356,14 +362,14 @@ def parse_show_job_output(text: str) -> list[SchedulerJob]:
 
 
 def build_sacct_command(jobs: Sequence[str]) -> list[str]:
-    """Ended jobs; -X leaves steps out."""
+    """Build the sacct command for these jobs; -X excludes steps."""
     fields = "JobID,State,NodeList,Reason,ExitCode,Start,End,Timelimit,Comment"
     return ["sacct", "-n", "-P", "-X", "-o", fields, "-j", ",".join(jobs)]
 
 
 def parse_sacct_output(text: str) -> list[SchedulerJob]:
-    """Parse lines of sacct, such as `26+0|COMPLETED|a[1-2]|None|0:0|...`, without steps; of
-    several lines of one job, the first."""
+    """Parse lines of sacct, such as `26+0|COMPLETED|a[1-2]|None|0:0|...`, skipping steps; of
+    several lines of a job, use the first."""
     found: dict[str, SchedulerJob] = {}
     for line in text.splitlines():
         cells = line.split("|")
@@ -389,8 +395,8 @@ def build_earlier_command(job: str) -> list[str]:
 
 
 def parse_earlier(text: str) -> dict[str, tuple[EndCause, ...]]:
-    """Parse the ends of the starts of each job or component; a start that still runs is left
-    out."""
+    """Parse the end of each start of each job or component, skipping starts that are still
+    running."""
     found: dict[str, tuple[EndCause, ...]] = {}
     for line in text.splitlines():
         job, _, word = line.partition("|")
@@ -404,7 +410,7 @@ def parse_earlier(text: str) -> dict[str, tuple[EndCause, ...]]:
 
 
 def parse_canceller(text: str) -> int | None:
-    """The user's number in sacct's `CANCELLED by 1000`; None where it has none."""
+    """Parse the user id in sacct's `CANCELLED by 1000`; return None if there is none."""
     match = re.search(r"\|CANCELLED by (\d{1,10})\|", text)
     return int(match[1]) if match else None
 
@@ -414,18 +420,19 @@ def build_scancel_command(job: str) -> list[str]:
 
 
 def build_steps_command(job: str) -> list[str]:
-    """The steps of a job that go on, with their names."""
+    """Build the squeue command for a job's running steps and their names."""
     return ["squeue", "--steps", "--noheader", "--local", f"--jobs={job}", "-o", "%i|%j"]
 
 
 def parse_steps(text: str, names: Collection[str]) -> list[str]:
-    """The ids of the steps with one of these names."""
+    """Return the ids of the steps that have one of these names."""
     rows = [line.partition("|") for line in text.splitlines()]
     return [step.strip() for step, _, name in rows if name.strip() in names]
 
 
 def build_requeue_command(job: str) -> list[str]:
-    """Requeue a job; of a het job its leader, as components cannot be requeued alone."""
+    """Build the command that requeues a job. For a het job, `job` is the leader's id, since
+    components cannot be requeued separately."""
     return ["scontrol", "requeue", job]
 
 
@@ -436,10 +443,11 @@ def build_beside_command(
     command: Sequence[str],
     names: Sequence[str] = (),
 ) -> list[str]:
-    """A step beside the job's own, one task on each node; takes nothing of what that one has.
+    """Build a step beside the job's own step, with one task on each node, that takes none of the
+    job's resources.
 
-    `parts` are component (None outside het jobs) and number of nodes; `names` are the nodes, where
-    they are not all of the job.
+    `parts` are pairs of component (None outside het jobs) and number of nodes; `names` are the
+    nodes, if not all nodes of the job.
     """
     shared = [
         "--overlap",  # from 20.11 on a step has its CPUs alone
@@ -465,7 +473,8 @@ def build_beside_command(
 def build_shell_command(
     job: SchedulerJob, host: str, group: str, command: Sequence[str], *, tty: bool
 ) -> list[str]:
-    """A step beside the job's own on one node, which takes nothing of what that one has."""
+    """Build a step on one node, beside the job's own step, whose resources it shares by
+    --overlap."""
     words = ["srun", f"--jobid={job.leader}"]
     words += [f"--het-group={job.component}"] if "+" in job.id else []
     words += ["--overlap", "--mem=0", "--cpu-bind=none", "--nodes=1", "--ntasks=1"]

@@ -1,4 +1,4 @@
-"""Jobs that vjob did not submit, by Slurm's word.
+"""Jobs that vjob did not submit, as Slurm reports them.
 
 JOB ─► scontrol show job (one request, shared by all commands) ─► parts, one a component or
    └─► sacct, once the controller has forgotten it                 element: state, nodes, files
@@ -20,19 +20,19 @@ from vjob.jobs.schedulers.slurm import commands as slurm
 
 NAME = "slurm"
 JOB = re.compile(r"(\d{1,10})(?:_(\d{1,10})|\+(\d{1,4}))?")
-"""12, 12_3 for an element of an array, 12+1 for a component of a het job."""
+"""Job ids: 12, 12_3 for an array task, 12+1 for a component of a het job."""
 NO_TASK = 4294967294
-"""What Slurm writes for `%a` outside arrays."""
+"""Number that Slurm substitutes for `%a` outside job arrays."""
 _KEY = re.compile(r"\s(?=[A-Z][A-Za-z/:]*=)")
 _USER = re.compile(r" UserId=(\S+)\((\d+)\) GroupId=")
 _PATTERN = re.compile(r"%(\d{0,2})([%AabjJNnstux])")
 
 
 def ask_slurm_job(word: str) -> ForeignJob | None:
-    """The job by its id; None where it is no id, or Slurm knows no such job.
+    """Return the job with this id; None if `word` is not an id, or Slurm knows no such job.
 
-    Raises UncertainError where the controller does not answer, and accounting does not know the job
-    to be over.
+    Raise UncertainError if the controller does not answer and accounting does not show that the job
+    is over.
     """
     if JOB.fullmatch(word) is None:
         return None
@@ -69,7 +69,7 @@ def _read_place(part: JobPart) -> tuple[int, int]:
 
 
 def parse_parts(text: str) -> list[JobPart]:
-    """`scontrol -o show job`: one line a part; values may have spaces in them."""
+    """Parse `scontrol -o show job`: one line per part, with values that may contain spaces."""
     found = []
     for line in text.splitlines():
         infos = slurm.parse_show_job_output(line)
@@ -102,7 +102,7 @@ def parse_parts(text: str) -> list[JobPart]:
 
 
 def _drop_future(info: SchedulerJob) -> SchedulerJob:
-    """A running job's reason is of its waiting."""
+    """Clear the reason of a running job, since it explains the wait before the start."""
     return replace(info, reason_code="", reason_text="") if info.state is JobState.RUNNING else info
 
 
@@ -112,7 +112,7 @@ def _find_raw_id(line: str) -> str:
 
 
 def _find_start(info: SchedulerJob, facts: dict[str, str]) -> float | None:
-    """None before it started: then the time is an expectation."""
+    """Return the start time; None before the start, when Slurm's time is only an estimate."""
     if info.state in (JobState.PENDING, JobState.CONFIGURING, JobState.REQUEUED):
         return None
     return slurm.parse_date(facts.get("StartTime", ""))
@@ -124,10 +124,10 @@ def _parse_count(text: str) -> int | None:
 
 
 def expand_pattern(path: str, part: JobPart) -> str:
-    """The file of the batch script, with sbatch's `%j` and its like put in.
+    """Return the path of the batch script's output, with sbatch's `%j` and other patterns replaced.
 
-    The controller puts in some of them, which differ by its version. Empty where a part of the
-    name, such as the node, is not known yet. A backslash turns patterns off.
+    The controller has replaced some patterns already, depending on its version. Return an empty
+    path if a value, such as the node, is not known yet. A backslash in the path disables patterns.
     """
     if path in ("", "(null)", "/dev/null"):
         return ""
@@ -164,7 +164,8 @@ def expand_pattern(path: str, part: JobPart) -> str:
 
 
 def build_sacct_command(job: str) -> list[str]:
-    """One job that the controller has forgotten; its name, which may hold anything, comes last."""
+    """Build the sacct command for a job that the controller has forgotten. The job's name is the
+    last field, since a name may contain separators."""
     fields = "JobID,JobIDRaw,State,NodeList,Reason,ExitCode,User,UID,Partition,Submit,Start,End"
     layout = f"{fields},Timelimit,NNodes,WorkDir,JobName"
     return ["sacct", "-n", "-P", "-X", "-o", layout, "-j", job]
@@ -205,7 +206,7 @@ def parse_sacct_parts(text: str) -> list[JobPart]:
 
 
 def guess_output(part: JobPart) -> JobPart:
-    """With the file of sbatch's usual name, where it is there."""
+    """Return the part with sbatch's default output file, if that file exists; else unchanged."""
     job, _, index = part.info.id.partition("_")
     name = f"slurm-{job}_{index}.out" if index.isdecimal() else f"slurm-{part.raw_id}.out"
     path = os.path.join(part.work_dir, name)

@@ -1,4 +1,4 @@
-"""Options of sbatch as `#SBATCH` lines of a batch script."""
+"""Render sbatch options as the `#SBATCH` lines of a batch script."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ PER_COMPONENT = frozenset(
         "tmp",
     }
 )
-"""sbatch options that hold for one component of a het job, not for all of them."""
+"""sbatch options that apply to a single component of a het job."""
 
 
 def render_header(asked: ScriptRequest) -> list[list[str]]:
-    """Lines for each component of the job; those for the whole job stand with the first."""
+    """Return the lines for each component of the job; lines for the whole job precede the
+    first's."""
     components = [
         build_component_options(group, conf, asked.cluster, asked.min_nodes)
         for group, conf in zip(asked.groups, asked.nodes, strict=True)
@@ -47,7 +48,8 @@ def render_header(asked: ScriptRequest) -> list[list[str]]:
 
 
 def build_shared_options(asked: ScriptRequest) -> list[str]:
-    """Options that a het job takes from its first component: account, time, output, ..."""
+    """Return the options that apply to a whole job, which a het job takes from its first component:
+    account, time, output, ..."""
     cluster = asked.cluster
     values: dict[str, Any] = {
         "job-name": asked.name,
@@ -69,7 +71,7 @@ def build_shared_options(asked: ScriptRequest) -> list[str]:
 def build_component_options(
     group: GroupPlan, conf: NodeGroup, cluster: Cluster, min_nodes: int | None = None
 ) -> list[str]:
-    """sbatch options of one component of a het job."""
+    """Return the sbatch options of one component."""
     memory = (
         None
         if group.memory_gb is None
@@ -100,7 +102,7 @@ def _pick(options: Mapping[str, Any], *, per_component: bool) -> dict[str, Any]:
 
 
 def _render_options(values: Mapping[str, Any]) -> list[str]:
-    """Format `#SBATCH` lines; None leaves an option out, True makes it a flag."""
+    """Format `#SBATCH` lines; an option that is None or False is omitted, True makes a flag."""
     lines = []
     for key, value in values.items():
         if value is None or value is False:

@@ -1,7 +1,8 @@
-"""Nodes of the cluster by `sinfo` and `scontrol`: build commands and parse text. Runs nothing.
+"""Build `sinfo` and `scontrol` commands about nodes, and parse their output. Runs nothing.
 
-All nodes become node groups of a conf; idle ones tell a run that grows what it could get.
-`a100:4(S:0-1)` is what GRES looks like from 20.11 on; fields end with `|`, so none is cut short."""
+Nodes with GPUs become node groups of a conf; idle nodes are those that a growing run could get.
+GRES has the form `gpu:a100:4(S:0-1)` from Slurm 20.11 on. Fields end with `|`, so that none is
+truncated."""
 
 from __future__ import annotations
 
@@ -21,12 +22,12 @@ from vjob.jobs.schedulers.job import IdleNode
 from vjob.jobs.schedulers.slurm.commands import parse_date
 
 LOST = re.compile(r"down|fail|error|unknown|reboot|powered|powering_down|.*\*$", re.IGNORECASE)
-"""A node's state, in sinfo's words, in which no job can run; `*` is a node that does not answer."""
+"""sinfo's states of nodes that cannot run jobs; `*` marks a node that does not respond."""
 _GONE = {"DOWN", "ERROR", "NOT_RESPONDING", "REBOOT_ISSUED", "POWERED_DOWN"}
 _LEAVING = {"DRAIN", "FAIL", "REBOOT_REQUESTED", "POWER_DOWN", "POWERING_DOWN"}
-"""States of scontrol in which what runs may end, and nothing new begins."""
+"""scontrol's states of nodes whose jobs may finish but which start no new jobs."""
 _GIVEN = re.compile(r" \[([^\[\]@ ]*)@([^\[\] ]*)\]")
-"""User and time that scontrol prints behind the reason of a node."""
+"""User and time that scontrol prints after a node's reason."""
 
 
 def build_show_node_command(nodes: Sequence[str]) -> list[str]:
@@ -35,7 +36,8 @@ def build_show_node_command(nodes: Sequence[str]) -> list[str]:
 
 
 def parse_node_states(text: str) -> list[NodeState]:
-    """Nodes that are lost, draining or under maintenance, each with the reason that was given."""
+    """Parse the nodes that are lost, draining or under maintenance, each with the admin's
+    reason."""
     found = []
     for line in text.splitlines():
         name, state = re.match(r"NodeName=(\S+)", line), re.search(r"\sState=(\S+)", line)
@@ -61,7 +63,8 @@ def parse_node_states(text: str) -> list[NodeState]:
 
 
 def _judge_state(word: str) -> NodeCondition | None:
-    """`MIXED+DRAIN`; up to 20.11 a node that does not answer is `MIXED*`."""
+    """Return the condition for a state such as `MIXED+DRAIN`, or `MIXED*` for a node that does not
+    respond (up to 20.11); None for a node that is well."""
     flags = set(word.upper().replace("*", "+NOT_RESPONDING").split("+"))
     if flags & _GONE:
         return NodeCondition.LOST
@@ -71,7 +74,8 @@ def _judge_state(word: str) -> NodeCondition | None:
 
 
 def build_sinfo_idle_command(queues: Sequence[str | None]) -> list[str]:
-    """One line a node and queue, of these queues; of all where the default queue is among them."""
+    """Build the sinfo command for idle nodes, one line per node and queue; of all queues if one of
+    `queues` is None, the default queue."""
     layout = "NodeHost:|,Partition:|,StateLong:|,Gres:|,CPUs:|,Memory:|"
     command = ["sinfo", "--noheader", "--Node", "--states=idle", "-O", layout]
     names = [queue for queue in queues if queue is not None]
@@ -81,7 +85,7 @@ def build_sinfo_idle_command(queues: Sequence[str | None]) -> list[str]:
 
 
 def parse_idle_nodes(text: str) -> list[IdleNode]:
-    """Nodes that are idle and nothing else: not reserved, draining, asleep or not responding."""
+    """Parse the nodes that are plainly idle: not reserved, draining, asleep or not responding."""
     found = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split("|")]
@@ -111,16 +115,17 @@ _NOT_OURS = re.compile(r"drain|maint|resv|reserved|planned|inval", re.IGNORECASE
 
 
 def build_sinfo_nodes_command(partition: str | None = None) -> list[str]:
-    """A line a node and partition."""
+    """Build the sinfo command that lists nodes, one line per node and partition."""
     layout = "NodeHost:|,Partition:|,StateLong:|,Gres:|,Features:|"
     command = ["sinfo", "--noheader", "--Node", "-O", layout]
     return command if partition is None else [*command, f"--partition={partition}"]
 
 
 def parse_sinfo_nodes(text: str) -> list[NodeGroup]:
-    """Nodes with GPUs that a job could get, busy ones too, alike ones as one group.
+    """Parse the nodes with GPUs that a job could get, including busy nodes, with equal nodes as one
+    group.
 
-    A node of several Slurm partitions counts in the first that sinfo names.
+    A node in several Slurm partitions counts only for the first one in sinfo's output.
     """
     seen: set[str] = set()
     counted: Counter[tuple[str, str, int]] = Counter()
@@ -156,16 +161,17 @@ def parse_sinfo_nodes(text: str) -> list[NodeGroup]:
 
 
 def build_sinfo_queues_command() -> list[str]:
-    """A line for each kind of node of a partition."""
+    """Build the sinfo command that lists each kind of node of each partition."""
     layout = "Partition:|,Available:|,Time:|,Gres:|,CPUs:|,Memory:|,Nodes:|"
     return ["sinfo", "--noheader", "--exact", "-O", layout]
 
 
 def parse_queues(text: str) -> list[tuple[str, Queue]]:
-    """Partitions that are up, once for each kind of node; the default one first.
+    """Parse the partitions that are up, each once for every kind of node; the default partition
+    first.
 
-    sinfo does not say who may use one, nor how many of its nodes a job may have. A GPU without a
-    type in GRES cannot be asked for by one.
+    sinfo does not report who may use a partition, nor how many of its nodes a job may have. GPUs
+    without a type in GRES cannot be requested by type.
     """
     lines = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
     rows = [cells for cells in lines if len(cells) > 6 and cells[1].lower() == "up"]
@@ -188,7 +194,8 @@ def parse_queues(text: str) -> list[tuple[str, Queue]]:
 
 
 def parse_starting_nodes(text: str) -> list[NodeGroup]:
-    """The groups of nodes with GPUs; where there are none, one of the default Slurm partition."""
+    """Parse the groups of nodes with GPUs; if there are none, return one group of the default Slurm
+    partition."""
     try:
         return parse_sinfo_nodes(text)
     except InputError:
@@ -198,7 +205,8 @@ def parse_starting_nodes(text: str) -> list[NodeGroup]:
 
 
 def parse_gres(text: str) -> list[tuple[str, int]]:
-    """`gpu:a100:4(S:0-1),shard:8` as [("a100", 4)]; shards and MIG slices are no GPUs of ours."""
+    """Parse `gpu:a100:4(S:0-1),shard:8` to [("a100", 4)]; shards and MIG slices are not counted as
+    GPUs."""
     found = []
     for word in re.findall(r"(?:[^,(]|\([^()]*\))+", text):
         match = _GPU.fullmatch(word.strip())
@@ -208,7 +216,8 @@ def parse_gres(text: str) -> list[tuple[str, int]]:
 
 
 def guess_kind(features: str) -> str:
-    """A node's GPU by its features, where GRES has no type; empty where none tells one."""
+    """Guess a node's GPU type from its features, if GRES has no type; empty unless they name
+    exactly one."""
     kinds = set()
     for word in features.split(","):
         try:

@@ -1,5 +1,5 @@
-"""Slurm as the scheduler: submits with sbatch; finds a job by squeue, then scontrol, then sacct,
-as accounting is not everywhere.
+"""Slurm as the scheduler. Jobs are submitted with sbatch and looked up with squeue, then scontrol,
+then sacct, since not every cluster has accounting.
 """
 
 from __future__ import annotations
@@ -62,19 +62,20 @@ from vjob.jobs.schedulers.slurm.nodes import (
 )
 
 LONG_FLOOR_S, MANY_JOBS = 30.0, 1000
-"""The floor for a user with more jobs. How many others have would be a question of its own."""
+"""Least seconds between queries for a user with more than MANY_JOBS jobs. The number of other
+users' jobs would cost a query of its own."""
 JUST_S = 5.0
-"""So short after a change one question about that job alone is the cheapest."""
+"""Seconds after a change within which a query about only that job is the cheapest."""
 FULL_S = 300.0
-"""How long jobs that run may be asked about by their states alone."""
+"""Greatest age in seconds of a full answer that a query of only the states may confirm."""
 
 
 SETTLED = OVER - {JobState.PREEMPTED, JobState.NODE_FAIL, JobState.BOOT_FAIL}
-"""States after which Slurm never starts a job again by itself."""
+"""Final states after which Slurm never restarts a job by itself."""
 
 
 class SlurmScheduler(Scheduler):
-    """The cluster's scheduler."""
+    """Scheduler of a Slurm cluster."""
 
     name = "slurm"
     title = "Slurm"
@@ -96,7 +97,7 @@ class SlurmScheduler(Scheduler):
         return render_header(asked)
 
     def make_command(self, submission: Submission) -> list[str]:
-        """sbatch in the environment of a fresh login, whatever ours is; ended after `SUBMIT_S`."""
+        """Return sbatch in the environment of a fresh login, terminated after `SUBMIT_S`."""
         script = submission.script
         sbatch = slurm.build_sbatch_command(
             str(script),
@@ -116,7 +117,7 @@ class SlurmScheduler(Scheduler):
         return explain_failure(text)
 
     def test(self, run: RunFolder, group: str | None, text: str) -> StartEstimate:
-        """`sbatch --test-only`: Slurm's estimate of when and where the job would start."""
+        """Return Slurm's estimate of when and where the job would start (`sbatch --test-only`)."""
         with tempfile.TemporaryDirectory(prefix="vjob-") as folder:
             script = Path(folder) / run.batch_script(group).name
             script.write_text(text, encoding="utf-8")
@@ -137,10 +138,12 @@ class SlurmScheduler(Scheduler):
         floor_s: float = FLOOR_S,
         after: Mapping[str, float] = NO_CHANGES,
     ) -> dict[str, list[SchedulerJob]]:
-        """One squeue for all jobs of the user, which all his commands share (broker.py).
+        """Poll with one squeue for all jobs of the user, whose answer all of his commands share
+        (broker.py).
 
-        A job that has changed since the last one is asked about alone, by scontrol: files told of
-        it. For those that squeue lacks: scontrol for the first, and one sacct.
+        If one job has changed since the last answer, according to its files, only this job is
+        queried, by scontrol. For jobs that squeue lacks, scontrol is asked for the first, and sacct
+        once for the others.
         """
         found: dict[str, list[SchedulerJob]] = {job: [] for job in jobs}
         try:
@@ -183,13 +186,14 @@ class SlurmScheduler(Scheduler):
             _fill(found, _ask_queue(queue, floor_s, time.time(), tuple(found)))
 
     def ask_earlier(self, job: str) -> dict[str, tuple[EndCause, ...]]:
-        """From accounting; empty where it does not answer."""
+        """Return the ends of earlier starts from accounting; empty if accounting does not
+        answer."""
         return slurm.parse_earlier(_ask(slurm.build_earlier_command(job)))
 
     def ask_node_states(
         self, nodes: Sequence[str], *, floor_s: float = SELDOM_S
     ) -> list[NodeState]:
-        """None where the controller does not answer."""
+        """Return the states of nodes that are not well; empty if the controller does not answer."""
         return parse_node_states(_ask(build_show_node_command(nodes), floor_s)) if nodes else []
 
     def find_idle(self, queues: Sequence[str | None]) -> list[IdleNode]:
@@ -211,7 +215,7 @@ class SlurmScheduler(Scheduler):
         return f"scancel {' '.join(jobs)}"
 
     def requeue(self, job: str) -> None:
-        """Needs the conf's `cluster.requeue: true`."""
+        """Requeue the job, which Slurm allows only with the conf's `cluster.requeue: true`."""
         try:
             _tell(slurm.build_requeue_command(job))
         except VjobError as error:
@@ -229,7 +233,7 @@ class SlurmScheduler(Scheduler):
         return slurm.build_beside_command(job, parts, group, command, names)
 
     def explain_step(self, text: str) -> str:
-        """srun ends with `Expired or invalid job` while the controller is away."""
+        """Explain srun's `Expired or invalid job` while the controller does not answer."""
         if AWAY not in text.lower():
             return ""
         return "Slurm's controller does not answer: try again once it does"
@@ -252,8 +256,9 @@ class SlurmScheduler(Scheduler):
         return [text for text in (judge_het_morph(plan), judge_own_kill_wait(plan)) if text]
 
     def list_start_checks_s(self, num_jobs: int) -> Sequence[float]:
-        """Slurm gives a reason only after it has considered the job: a job alone, about which a
-        question is one request, is looked at twice, several once and a little later."""
+        """Return the pauses before polls of new jobs. Slurm gives a reason only after it has
+        considered a job: a single job, which costs one request, is polled twice; several jobs once,
+        a little later."""
         return (0.0, 2.7) if num_jobs == 1 else (0.3,)
 
     def examine(self) -> list[Diagnosis]:
@@ -262,7 +267,7 @@ class SlurmScheduler(Scheduler):
         return examine_slurm()
 
     def list_queues(self) -> list[str]:
-        """Slurm partitions; none where sinfo does not answer."""
+        """Return the names of Slurm partitions; empty if sinfo does not answer."""
         text = _ask(build_sinfo_nodes_command())
         return sorted({line.split("|")[1].strip(" *") for line in text.splitlines() if "|" in line})
 
@@ -282,7 +287,8 @@ class SlurmScheduler(Scheduler):
         return groups, "" if groups else note
 
     def ask_canceller(self, job: str) -> str:
-        """From accounting, which may know it a little later than the controller."""
+        """Return the user who cancelled a job, from accounting, which may lag behind the
+        controller."""
         command = slurm.build_sacct_command([job])
         try:
             answer = broker.ask(command, floor_s=SELDOM_S, after=time.time() - JUST_S)
@@ -301,7 +307,7 @@ class SlurmScheduler(Scheduler):
 
 
 def name_user(number: int) -> str:
-    """Name of a user by number; the number where there is none."""
+    """Return the name of the user with this id; the id itself if there is none."""
     try:
         return pwd.getpwuid(number).pw_name
     except (KeyError, OverflowError):
@@ -318,21 +324,21 @@ def _can_expedite() -> bool:
 
 
 SUBMIT_S = 600.0
-"""A controller under load answers after minutes; Slurm's own patience ends sooner."""
+"""Seconds after which sbatch is terminated: a loaded controller may take minutes to answer."""
 TIMED_OUT = 124
-"""What `timeout` exits with where it ended the command."""
+"""Exit code of `timeout` if it terminated the command."""
 
 UNCERTAIN = ("timed out", "zero bytes were transmitted", "unexpected message")
-"""What sbatch says where the controller may have made the job and only its answer was lost."""
+"""Messages of sbatch after which the job may exist, since only the controller's answer was lost."""
 
 
 def is_uncertain(text: str) -> bool:
-    """True for what sbatch says where nobody knows whether the controller heard it."""
+    """Return True for a message of sbatch after which the job may or may not exist."""
     return any(words in text.lower() for words in UNCERTAIN)
 
 
 def explain_failure(text: str) -> VjobError:
-    """The error for what a failed sbatch said."""
+    """Return the error for the output of a failed sbatch."""
     if is_uncertain(text):
         return UncertainError(
             f"sbatch had no answer, and the job may exist all the same: {text.strip()[-300:]}\n"
@@ -342,22 +348,23 @@ def explain_failure(text: str) -> VjobError:
 
 
 def refuse(text: str) -> RefusedError:
-    """The error for what sbatch wrote as it refused a job."""
+    """Return the error for sbatch's output when it refused a job."""
     told = [line.strip() for line in text.splitlines() if line.strip()]
     lines = [line for line in told if "error" in line.lower() or "sbatch" in line] or told
     return RefusedError("sbatch refused the job", lines, find_refusal(text))
 
 
 def find_refusal(text: str) -> KnownLine | None:
-    """The row of what sbatch wrote as it refused a job; None for one that is not known."""
+    """Return the catalogue's row for sbatch's refusal of a job; None for an unknown message."""
     return load_catalogue().match(Scope.SUBMIT, text)
 
 
 def _find_late(queue: Sequence[str], floor_s: float, after: Mapping[str, float]) -> list[str]:
-    """Jobs for which an answer about the whole queue is too old and the next one is not due.
+    """Return the jobs for which the cached answer about the whole queue is too old, and which are
+    to be queried alone.
 
-    Just after a submit, or a cancel, one question about that job alone is the cheapest too; and for
-    who looks after one job and seldom asks.
+    A query about a single job is also the cheapest just after a submit or a cancel, and for a
+    caller that polls only one job and seldom.
     """
     known, now = broker.peek(queue) or broker.Answer(), time.time()
     late = [job for job, since in after.items() if known.known < since <= now]
@@ -372,7 +379,8 @@ def _find_late(queue: Sequence[str], floor_s: float, after: Mapping[str, float])
 
 
 def _ask_job(job: str, floor_s: float, after: float) -> list[SchedulerJob]:
-    """One job, by scontrol; none where the controller does not know it."""
+    """Return the components of one job from scontrol; empty if the controller does not know the
+    job."""
     answer = broker.ask(slurm.build_show_job_command(job), floor_s=floor_s, after=after)
     return _date(_parse_once(slurm.parse_show_job_output, answer.text), answer)
 
@@ -383,9 +391,10 @@ def _ask_accounting(jobs: Sequence[str]) -> list[SchedulerJob]:
 
 
 def _ask_settled(found: Mapping[str, list[SchedulerJob]]) -> dict[str, list[SchedulerJob]]:
-    """Jobs that accounting knows to be over for good, while the controller is away.
+    """Return jobs that are over for good according to accounting, while the controller does not
+    answer.
 
-    One that was preempted, or lost a node, may come again: only the controller knows.
+    A job that was preempted or lost a node may restart, which only the controller knows.
     """
     known: dict[str, list[SchedulerJob]] = {job: [] for job in found}
     with contextlib.suppress(UncertainError):
@@ -401,7 +410,7 @@ def _ask_settled(found: Mapping[str, list[SchedulerJob]]) -> dict[str, list[Sche
 def _ask_queue(
     queue: Sequence[str], floor_s: float, after: float, jobs: tuple[str, ...] | None = None
 ) -> list[SchedulerJob]:
-    """All jobs of a user, or some of them, by squeue."""
+    """Return all jobs of a user from squeue, or only `jobs`."""
     known = broker.peek(queue)
     if known is not None and known.text.count("\n") > MANY_JOBS:
         floor_s = max(floor_s, LONG_FLOOR_S)
@@ -415,12 +424,13 @@ def _ask_queue(
 def _parse_once(
     parse: Callable[..., list[SchedulerJob]], text: str, *jobs: tuple[str, ...] | None
 ) -> tuple[SchedulerJob, ...]:
-    """Parse an answer once, however many polls look at it."""
+    """Parse an answer once, however many polls read it."""
     return tuple(parse(text, *jobs))
 
 
 def _confirm(queue: Sequence[str], known: broker.Answer) -> None:
-    """Ask for the states alone, where squeue can (24.05), all jobs run, and none did anything."""
+    """Confirm the cached answer by a cheaper query of only the states, if squeue supports it
+    (24.05) and all live jobs are running; any change leaves the answer unconfirmed."""
     age_s = time.time() - known.asked
     if not 0 <= age_s < FULL_S:
         return
@@ -439,7 +449,7 @@ def _confirm(queue: Sequence[str], known: broker.Answer) -> None:
 
 
 def _date(infos: Sequence[SchedulerJob], answer: broker.Answer) -> list[SchedulerJob]:
-    """Note when they were true."""
+    """Set the time as of which the jobs' states are true, and adjust the time left."""
     since_s = answer.known - answer.asked
     return [
         replace(
@@ -452,14 +462,14 @@ def _date(infos: Sequence[SchedulerJob], answer: broker.Answer) -> list[Schedule
 
 
 def _shift(left: Known[float], since_s: float) -> Known[float]:
-    """Time left, so many seconds later."""
+    """Return the time left after `since_s` more seconds."""
     if isinstance(left, NotKnown):
         return left
     return replace(left, value=max(0.0, left.value - since_s))
 
 
 def _ask(command: Sequence[str], floor_s: float = SELDOM_S) -> str:
-    """Output of a tool that is asked now and then; empty if it is missing or fails."""
+    """Return the output of a seldom used tool; empty if the tool is missing or fails."""
     try:
         return broker.ask(command, floor_s=floor_s).text
     except UncertainError:
@@ -473,7 +483,7 @@ def _tell(command: Sequence[str]) -> None:
 
 
 def _fill(found: dict[str, list[SchedulerJob]], infos: Sequence[SchedulerJob]) -> None:
-    """Fill in jobs of which nothing is known yet."""
+    """Add the jobs for which `found` has no entries yet."""
     empty = {job for job in found if not found[job]}
     for info in infos:
         if info.leader in empty:

@@ -1,4 +1,4 @@
-"""Checks of Slurm's own settings, for `vjob doctor` (`scontrol show config`) and each submit."""
+"""Check Slurm's own settings, for `vjob doctor` (`scontrol show config`) and each submit."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from vjob.jobs.schedulers import broker
 from vjob.jobs.schedulers.diagnosis import Diagnosis, read_text
 
 EXIT_S = 5
-"""What the agents need after the grace, to end what is left and to write the exits."""
+"""Seconds that agents need after the grace time to end remaining processes and record the exits."""
 
 
 CONF = Path("/etc/slurm/slurm.conf")
 CONFIG_S = 86400.0
-"""How old an answer may be for a submit: settings seldom change, and it costs two requests."""
+"""Greatest age in seconds of an answer used by a submit: settings seldom change, and a query costs
+two requests."""
 
 
 def examine_slurm() -> list[Diagnosis]:
@@ -46,14 +47,15 @@ def examine_slurm() -> list[Diagnosis]:
 
 
 def read_settings() -> dict[str, str]:
-    """Slurm's settings for a submit: those of slurm.conf, where that is whole and here, which asks
-    nobody; else the controller's. Empty where neither tells."""
+    """Return Slurm's settings for a submit: from slurm.conf, which costs no request, if the file is
+    here and complete; else from the controller. Empty if neither is available."""
     found = parse_conf_file(os.environ.get("SLURM_CONF", ""))
     return (read_slurm_config(floor_s=CONFIG_S) or {}) if found is None else found
 
 
 def parse_conf_file(name: str) -> dict[str, str] | None:
-    """Settings by their names in `scontrol show config`; None where the file is not all of them."""
+    """Parse a slurm.conf to settings, named as in `scontrol show config`; None if the file is
+    missing or incomplete, such as one with an include."""
     text = read_text(name or str(CONF))
     if (
         text is None
@@ -69,14 +71,14 @@ def parse_conf_file(name: str) -> dict[str, str] | None:
 
 
 def read_slurm_config(*, floor_s: float) -> dict[str, str] | None:
-    """Output of `scontrol show config` by key, at most so old; None where it does not answer."""
+    """Return `scontrol show config` by key, at most `floor_s` old; None if there is no answer."""
     with contextlib.suppress(UncertainError):
         return parse_config(broker.ask(("scontrol", "show", "config"), floor_s=floor_s).text)
     return None
 
 
 def parse_config(text: str) -> dict[str, str]:
-    """`Key = Value` lines of `scontrol show config`."""
+    """Parse the `Key = Value` lines of `scontrol show config`."""
     return {
         key.strip(): value.strip()
         for key, mark, value in (line.partition("=") for line in text.splitlines())
@@ -156,7 +158,7 @@ def judge_requeue(facts: dict[str, str]) -> Diagnosis:
 
 
 def judge_kill_wait(facts: dict[str, str], grace_s: float = Cluster().grace_s) -> Diagnosis:
-    """Slurm kills all of a job KillWait after its TERM, whatever grace the conf gives."""
+    """Compare KillWait, after which Slurm kills a signalled job, with the conf's grace_s."""
     match = re.match(r"(\d{1,9})\b", facts.get("KillWait", ""))
     kill_wait_s = int(match.group(1)) if match else 30
     most_s = max(1, kill_wait_s - EXIT_S)
@@ -175,7 +177,7 @@ def judge_kill_wait(facts: dict[str, str], grace_s: float = Cluster().grace_s) -
 
 
 def judge_het_morph(plan: Plan) -> str:
-    """A warning where a run that may morph is a het job; else empty."""
+    """Return a warning if a run that may morph is a het job; else empty."""
     if not plan.morph or plan.layout != "hetjob":
         return ""
     return (
@@ -185,7 +187,7 @@ def judge_het_morph(plan: Plan) -> str:
 
 
 def judge_own_kill_wait(plan: Plan) -> str:
-    """A warning where Slurm kills before the conf's grace_s is over; else empty."""
+    """Return a warning if Slurm kills the job before the conf's grace_s is over; else empty."""
     facts = read_settings()
     if "KillWait" not in facts:
         return ""
