@@ -1,5 +1,6 @@
-"""Monitoring of a distributed job: what its files and its scheduler show, and a verdict on it.
+"""Monitor a distributed job: read its files and its scheduler, and give a verdict on its health.
 
-`readers.job_reader.open_reader` reads snapshots (`model`), `rules.judge.judge` evaluates them;
-`screen`, `watch` and `model.text` show the result. Beside those: log lines, stacks of all ranks.
+`readers.job_reader.open_reader` reads snapshots (`model`), `rules.judge.judge` evaluates them, and
+`model.text` renders the result. `log_lines` prints and classifies log lines, `stacks` collects the
+Python stacks of all ranks.
 """

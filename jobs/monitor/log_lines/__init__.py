@@ -1,5 +1,6 @@
-"""Lines of logs: parsed, classified by the table of known lines, merged by time, printed.
+"""Parse lines of logs, classify them by the table of known lines, merge them by time and print
+them.
 
-`errors.classify_line` names the kind of an error; `print_logs` is `vjob logs`. Imports the model,
-the containers' known failures and, for printing, the runs and the schedulers.
+`errors.classify_line` returns the kind of an error line; `print_logs` implements `vjob logs`.
+Imports the model, the containers' known failures and, for printing, the runs and the schedulers.
 """

@@ -1,7 +1,8 @@
-"""Classification of log lines: the kind of error that a line is, and the root among several.
+"""Classify log lines: the kind of error that a line reports, and the root error among several.
 
-Most lines are no errors, and most are like others but for their numbers. So literals are searched
-for before patterns, and lines that differ by numbers alone are classified once (`Classifier`).
+Most lines are not errors, and most differ from other lines only by numbers. So literals are
+searched for before patterns, and lines that differ only by numbers are classified once
+(`Classifier`).
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ _TAGS = re.compile(
     r")){1,5}\s*"
 )
 _QUIET_EXIT = re.compile(r": rank (\d+) on \S+ exited (\d+)\s*$")
-"""Of such a line: an exit code and no error."""
+"""Rank and exit code in the line of a rank that ended without an error message."""
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _FLAGS = re.compile(r"\(\?([aimsx]+)\)")
 
 
 def _scope(pattern: str) -> str:
-    """Flags that hold for the whole pattern, as a group: so that patterns can be joined."""
+    """Return a pattern with its global flags scoped to a group, so that patterns can be joined."""
     match = _FLAGS.match(pattern)
     return f"(?{match.group(1)}:{pattern[match.end() :]})" if match else pattern
 
@@ -48,46 +49,50 @@ _NO_DIGITS = str.maketrans("", "", "0123456789")
 
 
 class Table:
-    """The rows for lines of logs, found by the literals that they need."""
+    """The table's rows for log lines, indexed by literals that each matching line contains."""
 
     def __init__(self, rows: Sequence[KnownLine]) -> None:
         self.rows = rows
         self.by_name = {name_kind(row): row for row in reversed(rows)}
         self._rows_of: dict[str, list[int]] = {}
-        """Literal to the rows that may fit where it stands."""
+        """Indices of the rows that may match a text with this literal."""
         for number, row in enumerate(rows):
             for literal in find_literals(_scope(row.pattern)):
                 self._rows_of.setdefault(literal, []).append(number)
         self.find_candidates = lru_cache(maxsize=4096)(self._find_candidates)
 
     def _find_candidates(self, low: str) -> tuple[int, ...]:
-        """Rows that may fit a text, given without digits: lines that differ by numbers are one."""
+        """Return the rows that may match a text, which is given in lower case without digits, so
+        that lines that differ only by numbers share a cache entry."""
         found = {row for literal, rows in self._rows_of.items() if literal in low for row in rows}
         return tuple(sorted(found))
 
     def search(self, number: int, text: str) -> bool:
-        """True if a line, without its tags, matches a row; a row is compiled when it is met."""
+        """Return True if a line without its tags matches a row, whose pattern is compiled on first
+        use."""
         return compile_pattern(self.rows[number].pattern).search(text) is not None
 
 
 @cache
 def load_table() -> Table:
-    """Our rows and those of plug-ins."""
+    """Load the built-in rows and those of plug-ins."""
     return Table(load_catalogue().log_rows())
 
 
 def name_kind(row: KnownLine) -> str:
-    """The `Line.kind` of a row: names of container rows are those of rank rows at times."""
+    """Return the `Line.kind` of a row; container rows get a prefix, since rank rows may have equal
+    names."""
     return f"container: {row.name}" if row.scope is Scope.CONTAINER else row.name
 
 
 def find_row(name: str) -> KnownLine | None:
-    """The table's row of a `Line.kind`."""
+    """Return the table's row for a `Line.kind`; None if there is none."""
     return load_table().by_name.get(name)
 
 
 def explain_parts(line: Line | None) -> tuple[str, tuple[Remedy, ...]]:
-    """Return the meaning of a line and its remedies; both are empty where nothing is known."""
+    """Return the meaning of a line and its remedies; both are empty if the kind of line is not
+    known."""
     row = find_row(line.kind) if line is not None else None
     if line is None or row is None:
         return "", ()
@@ -105,13 +110,13 @@ def describe_remedy(line: Line | None, context: Context = Context.CONF, job: str
 
 
 def strip_tags(text: str) -> str:
-    """The line without the rank, level and time that loggers put before it."""
+    """Return the line without the rank, level and time that loggers prefix."""
     match = _TAGS.match(text)
     return text[match.end() :] if match else text
 
 
 def classify_line(text: str) -> str | None:
-    """Name of the first row of the table that fits; None for a line like any other."""
+    """Return the kind of the first row that matches a line; None for an ordinary line."""
     text = text[:MOST_CHARS]
     table = load_table()
     candidates = table.find_candidates(text.translate(_NO_DIGITS).lower())
@@ -126,9 +131,10 @@ def classify_line(text: str) -> str | None:
 
 
 def is_proof(line: Line, proof: Proof) -> bool:
-    """True if a line proves so much; one that cannot be the cause proves no more than a warning.
+    """Return True if `proof` is what a line proves; a line that cannot be the cause counts as a
+    warning.
 
-    An exception on standard output is such a line: the program caught it and printed it.
+    An exception on standard output cannot be the cause: the program caught and printed it.
     """
     row = find_row(line.kind)
     if row is None:
@@ -139,22 +145,24 @@ def is_proof(line: Line, proof: Proof) -> bool:
 
 
 def is_warning(name: str) -> bool:
-    """True for a `Line.kind` that is a warning by itself, and no error that proves nothing here."""
+    """Return True for a `Line.kind` whose row is a warning, rather than an error counted as a
+    warning."""
     row = find_row(name)
     return row is not None and row.proof is Proof.WARNING
 
 
 def is_end(name: str) -> bool:
-    """True for a `Line.kind` that says by itself why a process ended."""
+    """Return True for a `Line.kind` that by itself explains why a process ended."""
     row = find_row(name)
     return row is not None and row.fatal and row.proof is Proof.CAUSE
 
 
 def first_root(lines: Sequence[Line]) -> Line | None:
-    """The line that the failure likely began with; lines alike of several ranks count as one.
+    """Return the line with which the failure likely began, counting equal lines of several ranks
+    once.
 
-    Roots before fallout: a fallout is the answer only where nothing else is there. Times decide
-    where lines have them; a line without one counts as written with its neighbour in its file.
+    A line that only follows from another failure is returned only if there is no other line. The
+    earliest line wins; a line without a time takes that of its neighbour in the same file.
     """
     for proof in (Proof.CAUSE, Proof.FALLOUT):
         found = merge_same([line for line in sort_by_time(lines) if is_proof(line, proof)])
@@ -164,14 +172,15 @@ def first_root(lines: Sequence[Line]) -> Line | None:
 
 
 def sort_by_time(lines: Sequence[Line]) -> list[Line]:
-    """Earliest first; lines that no time orders stay as they came, after those that have one."""
+    """Sort lines by time, earliest first; lines without a known time follow in their given
+    order."""
     near = _find_times(lines)
     order = sorted(range(len(lines)), key=lambda i: (math.inf if near[i] is None else near[i], i))
     return [lines[i] for i in order]
 
 
 def merge_same(lines: Iterable[Line]) -> list[Line]:
-    """Merge the same message of several ranks into the first one, with their number."""
+    """Merge equal messages of several ranks into the first of them, with their number."""
     merged: dict[tuple[str, str], Line] = {}
     for line in lines:
         key = line.kind, _NUMBERS.sub("#", strip_tags(line.text)).strip()
@@ -183,7 +192,7 @@ def merge_same(lines: Iterable[Line]) -> list[Line]:
 
 
 def list_exceptions(exits: Iterable[RankExit], known: Sequence[Line]) -> list[Line]:
-    """A line for each exception that a rank left in its error file and did not print."""
+    """Return a line for each exception that a rank recorded in its error file but did not print."""
     found: list[Line] = []
     for one in exits:
         text = show(one.exception.encode())
@@ -198,7 +207,8 @@ def list_exceptions(exits: Iterable[RankExit], known: Sequence[Line]) -> list[Li
 
 
 def _find_times(lines: Sequence[Line]) -> list[float | None]:
-    """Time of each line: its own, else that of the line before it in its file, else after it."""
+    """Return the time of each line: its own, else that of the nearest earlier line of its file with
+    a time, else of the nearest later one."""
     times = [line.at for line in lines]
     files: dict[tuple[str, str], list[int]] = {}
     for i, line in enumerate(lines):
@@ -214,15 +224,16 @@ def _find_times(lines: Sequence[Line]) -> list[float | None]:
 
 
 MOST_CLASSIFIED = 20_000
-"""New distinct lines that are judged in one look at one file; a flood has nothing new to say."""
+"""Most new distinct lines that are classified in one poll of one file."""
 INFO_MARK = b"_SIZE: "
-"""Is in the block of settings that a run prints: WORLD_SIZE, GLOBAL_BATCH_SIZE, ..."""
+"""Text that occurs in the block of settings that a run prints: WORLD_SIZE, GLOBAL_BATCH_SIZE,
+..."""
 _OTHER_MARKS = (*PHASE_MARKS, INFO_MARK)
 STEP_MARKS = (*MARKS, b"poch")
-"""Words of lines about steps, and of lines that name their epoch."""
+"""Words that occur in lines about steps or epochs."""
 DIGITS = b"0123456789"
 _ROW = b" \t.,:|%+-/eE\x1b[];mskKMG"
-"""Characters between the digits of a row of a table, with units, lists and colours."""
+"""Characters other than digits in a table row of numbers, with units, lists and colours."""
 _NUMBERS_MATTER = re.compile(
     rb"errno|error|exit|code|xid|fail|signal|status|ecc|abort|kill", re.IGNORECASE
 )
@@ -230,28 +241,30 @@ _NUMBERS_MATTER = re.compile(
 
 @dataclass(frozen=True)
 class Sifted:
-    """The lines among some that need more work."""
+    """Those of a file's lines that need further processing."""
 
     known: list[tuple[int, str]]
-    """Index and kind of the known ones."""
+    """Index and kind of each line of a known kind."""
     telling: list[int]
     """Indices of lines that may be about steps, checkpoints or settings."""
 
 
 class Classifier:
-    """Classifies each distinct line once; shared by all files of a job."""
+    """Classifier that examines each distinct line once; all files of a job share one."""
 
     MOST = 200_000
 
     def __init__(self, marks: Sequence[bytes] = STEP_MARKS) -> None:
-        """Each line about a step has one of `marks`; without marks any line may be about one."""
+        """`marks` are words of which each line about a step has one; if empty, any line may be
+        about a step."""
         self._marks = (*marks, *_OTHER_MARKS) if marks else (b"",)
         self._plain: set[bytes] = set()
-        """Lines of no known kind, without their digits: those say nothing."""
+        """Lines of no known kind whose digits do not matter, without these digits."""
         self._plain_texts: set[str] = set()
-        """The same where they do."""
+        """Lines of no known kind whose digits matter, in full."""
         self._telling: set[bytes] = set()
-        """Lines without their digits; those of `_dull` are not."""
+        """Lines that may be about steps, checkpoints or settings, without digits; `_dull` has the
+        others."""
         self._dull: set[bytes] = set()
 
     def sift(self, data: bytes, lines: list[bytes]) -> Sifted:

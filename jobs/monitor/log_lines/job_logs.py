@@ -1,4 +1,4 @@
-"""`vjob logs` of a Slurm job that vjob did not submit: its output files, once or as they come."""
+"""`vjob logs` for a Slurm job that vjob did not submit: print or follow its output files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vjob.jobs.schedulers.job import JobState
 
 
 def find_job_logs(job: ForeignJob, wanted: LineFilter, num_lines: int | None = None) -> list[Log]:
-    """The files that are asked for; `--node` names a part, such as 12_3, here."""
+    """Return the requested logs; here `--node` names a part of the job, such as 12_3."""
     if wanted.ranks:
         raise InputError(f"vjob did not submit {job.word}: its lines do not show their ranks")
     return [
@@ -37,7 +37,7 @@ def find_job_logs(job: ForeignJob, wanted: LineFilter, num_lines: int | None = N
 
 
 def explain_no_logs(job: ForeignJob) -> str:
-    """Why there is nothing to print."""
+    """Explain why there is nothing to print."""
     if all(part.started is None for part in job.parts):
         part = job.parts[0]
         why = f" ({part.info.reason_text})" if part.info.reason_text else ""
@@ -48,7 +48,7 @@ def explain_no_logs(job: ForeignJob) -> str:
 
 
 def print_job_logs(job: ForeignJob, say: Say, wanted: LineFilter, *, num_lines: int | None) -> None:
-    """Every line there is now."""
+    """Print all present lines."""
     logs = find_job_logs(job, wanted, num_lines)
     if not logs:
         say(explain_no_logs(job))
@@ -59,7 +59,7 @@ def print_job_logs(job: ForeignJob, say: Say, wanted: LineFilter, *, num_lines: 
 
 
 def print_job_errors(job: ForeignJob, say: Say, wanted: LineFilter) -> None:
-    """The first root error with what stands around it."""
+    """Print the first root error with its context."""
     found = find_first_error(*(find_job_logs(job, wanted) for _ in range(2)))
     if wanted.as_json:
         say(json.dumps(describe_error(found), indent=1))
@@ -72,7 +72,7 @@ def print_job_errors(job: ForeignJob, say: Say, wanted: LineFilter) -> None:
 
 
 def follow_job(job: ForeignJob, say: Say, wanted: LineFilter) -> int:
-    """Lines as they come, to the job's end; returns 0 where it completed, else 1."""
+    """Print new lines until the job ends; return 0 if it completed, else 1."""
     logs: dict[tuple[str, bool], Log] = {}
     state, looked = "", -math.inf
     while True:
@@ -99,7 +99,8 @@ def follow_job(job: ForeignJob, say: Say, wanted: LineFilter) -> int:
 
 
 def _check_readable(path: Path) -> None:
-    """InputError where the file is there and may not be read: silence would look like none."""
+    """Raise InputError if the file exists and cannot be read, since it would otherwise look
+    empty."""
     try:
         with open_file(path):
             return

@@ -1,4 +1,4 @@
-"""`vjob logs`: the lines of nodes and ranks in the order of time, once or as they come."""
+"""`vjob logs`: print or follow the lines of nodes and ranks in order of time."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ LINES_BEFORE = 12
 LINES_AFTER = 5
 LONGEST_TRACEBACK = 200
 MOST_OF_A_KIND = 100
-"""Lines of a kind that are kept of one file: the first ones tell the story."""
+"""Most lines of one kind that are kept per file: the first ones."""
 MOST_OTHERS = 10
 MOST_CPU_S = 6.0
-"""Processor time for the search of an error; a line takes some microseconds."""
+"""Most processor time in seconds for the search of an error; a line takes some microseconds."""
 CHARS_AT_ONCE = 200_000
 CHARS_OF_LINE = 50
-"""What a line costs besides its characters, as so many of them."""
+"""Fixed cost of reading a line, expressed in characters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +72,11 @@ class FirstError:
     line: Line
     remedy: str
     context: tuple[str, ...]
-    """Lines of the same rank around it, itself included."""
+    """Lines of the same rank around the error, including the error's own line."""
     others: tuple[Line, ...]
-    """Other errors, each once, in time."""
+    """Other errors in order of time, each once."""
     went_on: str = ""
-    """What the rank did after it, where it was caught: `rank 0 went on after it and exited 0`."""
+    """If the error was caught, how its rank continued: `rank 0 continued after it and exited 0`."""
 
 
 def find_first_error(
@@ -86,9 +86,9 @@ def find_first_error(
     exits: Iterable[RankExit] = (),
     attempt: AttemptFolder | None = None,
 ) -> FirstError | None:
-    """The root error; None where no line is one. `again` are the same logs, not read yet.
+    """Return the root error; None if no line is an error. `again` are the same logs, not read yet.
 
-    `exits` of ranks of the attempt tell of exceptions that were not printed.
+    `exits` of the attempt's ranks contain exceptions that were not printed.
     """
     left = {one.rank: one for one in exits}
     until = time.process_time() + MOST_CPU_S
@@ -120,7 +120,7 @@ def find_first_error(
 
 
 def _doubt(line: Line, exits: Mapping[int, RankExit]) -> Line:
-    """The line, with a doubt where it did not end its rank."""
+    """Return the line, marked with a doubt if its exception did not end the rank."""
     own = exits.get(line.rank) if line.rank is not None else None
     is_fine = own is not None and (own.stopped or own.code == 0)
     is_cause = not is_fine and may_have_ended(line, own, None)
@@ -128,7 +128,8 @@ def _doubt(line: Line, exits: Mapping[int, RankExit]) -> Line:
 
 
 def _scan(log: Log, until: float) -> list[Line]:
-    """Lines of known kinds, and of exceptions, until so much processor time is spent."""
+    """Return lines of known kinds and of exceptions, reading until the process has used `until`
+    seconds of processor time."""
     counts: dict[str, int] = {}
     stream, raised = _name_stream(log.path), RaisedLines()
     found: list[Line] = []
@@ -162,13 +163,14 @@ def _scan(log: Log, until: float) -> list[Line]:
 
 
 def _name_stream(path: Path) -> str:
-    """The stream of a node's log; empty where no agent kept the two apart."""
+    """Return the stream of a node's log; empty if no agent separated the streams."""
     streams = {".out": "stdout", ".err": "stderr"}
     return streams.get(path.suffix, "") if path.with_suffix(".times").exists() else ""
 
 
 def _read_context(lines: Iterable[LogLine], root: Line) -> Iterator[str]:
-    """Lines of the same rank before and after; of a traceback all."""
+    """Yield the error's line with lines of the same rank around it, including the whole
+    traceback."""
     before: deque[str] = deque(maxlen=LONGEST_TRACEBACK)
     after = 0
     for order, line in enumerate(lines):
@@ -187,7 +189,7 @@ def _read_context(lines: Iterable[LogLine], root: Line) -> Iterator[str]:
 
 
 def _read_stack(attempt: AttemptFolder | None, root: Line) -> Iterator[str]:
-    """The traceback in the error file of a rank, whose last line is the root."""
+    """Return the traceback from the rank's error file, ending with the root's line."""
     found = None
     if attempt is not None and root.rank is not None:
         found = read_exception(attempt.error_file(root.rank))
@@ -196,7 +198,8 @@ def _read_stack(attempt: AttemptFolder | None, root: Line) -> Iterator[str]:
 
 
 def _cut_before(lines: list[str]) -> list[str]:
-    """From the traceback on that ends here, else the last few."""
+    """Return the lines from the start of a traceback that is still open at their end; else the last
+    few."""
     for at in range(len(lines) - 1, -1, -1):
         if MARK in lines[at]:
             inner = (PREFIX.sub("", line, count=1) for line in lines[at + 1 :])
@@ -227,7 +230,7 @@ def render(found: FirstError) -> Iterator[str]:
 
 
 def describe_error(found: FirstError | None) -> dict[str, Any]:
-    """The root error for scripts, or that there is none."""
+    """Return the root error in JSON form; `error` is None if there is none."""
 
     def place(line: Line) -> dict[str, Any]:
         return {"node": line.node, "rank": line.rank, "file": line.file, "text": line.text}
@@ -247,39 +250,39 @@ def describe_error(found: FirstError | None) -> dict[str, Any]:
 
 POLL_S = 0.5
 FILES_PER_S = 500
-"""How many files a follower looks at in a second, at most."""
+"""Most files that a follower polls per second."""
 MANY = 16
-"""How many names a message lists."""
+"""Most names that a message lists."""
 LARGEST_PIECES = 256 * 1024 * 1024
 SMALLEST_PIECE = 32 * 1024
-"""Bytes that are read of all files at a time, and of one at least."""
+"""LARGEST_PIECES bytes are read at a time from all files together, at least this many from each."""
 LOOK_S = 3.0
-"""Between two questions to the scheduler while following."""
+"""Seconds between two polls of the scheduler while following."""
 POLL_HERE_S, LOOK_HERE_S = 0.1, 0.5
-"""The same of a run without a queue."""
+"""Seconds between polls of the files and of the scheduler for a run without a queue."""
 Say = Callable[[str], object]
 Show = Callable[[str, bool], object]
-"""Print a line of the ranks, and True where it was written to standard error."""
+"""Function that prints a rank's line; its second argument is True for standard error."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LineFilter:
-    """Which lines the user asked for."""
+    """Selection and format of the lines that the user requested."""
 
     nodes: tuple[str, ...]
     ranks: tuple[int, ...]
     pattern: re.Pattern[str] | None
     kinds: tuple[str, ...]
     raw: bool
-    """File after file, and every line of every rank."""
+    """Print file after file, without merging equal lines of ranks."""
     paint: Paint
     with_times: bool = False
     since: float | None = None
     until: float | None = None
     as_json: bool = False
-    """One JSON object a line, of each rank by itself."""
+    """Print each line of each rank as a JSON object."""
     bare: bool = False
-    """The text alone, as the rank wrote it."""
+    """Print only the text, as the rank wrote it."""
 
     @classmethod
     def make(
@@ -322,7 +325,8 @@ class LineFilter:
         return self.pattern is None or self.pattern.search(text) is not None
 
     def choose(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
-        """The lines of one file that are asked for; one without a time has that of the last."""
+        """Yield the requested lines of one file; a line without a time takes that of the line
+        before."""
         latest: float | None = None
         for line in lines:
             latest = line.at if line.at is not None else latest
@@ -335,7 +339,7 @@ class LineFilter:
         return at is not None and (self.since or at) <= at <= (self.until or at)
 
     def render(self, line: LogLine) -> str:
-        """One line of one rank, as it is asked for."""
+        """Render one line of one rank in the requested format."""
         if self.bare:
             return line.text
         if not self.as_json:
@@ -351,7 +355,7 @@ class LineFilter:
         return json.dumps(value, ensure_ascii=False)
 
     def render_group(self, group: EqualLines, world: int | None) -> str:
-        """Equal lines of several ranks, with the time of the first."""
+        """Render equal lines of several ranks, with the time of the first line."""
         return self._render_time(group.first) + group.render(world, self.paint)
 
     def _render_time(self, line: LogLine) -> str:
@@ -365,7 +369,7 @@ class LineFilter:
 def find_logs(
     attempt: AttemptFolder, wanted: LineFilter, num_lines: int | None = None
 ) -> list[Log]:
-    """Every log that is asked for and there."""
+    """Return the requested logs of an attempt that exist."""
     reports = read_reports(attempt).values() if not wanted.raw else ()
     offsets = {report.host: report.clock_offset_s or 0.0 for report in reports}
     found: list[tuple[str, RankOutput | None, Path]] = []
@@ -402,12 +406,12 @@ def find_logs(
 
 @functools.lru_cache(maxsize=64)
 def _tell(what: str) -> None:
-    """Say once what is left out."""
+    """Print once a note on what is skipped."""
     print(clean(what), file=sys.stderr, flush=True)
 
 
 def check_ranks(run: RunFolder, wanted: LineFilter) -> None:
-    """InputError for a rank that the run does not have."""
+    """Raise InputError for a rank that the run does not have."""
     plan = read_plan(run.plan) if wanted.ranks else None
     unknown = [rank for rank in wanted.ranks if plan and not 0 <= rank < plan.world]
     if plan and unknown:
@@ -417,9 +421,9 @@ def check_ranks(run: RunFolder, wanted: LineFilter) -> None:
 def check_nodes(
     run: RunFolder, attempts: Sequence[AttemptFolder], wanted: LineFilter, *, wait: bool
 ) -> bool:
-    """True if every wanted node is known; InputError where one is not.
+    """Return True if every requested node is known; raise InputError for an unknown node.
 
-    With `wait` only once all nodes have reported: until then a name may still come.
+    With `wait`, raise only once all nodes have reported, since until then a node may still appear.
     """
     plan = read_plan(run.plan) if wanted.nodes else None
     if plan is None:
@@ -440,7 +444,7 @@ def _list(items: Sequence[object]) -> str:
 
 
 def choose_attempts(run: RunFolder, number: int | None) -> list[AttemptFolder]:
-    """All, or the one that is asked for."""
+    """Return all attempts, or only the requested one."""
     attempts = run.attempts()
     if number is None:
         return attempts
@@ -453,7 +457,7 @@ def choose_attempts(run: RunFolder, number: int | None) -> list[AttemptFolder]:
 def print_logs(
     run: RunFolder, say: Say, wanted: LineFilter, *, attempt: int | None, num_lines: int | None
 ) -> None:
-    """Every line there is now."""
+    """Print all present lines of the run."""
     check_ranks(run, wanted)
     attempts = choose_attempts(run, attempt)
     if not attempts:
@@ -476,7 +480,7 @@ def print_logs(
 
 
 def print_errors(run: RunFolder, say: Say, wanted: LineFilter, *, attempt: int | None) -> bool:
-    """The first root error with what stands around it; whether there was any."""
+    """Print the first root error with its context; return True if there was one."""
     attempts = choose_attempts(run, attempt)
     check_ranks(run, wanted)
     found = None
@@ -510,13 +514,13 @@ def _choose(log: Log, wanted: LineFilter, *, final: bool) -> Iterator[LogLine]:
 
 
 def _read_attempt_plan(run: RunFolder) -> Plan | None:
-    """The plan of the newest attempt; None before there is one."""
+    """Read the plan of the newest attempt; None before the first attempt."""
     attempts = run.attempts()
     return read_attempt_plan(run, attempts[-1].number) if attempts else None
 
 
 class RunLines:
-    """The lines of a run as they come: those of its ranks go to `show`, and all else to `say`."""
+    """Follower of a run: lines of ranks go to `show`, everything else to `say`."""
 
     def __init__(
         self,
@@ -527,7 +531,7 @@ class RunLines:
         num_lines: int | None = None,
         show: Show | None = None,
     ) -> None:
-        """`num_lines` bounds what is shown of files that are there at the start."""
+        """`num_lines` limits what is shown of files that exist at the start."""
         self.run, self.say, self.wanted = run, say, wanted
         self.logs: dict[tuple[Path, str], Log] = {}
         self._show: Show = show or (lambda text, is_err: say(text))
@@ -536,7 +540,7 @@ class RunLines:
         self._plan: Plan | None = None
 
     def print_new(self, *, final: bool) -> None:
-        """Print what was written since the last call; with `final` all of it."""
+        """Print what was written since the last call; with `final` also an unfinished last line."""
         wanted, run = self.wanted, self.run
         for attempt in run.attempts():
             for log in find_logs(attempt, wanted, self._num_lines):
@@ -564,12 +568,13 @@ class RunLines:
 def follow_run(
     run: RunFolder, say: Say, wanted: LineFilter | None = None, *, num_lines: int | None = None
 ) -> int:
-    """Lines as they come, to the run's end; returns the exit code for that end."""
+    """Print new lines until the run ends; return the exit code for that end."""
     return follow_lines(RunLines(run, say, wanted or LineFilter.make(), num_lines=num_lines))
 
 
 def follow_lines(lines: RunLines, *, with_states: bool = True) -> int:
-    """`follow_run` of these lines; `with_states` says each change of the job's state too."""
+    """Print new lines until the run ends, like `follow_run`; `with_states` also prints each change
+    of the job's state."""
     run, say, wanted = lines.run, lines.say, lines.wanted
     check_ranks(run, wanted)
     is_known = not wanted.nodes
@@ -598,7 +603,7 @@ def follow_lines(lines: RunLines, *, with_states: bool = True) -> int:
 
 
 def finish(view: RunView, say: Say) -> int:
-    """The last word on an ended run."""
+    """Print how a run ended; return 0 if it completed, else 1."""
     outcome, message = view.record.outcome, clean(view.record.message)
     if view.record.verdict == "COMPLETED":
         say(f"-- done: {message}")

@@ -1,4 +1,5 @@
-"""Exceptions in one log: which of them ended their process, and which were caught and printed."""
+"""Distinguish exceptions in a log that ended their process from those that were caught and
+printed."""
 
 from __future__ import annotations
 
@@ -13,32 +14,33 @@ from vjob.jobs.monitor.log_lines.errors import strip_tags
 from vjob.jobs.monitor.model.snapshot import Line
 
 SHELL = 128
-"""Exit codes from here on are signals, as a shell says them."""
+"""A shell reports the end by a signal as this number plus the signal's."""
 
 
 class RaisedLines:
-    """The exceptions of one log file that have a traceback."""
+    """The exceptions with a traceback in one log file."""
 
     def __init__(self) -> None:
         self._readers: dict[int | None, TracebackReader] = {}
-        """By rank."""
+        """Readers of tracebacks, keyed by rank."""
         self._found: dict[int, Raised] = {}
-        """By place."""
+        """Exceptions, keyed by the place of their line."""
 
     def may_skip(self, data: bytes) -> bool:
-        """True for lines among which no traceback goes on, or begins."""
+        """Return True if no traceback begins or continues in these lines."""
         is_idle = all(one.is_idle for one in self._readers.values())
         return is_idle and b"Traceback (" not in data and b'  File "' not in data
 
     def feed(self, rank: int | None, text: str, place: int) -> bool:
-        """Read a line, its indentation kept; True for that of an exception with a traceback."""
+        """Read a line with its indentation; return True if it is the exception's line after a
+        traceback."""
         found = self._readers.setdefault(rank, TracebackReader()).feed(text, place)
         if found is not None:
             self._found[place] = found
         return found is not None
 
     def name(self, line: Line, place: int) -> str:
-        """`Line.raised` of the line at `place`, by the part of the log that has been read."""
+        """Return `Line.raised` of the line at `place`, according to the log as read so far."""
         found = self._found.get(place)
         if found is None:
             text = strip_tags(line.text)
@@ -51,9 +53,9 @@ class RaisedLines:
 
 
 def may_have_ended(line: Line, own: RankExit | None, code: int | None) -> bool:
-    """True unless the line is of an exception that did not end its process.
+    """Return False if the line reports an exception that did not end its process.
 
-    `own` is the exit of the line's rank, `code` that of the job where ranks left none.
+    `own` is the exit of the line's rank; `code` is the job's exit code if the ranks left no exits.
     """
     if not line.raised:
         return True

@@ -1,4 +1,4 @@
-"""Lines of many logs as one stream: by time, and what many ranks print alike only once.
+"""Merge lines of many logs into one stream ordered by time, with equal lines of ranks only once.
 
     n060 | 0: loading     100.2                     x4 ranks 0-3 | loading
     n060 | 1: loading     100.2   ─► by time ─►     n061 err | 3: slow disk
@@ -6,8 +6,8 @@
     n061 err | 3: slow disk 100.9
     n061 | 3: loading     101.0
 
-Times are those of <node>.times, brought to the file server's clock; where there are none, those
-that lines themselves begin with. Files that tell no time follow each other.
+Times are those of <node>.times, converted to the file server's clock; if there are none, those with
+which the lines themselves begin. Files without times follow each other.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from varuna_core.records.logs.tail import READ_BYTES, SKIP_BYTES, Follower
 from varuna_core.records.logs.times import MarkReader
 
 HOLD_S = 2.0
-"""So long after its first a line's equals still join it."""
+"""Seconds after the first line of a group during which equal lines still join the group."""
 ALL_LINES = 1 << 40
 MOST_HELD = 1000
-"""And no more lines than so many, which is the bound where lines have no times."""
+"""Most lines that are held; this is the only bound for lines without times."""
 Paint = Callable[[str, int | None], str]
-"""Text in the colour of a rank."""
+"""Function that colours a text for a rank."""
 _TAG = re.compile(r"(\d{1,9}): (.*)", re.DOTALL)
 
 
 def keep_plain(text: str, rank: int | None) -> str:
-    """No colour."""
+    """Return the text without colour."""
     return text
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogLine:
-    """A line and where it came from."""
+    """A line and its origin."""
 
     at: float | None
     label: str
@@ -48,7 +48,7 @@ class LogLine:
     is_err: bool
     rank: int | None
     text: str
-    """Without the rank's tag."""
+    """The line's text without the rank's tag."""
 
     def render(self, paint: Paint = keep_plain) -> str:
         is_tagged = self.rank is not None and self.label != f"rank {self.rank}"
@@ -58,7 +58,7 @@ class LogLine:
 
 @dataclass(kw_only=True)
 class EqualLines:
-    """Equal lines of different ranks; of one rank where there was no equal."""
+    """Equal lines of different ranks, or a single line that no other rank printed."""
 
     first: LogLine
     ranks: set[int] = field(default_factory=set)
@@ -72,7 +72,7 @@ class EqualLines:
 
 
 class Log:
-    """One growing log whose lines have times, ranks and a label."""
+    """A growing log whose lines have times, ranks and a label."""
 
     def __init__(
         self,
@@ -87,8 +87,8 @@ class Log:
         only: int | None = None,
         is_err: bool | None = None,
     ) -> None:
-        """`rank` where it is the log of one, `only` for the lines of one in the log of its node; of
-        what is there only the last `num_lines`."""
+        """`rank` is the rank if the log is that of a single rank, `only` selects one rank's lines
+        in a node's log; of present lines only the last `num_lines` are read."""
         self.path, self.label, self.rank, self._only = path, label, rank, only
         self._num_last = None if only is None else num_lines
         self._follower = Follower(
@@ -102,7 +102,7 @@ class Log:
         self._clock_offset_s = clock_offset_s
 
     def read(self, *, final: bool = False) -> Iterator[LogLine]:
-        """Lines that were added since the last read."""
+        """Yield the lines that were added since the last read."""
         lines = self._read(final=final)
         if self._only is not None:
             lines = (line for line in lines if line.rank == self._only)
@@ -126,13 +126,13 @@ class Log:
 
 
 def split_tag(line: str) -> tuple[int | None, str]:
-    """`3: text` as 3 and `text`."""
+    """Split `3: text` into rank 3 and `text`; the rank is None without a tag."""
     found = _TAG.fullmatch(line)
     return (int(found.group(1)), found.group(2)) if found else (None, line)
 
 
 def merge_lines(streams: Iterable[Iterable[LogLine]]) -> Iterator[LogLine]:
-    """Merge streams by time; the order within each stays."""
+    """Merge streams by time, keeping the order within each."""
     return heapq.merge(*(_rising(stream) for stream in streams), key=_time_of)
 
 
@@ -141,7 +141,7 @@ def _time_of(line: LogLine) -> float:
 
 
 def _rising(lines: Iterable[LogLine]) -> Iterator[LogLine]:
-    """A line is never earlier than the one before it in its file."""
+    """Yield lines with times that never decrease within the file."""
     latest: float | None = None
     for line in lines:
         if line.at is None or (latest is not None and line.at < latest):
@@ -151,18 +151,18 @@ def _rising(lines: Iterable[LogLine]) -> Iterator[LogLine]:
 
 
 class Collapser:
-    """Holds lines for a while, so that equal ones of other ranks can join them."""
+    """Buffer that holds lines for a while, so that equal lines of other ranks can join them."""
 
     def __init__(self, hold_s: float = HOLD_S) -> None:
         self._hold_s = hold_s
         self._held: dict[int, EqualLines] = {}
-        """By number, in the order of their first lines."""
+        """Held groups, keyed by number, in the order of their first lines."""
         self._open: dict[tuple[bool, str], list[int]] = {}
-        """Numbers of the held groups of a text, on standard error or not."""
+        """Numbers of the held groups, keyed by stream (True for standard error) and text."""
         self._next = 0
 
     def add(self, line: LogLine) -> None:
-        """Lines rise in time."""
+        """Add a line; lines must come in order of time."""
         ranks = set() if line.rank is None else {line.rank}
         numbers = self._open.setdefault(_key_of(line), [])
         for number in numbers:
@@ -175,7 +175,7 @@ class Collapser:
         self._next += 1
 
     def take(self, now: float | None) -> Iterator[EqualLines]:
-        """Groups that nothing joins any more at `now`, oldest first."""
+        """Yield the groups that no further line can join at `now`, oldest first."""
         while self._held:
             number, group = next(iter(self._held.items()))
             at = group.first.at
@@ -202,7 +202,7 @@ def _key_of(line: LogLine) -> tuple[bool, str]:
 
 
 def collapse(lines: Iterable[LogLine], hold_s: float = HOLD_S) -> Iterator[EqualLines]:
-    """Groups in the order of their first lines."""
+    """Group equal lines of different ranks; yield groups in the order of their first lines."""
     collapser = Collapser(hold_s)
     for line in lines:
         yield from collapser.take(line.at)

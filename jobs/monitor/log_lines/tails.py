@@ -1,4 +1,4 @@
-"""Incremental reader of the end of a growing file: what was added since the last poll, bounded.
+"""Incremental reader of a growing file's end: each poll reads what was appended, up to a bound.
 
     first look     the last bytes, from the first line that begins in them
     later looks    what was appended; where that is more than a look may read, its last part
@@ -6,8 +6,8 @@
     gone, stale, forbidden                 nothing new; `problem` says why
     asked for what was skipped             its lines with one of some words, the last ones first
 
-Unlike `records.logs.tail.Follower`, which owes its caller every line, this may skip, and
-says so. Lines stay bytes: most are only searched, and `show` is for those that people see.
+Unlike `records.logs.tail.Follower`, which returns every line, this reader may skip lines and
+reports it. Lines stay bytes, since most are only searched; `show` converts those that are shown.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from varuna_core.records.files import open_file, open_to_read
 from varuna_core.records.logs.tail import clean
 
 TAIL_BYTES = 64 * 1024
-"""Of a file that is seen for the first time."""
+"""Bytes read from the end of a file at its first poll."""
 LOOK_BYTES = 4 * 1024 * 1024
-"""Of what was appended between two polls."""
+"""Most bytes read of what was appended between two polls."""
 LONGEST = 16 * 1024
-"""Of a line without an end so far; its beginning is kept."""
+"""Most bytes kept of a line without an end; its beginning is kept."""
 SHOWN_CHARS = 2000
 SEARCH_BYTES = 512 * 1024 * 1024
-"""Bytes of the skipped parts of all files that are searched between two polls, at most."""
+"""Most bytes of the skipped parts of all files that are searched between two polls."""
 SEARCH_S = 0.5
 SEARCHED_BYTES = 1024 * 1024
-"""At a time."""
+"""Bytes searched at a time."""
 
 
 class Budget:
-    """Bytes and seconds that searches may still take."""
+    """The bytes and seconds that searches may still use."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Budget:
         self._until = clock() + seconds
 
     def take(self, num_bytes: int) -> bool:
-        """False once the bytes or the seconds are used up."""
+        """Take bytes from the budget; return False once the bytes or the seconds are used up."""
         if self._left <= 0 or self._clock() > self._until:
             return False
         self._left -= num_bytes
@@ -57,20 +57,21 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Added:
-    """Whole lines that are new."""
+    """Complete lines that were added since the last poll."""
 
     data: bytes
-    """Each line with its end."""
+    """The lines, each with its line end."""
     start: int
-    """Where in the file they begin."""
+    """Offset of the lines in the file."""
     num_skipped: int
-    """Bytes before them that no look has read."""
+    """Bytes before these lines that were skipped."""
     is_anew: bool
-    """This is the first poll, or the file is another than at the last one."""
+    """True at the first poll, and if the file has been replaced or truncated since the last
+    poll."""
 
 
 class Tail:
-    """The end of one file."""
+    """Reader of the end of one file."""
 
     def __init__(
         self, path: Path | str, *, tail_bytes: int = TAIL_BYTES, head_bytes: int = 0
@@ -79,36 +80,36 @@ class Tail:
         self.size = 0
         self.mtime = 0.0
         self.problem = ""
-        """Why the last poll failed; empty too where there is no such file."""
+        """Why the last poll failed; also empty if the file does not exist."""
         self.rest = b""
-        """The line that has no end yet: of a progress bar its last state."""
+        """The last line, if it has no end yet; of a progress bar, its last state."""
         self.is_missing = True
         self.head = b""
-        """The file's first bytes, where `head_bytes` asks for them and the first look left them."""
+        """The file's first bytes, if `head_bytes` asks for them and the first poll skipped them."""
         self._tail_bytes, self._head_bytes = tail_bytes, head_bytes
         self._seen: tuple[int, int, int] | None = None
-        """Inode, size and mtime of the last look."""
+        """Inode, size and mtime at the last poll."""
         self._offset = 0
         self._inode = -1
         self._first = 0
-        """Offset at which the first look began to read."""
+        """Offset at which the first poll began to read."""
         self._is_within = False
-        """What comes next belongs to a line that is not kept whole."""
+        """True if the next bytes continue a line that is not kept as a whole."""
         self._is_beginning_known = False
         self.skipped: tuple[int, int] | None = None
-        """Begin and end of what a look skipped and no search has read; of several looks the last
-        one's."""
+        """Begin and end of the part that the last skipping poll left out and no search has read
+        yet."""
 
     def search_back(self, marks: Collection[bytes], budget: Budget) -> Iterator[tuple[int, bytes]]:
-        """Place and text of the lines with a mark in what was skipped, the last line first.
+        """Yield offset and text of the lines with a mark in the skipped part, the last line first.
 
-        A search that the budget ends goes on at the next call; `skipped` says where.
+        A search that runs out of budget continues at the next call, from `skipped`.
         """
         if self.skipped is None:
             return
         low, end = self.skipped
         rest = b""
-        """Bytes of a line that begins before the part that is read."""
+        """Bytes of a line that begins before the part being read."""
         try:
             with open_file(Path(self.path)) as handle:
                 while end > low:
@@ -128,7 +129,7 @@ class Tail:
         self.skipped = None
 
     def read_head(self, num_bytes: int) -> bytes:
-        """The first bytes of the file that the first look did not read, up to a bound."""
+        """Return the first bytes of the file that the first poll skipped, up to `num_bytes`."""
         if self.head or not self._first:
             return self.head
         try:
@@ -138,7 +139,7 @@ class Tail:
             return b""
 
     def poll(self) -> Added | None:
-        """Read what is new; None where nothing is, which costs one stat."""
+        """Read what was added; return None if nothing was, which costs one stat."""
         try:
             if self._seen is not None:
                 found = os.stat(self.path)
@@ -184,11 +185,13 @@ class Tail:
         return added
 
     def _is_anew(self, found: os.stat_result) -> bool:
-        """Being out of reach for a while is no reason to read again: only another file is."""
+        """Return True if the file must be read again because it was replaced or truncated; a file
+        that was only out of reach for a while is not."""
         return found.st_ino != self._inode or found.st_size < self._offset
 
     def _take(self, data: bytes, first: int, skipped: int, is_anew: bool) -> Added | None:
-        """Keep what has no end yet; the rest are whole lines."""
+        """Split new bytes into complete lines, which are returned, and a rest without an end, which
+        is kept."""
         begin = 0
         lines = b""
         if self._is_within:
@@ -217,7 +220,7 @@ class Tail:
         return Added(data=lines, start=start, num_skipped=skipped, is_anew=is_anew)
 
     def _hold(self, data: bytes) -> None:
-        """Keep the last state of a progress bar, the beginning of an endless line."""
+        """Keep the last state of a progress bar, or the beginning of an overlong line."""
         self.rest = _last_state(self.rest + data)
         if len(self.rest) > LONGEST:
             self.rest = self.rest[:LONGEST]
@@ -237,7 +240,7 @@ def _read_at(fd: int, first: int, size: int) -> bytes:
 def _find_marked(
     data: bytes, first: int, place: int, marks: Collection[bytes]
 ) -> Iterator[tuple[int, bytes]]:
-    """The lines of `data` from `first` on with a mark, the last one first."""
+    """Yield the lines of `data` from `first` on that have a mark, the last line first."""
     found: set[int] = set()
     for mark in marks:
         at = data.find(mark, first)
@@ -251,12 +254,14 @@ def _find_marked(
 
 
 def _last_state(line: bytes) -> bytes:
-    """Without what a carriage return overwrote; a last one may be half of a line's end."""
+    """Return the text after the last carriage return; a final one is kept, since it may be half of
+    a CRLF."""
     return line[line.rfind(b"\r", 0, max(len(line) - 1, 0)) + 1 :]
 
 
 def show(line: bytes) -> str:
-    """A line as a terminal may get it: of a progress bar the last state, escapes made visible."""
+    """Convert a line to text that is safe for terminals: the last state of a progress bar, with
+    escapes made visible."""
     text = line.rstrip(b"\r\n")
     text = text[text.rfind(b"\r") + 1 :]
     shown = text[: 4 * SHOWN_CHARS].decode(errors="replace")

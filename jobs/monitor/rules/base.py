@@ -1,8 +1,8 @@
-"""Shared parts of the rules: their type, how they name ranks, nodes and the job, common questions.
+"""Shared parts of the rules: their type, names of ranks, nodes and the job, and common predicates.
 
-A rule is a pure function from a snapshot to a verdict, or None where it does not apply. Its name,
-in words, is a heading of docs/verdicts.md and the key of its sentence in `words.py`: a rule
-returns values and remedies, and no words of its own.
+A rule is a pure function that returns a verdict on a snapshot, or None if the rule does not apply.
+Its name, in words, is a heading of docs/verdicts.md and the key of its sentence in `words.py`: a
+rule returns values and remedies, never sentences.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ RUNNING = ("RUNNING", "COMPLETING")
 OVER_WORDS = frozenset(state.value for state in OVER)
 _TAG = re.compile(r"(\d{1,7}): ")
 MANY = 8
-"""How many nodes or ranks a sentence names."""
+"""Most nodes or ranks that a sentence names."""
 
 
 def name_rule(rule: Rule) -> str:
-    """`no_gpu_process` is the rule `no gpu process`."""
+    """Return the name of a rule: `no gpu process` for the function `no_gpu_process`."""
     return rule.__name__.replace("_", " ")
 
 
 def format_names(names: Iterable[str]) -> str:
-    """`a, b and 3 more`."""
+    """Format names as `a, b and 3 more`."""
     found = list(names)
     more = f" and {len(found) - MANY} more" if len(found) > MANY else ""
     return ", ".join(found[:MANY]) + more
 
 
 def format_rank(rank: int | None, node: str) -> str:
-    """`rank 3 on n061`, as far as known."""
+    """Format a rank and its node, as far as known: `rank 3 on n061`."""
     parts = [f"rank {rank}"] if rank is not None else []
     if node:
         parts.append(f"on {node}" if parts else node)
@@ -62,7 +62,7 @@ def format_rank(rank: int | None, node: str) -> str:
 
 
 def format_line(line: Line) -> str:
-    """The line for a sentence: short."""
+    """Return the text of a line, shortened for a sentence."""
     text = line.text.strip().rstrip(".,;:")
     return text if len(text) <= 200 else f"{text[:197]}..."
 
@@ -75,7 +75,7 @@ def format_step(snapshot: Snapshot) -> str:
 
 
 def name_job(snapshot: Snapshot) -> str:
-    """Name of the job as the user types it."""
+    """Return the name of the job as the user types it."""
     if is_bare(snapshot):
         return snapshot.folder
     jobs = snapshot.scheduler.jobs
@@ -85,17 +85,17 @@ def name_job(snapshot: Snapshot) -> str:
 
 
 def is_bare(snapshot: Snapshot) -> bool:
-    """A folder of logs that nobody but its files tells of."""
+    """Return True for a bare folder of logs, which has neither a record nor a scheduler."""
     return not snapshot.scheduler.name and not snapshot.record_state
 
 
 def is_plain_job(snapshot: Snapshot) -> bool:
-    """A Slurm job that vjob did not submit."""
+    """Return True for a Slurm job that vjob did not submit."""
     return bool(snapshot.scheduler.name) and not snapshot.record_state
 
 
 def context_of_job(snapshot: Snapshot) -> Context:
-    """The words in which remedies for this job are to be written."""
+    """Return the context that decides the wording of remedies for this job."""
     return context_of(snapshot.scheduler.name, has_conf=bool(snapshot.record_state))
 
 
@@ -105,7 +105,8 @@ def rows_in(snapshot: Snapshot, states: Iterable[str]) -> list[JobRow]:
 
 
 def is_over(snapshot: Snapshot) -> bool:
-    """Nobody runs it any more, by the record, the scheduler or what the batch script left."""
+    """Return True if the job is over according to the record, the scheduler or the attempt's
+    outcome."""
     if snapshot.record_state == "ended":
         return True
     jobs = snapshot.scheduler.jobs
@@ -122,7 +123,8 @@ def is_over(snapshot: Snapshot) -> bool:
 
 
 def is_between(snapshot: Snapshot) -> bool:
-    """The job or its ranks are starting again, and the latest known attempt is the one before."""
+    """Return True if the job or its ranks are restarting, so that the latest known attempt is the
+    previous one."""
     rows = rows_in(snapshot, RUNNING)
     if snapshot.attempt is None or not rows:
         return False
@@ -130,12 +132,13 @@ def is_between(snapshot: Snapshot) -> bool:
 
 
 def is_coming_again(snapshot: Snapshot) -> bool:
-    """A function saved its state, and the batch script is about to requeue the job."""
+    """Return True if a function saved its state and the batch script is about to requeue the
+    job."""
     return (snapshot.stop or {}).get("kind") == REQUEUE and bool(rows_in(snapshot, RUNNING))
 
 
 def is_live(snapshot: Snapshot) -> bool:
-    """Its ranks may be at work now."""
+    """Return True if the job's ranks may be running now."""
     if is_over(snapshot) or is_between(snapshot):
         return False
     if snapshot.record_state in ("refused", "intent"):
@@ -148,12 +151,12 @@ def is_live(snapshot: Snapshot) -> bool:
 
 
 def find_started(snapshot: Snapshot) -> float | None:
-    """When the ranks were started; else the attempt; None where nothing tells."""
+    """Return when the ranks were started, or else when the attempt was; None if not known."""
     return snapshot.went_at if snapshot.went_at is not None else snapshot.attempt_started
 
 
 def find_life(snapshot: Snapshot) -> float | None:
-    """The last sign of life of anything that is read."""
+    """Return the time of the last sign of life of any rank or node; None if there is none."""
     progress = snapshot.progress
     times = [progress.at if progress else None, snapshot.phase_ended_at, snapshot.went_at]
     for node in snapshot.nodes:
@@ -168,7 +171,8 @@ def find_node(snapshot: Snapshot, name: str) -> Node | None:
 
 
 def find_step_line(snapshot: Snapshot, step: int | None = None) -> Line | None:
-    """The line that told of a step, of the last one if none is given; as long as it is kept."""
+    """Return the line that reported a step, by default the last step; None if the line is no longer
+    kept."""
     progress = snapshot.progress
     if progress is None:
         return None
@@ -194,7 +198,8 @@ def find_bad_loss(points: Sequence[Point]) -> Point | None:
 
 
 def find_failed(snapshot: Snapshot) -> RankExit | None:
-    """The exit of the rank that failed first, by itself: who said stop, else the earliest."""
+    """Return the exit of the first rank that failed by itself: the rank that asked the others to
+    stop, else the earliest."""
     named = (snapshot.stop or {}).get("rank")
     exits = [rank.exit for rank in snapshot.ranks if rank.exit is not None]
     failed = [item for item in exits if item.code != 0 and not item.stopped]
@@ -226,7 +231,8 @@ def conclude(
     never_starts: bool = False,
     end: End | None = None,
 ) -> Verdict:
-    """A verdict without words; `lines` of logs show it, `evidence` is what else does."""
+    """Build a verdict without sentences; `lines` are log lines that prove it, `evidence` is any
+    other proof."""
     proof = (*map(make_evidence, lines), *evidence)
     if end is not None:
         proof = (*proof, *end.evidence)
@@ -250,7 +256,7 @@ def conclude(
 
 
 def make_evidence(line: Line) -> Evidence:
-    """The line as evidence; a file that belongs to no node is the batch script's."""
+    """Return a line as evidence; a line without a node is from the batch script's output."""
     sources = {"err": "rank stderr", "out": "rank stdout"}
     source = sources.get(line.file.rpartition(".")[2], "log") if line.node else "batch script"
     return Evidence(source, Sure.REPORTED, file=line.file, text=line.text, since=line.at)
@@ -263,7 +269,7 @@ def hang_values(snapshot: Snapshot, hang: Hang, until: float | None = None) -> d
 
 
 def step_values(snapshot: Snapshot) -> dict[str, Any]:
-    """The last step and how many there are, as far as known."""
+    """Return the last step and the total number of steps, as far as known."""
     progress = snapshot.progress
     if progress is None:
         return {"step": NO_STEP, "num_steps": NO_TOTAL}
@@ -274,7 +280,7 @@ def step_values(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def line_values(line: Line) -> dict[str, Any]:
-    """A line and who wrote it."""
+    """Return the values of a line: its text, rank, node and number of equal lines."""
     return {
         "text": format_line(line),
         "rank": line.rank,
@@ -284,13 +290,14 @@ def line_values(line: Line) -> dict[str, Any]:
 
 
 def remedies_of_line(line: Line | None) -> tuple[dict[str, Any], tuple[Remedy, ...]]:
-    """The meaning of a known line, as a value, and what to do about it."""
+    """Return the meaning of a known line, as a value, and its remedies."""
     meaning, remedies = explain_parts(line)
     return ({"meaning": meaning} if meaning else {}), remedies
 
 
 def show(snapshot: Snapshot, *targets: Target) -> tuple[Remedy, ...]:
-    """Commands of vjob that tell more: a bare folder has only logs, a plain job no report."""
+    """Return remedies that name vjob commands for more details, omitting those that do not work for
+    a bare folder or a job that vjob did not submit."""
     known = {Target.LOGS, Target.ERRORS}
     if not is_bare(snapshot):
         known.add(Target.STACKS)

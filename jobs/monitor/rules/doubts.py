@@ -1,8 +1,8 @@
 """Reasons why a known line of a log cannot be what ended the job.
 
-A program may catch an exception and print it, a rank may complain of another's failure, and what
-stands in a log from an hour ago ended nothing. Such a line is shown, but it is no cause, and nobody
-is given its remedy (docs/facts.md).
+A program may catch an exception and print it, a rank may report the failure of another rank, and an
+hour-old line did not end the job. Such a line is shown, but not as the cause, and its remedy is not
+given (docs/facts.md).
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from vjob.jobs.monitor.rules.base import find_failed
 from vjob.jobs.schedulers.job import JobState
 
 CLOCKS_S = 5.0
-"""How far the clocks of two nodes may differ."""
+"""Seconds by which the clocks of two nodes may differ."""
 
 
 class Doubt(str, Enum):
     """Reasons why a line is not the cause of an end."""
 
     OTHER_RANK = "other-rank"
-    """Its rank did not fail, or failed after the one that failed first."""
+    """The line's rank did not fail, or failed after another rank."""
     CAUGHT = "caught"
-    """An exception that did not end its process: it exited with another code, another exception
-    came later, or another thread had it."""
+    """The line reports an exception that did not end its process: the process exited with another
+    code, a later exception ended it, or the exception was in another thread."""
     OLD = "old"
-    """It was written too long before the end."""
+    """The line was written too long before the end."""
     WENT_ON = "went-on"
-    """Steps were done after it."""
+    """Steps were done after the line."""
 
 
 def weigh_lines(snapshot: Snapshot) -> Snapshot:
-    """The snapshot with a doubt in each line that cannot be what ended the job."""
+    """Return the snapshot with a doubt on each line that cannot be the cause of the job's end."""
     lines = tuple(_weigh(line, snapshot) for line in snapshot.errors)
     fatal = snapshot.fatal
     if fatal is not None and _weigh(fatal, snapshot).doubt:
@@ -80,7 +80,8 @@ def _find_doubt(
 
 
 def _failed_first(own: RankExit, first: RankExit | None) -> bool:
-    """True for a rank that failed by itself, and not after the one that failed first."""
+    """Return True for a rank that failed by itself and not later than the first failed rank, within
+    CLOCKS_S on another node."""
     if own.stopped or own.code == 0:
         return False
     if first is None or own.rank == first.rank:
@@ -89,7 +90,7 @@ def _failed_first(own: RankExit, first: RankExit | None) -> bool:
 
 
 def _find_code(snapshot: Snapshot) -> int | None:
-    """The exit code of a job whose ranks left none; None where nothing tells."""
+    """Return the exit code of a job whose ranks left no exits; None if not known."""
     jobs = snapshot.scheduler.jobs
     if len(jobs) != 1 or snapshot.ranks:
         return None
@@ -100,8 +101,8 @@ def _find_code(snapshot: Snapshot) -> int | None:
 
 
 def _went_on(at: float, own: RankExit | None, snapshot: Snapshot) -> bool:
-    """True where a step was done after that time that can only have begun after it; steps after the
-    end of the rank are those of others."""
+    """Return True if a step was done that can only have begun after the time `at`; steps after the
+    end of the rank belong to other ranks and do not count."""
     points = snapshot.progress.points if snapshot.progress is not None else ()
     until = float("inf") if own is None else own.ended + CLOCKS_S
     return any(
@@ -111,4 +112,4 @@ def _went_on(at: float, own: RankExit | None, snapshot: Snapshot) -> bool:
 
 
 MOST_POINTS = 50
-"""Steps that are looked at, from the last one."""
+"""Number of last steps that are examined."""

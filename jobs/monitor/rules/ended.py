@@ -1,7 +1,7 @@
-"""Rules for a job that is over: DONE, or DEAD with its cause; and for one that nobody runs. Pure.
+"""Rules for a job that is over: DONE, or DEAD with its cause; and for abandoned jobs. Pure.
 
-`infer_cause` hears the witnesses in the order of `varuna_core.facts.deciding.Witness`. The end that
-the record has stands, but for what lines of logs add to it: whose memory was used up, which rank
+`infer_cause` asks the sources of evidence in the order of `varuna_core.facts.deciding.Witness`. The
+recorded end is kept, apart from details that log lines add: a node out of memory, or the rank that
 the others lost.
 """
 
@@ -82,16 +82,16 @@ from vjob.jobs.runs.outcome import ACTORS
 from vjob.jobs.schedulers.job import END_CAUSES, parse_name
 
 OWN_SIGNALS = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
-"""Signals that befall the rank itself; SIGABRT and SIGTERM are often others' doing."""
+"""Signals that mean a fault of the rank itself; SIGABRT and SIGTERM are often sent by others."""
 FULL = 0.97
-"""Share of a node's memory that counts as all."""
+"""Fraction of a node's memory above which the memory counts as full."""
 LINES: Mapping[EndCause, str] = {
     EndCause.TIME_LIMIT: "time limit",
     EndCause.CANCELLED: "cancelled",
     EndCause.PREEMPTED: "preempted",
     EndCause.OOM_JOB: "host out of memory",
 }
-"""The row of the catalogue for a line of the scheduler's that says the same."""
+"""The catalogue's row for the scheduler's line that reports the same cause."""
 OF_SCHEDULER = (*LINES.values(), "requeued")
 NOT_OF_RANKS = BY_SCHEDULER | {
     EndCause.DEPENDENCY_FAILED,
@@ -102,13 +102,13 @@ NOT_OF_RANKS = BY_SCHEDULER | {
     EndCause.LAUNCH_FAILED,
     EndCause.BATCH_KILLED,
 }
-"""Causes that lie outside of the ranks: no line that one of them wrote adds a cause."""
+"""Causes outside the ranks: a line that a rank wrote does not change them."""
 HUNG = "no step in the last {}, so it hung"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """Cause of a bad end, with its sentence."""
+    """Cause of an unsuccessful end, with a sentence."""
 
     end: End
     reason: str
@@ -116,17 +116,18 @@ class Cause:
     node: str = ""
     rank: int | None = None
     meaning: str = ""
-    """A clause before the remedies."""
+    """A clause that precedes the remedies."""
     remedies: tuple[Remedy, ...] = ()
 
     @property
     def is_cancel(self) -> bool:
-        """True where somebody ended it before anything else did, or it was not even to start."""
+        """True if the job was cancelled, or never started because a job that it waited for
+        failed."""
         return self.end.cause in (EndCause.CANCELLED, EndCause.DEPENDENCY_FAILED)
 
 
 def infer_cause(snapshot: Snapshot) -> Cause:
-    """The cause of a bad end, by the first witness that speaks."""
+    """Return the cause of an unsuccessful end, from the first witness that knows one."""
     decided = decide_end(snapshot)
     for witness in Witness:
         found = HEARD[witness](snapshot, decided)
@@ -136,7 +137,7 @@ def infer_cause(snapshot: Snapshot) -> Cause:
 
 
 def decide_end(snapshot: Snapshot) -> End:
-    """The end of the record; of a job without one, from what its ranks and its scheduler say."""
+    """Return the recorded end; without a record, the end that the ranks and the scheduler show."""
     if snapshot.end is not None:
         return snapshot.end
     attempt, outcome = snapshot.attempt_end, snapshot.outcome
@@ -146,7 +147,8 @@ def decide_end(snapshot: Snapshot) -> End:
 
 
 def find_job_end(snapshot: Snapshot) -> End | None:
-    """The end of the job in the scheduler's own word; None where that says nothing of it."""
+    """Return the end of the job according to the scheduler alone; None if the scheduler gives no
+    cause or reports success."""
     words = [*(row.state for row in snapshot.scheduler.jobs), snapshot.record_verdict]
     causes = {END_CAUSES.get(parse_name(word)) for word in words}
     told = [parse_cause(row.end_cause) for row in snapshot.scheduler.jobs if row.end_cause]
@@ -159,12 +161,12 @@ def find_job_end(snapshot: Snapshot) -> End | None:
 
 
 def _by_outside(snapshot: Snapshot, decided: End) -> Cause | None:
-    """Somebody ended the job, or the whole job failed: no rank's doing."""
+    """Return a cause outside the ranks: the job was ended, or failed as a whole."""
     return _by_word(snapshot, decided) if decided.cause in NOT_OF_RANKS else None
 
 
 def _by_culprit(snapshot: Snapshot, decided: End) -> Cause | None:
-    """A rank that failed by itself."""
+    """Return the failure of a rank that failed by itself; None if there is none."""
     culprit = _find_culprit(snapshot)
     if culprit is None:
         return None
@@ -196,7 +198,7 @@ def _by_culprit(snapshot: Snapshot, decided: End) -> Cause | None:
 
 
 def _find_peer(snapshot: Snapshot, rank: int) -> Cause | None:
-    """Another rank's error, where this one's own exit tells of none: its peers lost it."""
+    """Return the error of another rank, if the exit of this rank shows no error of its own."""
     other = first_root([line for line in snapshot.errors if line.rank not in (None, rank)])
     if other is None or not is_proof(other, Proof.CAUSE):
         return None
@@ -210,7 +212,8 @@ def _find_peer(snapshot: Snapshot, rank: int) -> Cause | None:
 
 
 def _choose_end_of(snapshot: Snapshot, decided: End, rank: int) -> End:
-    """The end of a rank that failed by itself: the record's, else that of its exit."""
+    """Return the end of a rank that failed by itself: the recorded end if it names this rank, else
+    that of the rank's exit."""
     if decided.rank == rank and decided.cause in OF_RANK:
         return decided
     own = next((item.exit for item in snapshot.ranks if item.rank == rank and item.exit), None)
@@ -222,7 +225,8 @@ def _choose_end_of(snapshot: Snapshot, decided: End, rank: int) -> End:
 
 
 def _find_culprit(snapshot: Snapshot) -> tuple[int, str, str | None, str] | None:
-    """Rank, node, signal and a sentence: of the outcome, else of the exits themselves."""
+    """Return rank, node, signal and a sentence about the culprit, from the outcome or else from the
+    exits."""
     outcome = snapshot.outcome
     if outcome is not None:
         if outcome.culprit_rank is None or outcome.code in (0, NODE_LOST):
@@ -237,12 +241,13 @@ def _find_culprit(snapshot: Snapshot) -> tuple[int, str, str | None, str] | None
 
 
 def _lost_a_node(snapshot: Snapshot) -> bool:
-    """A rank that a dying node killed may have left its exit."""
+    """Return True if the scheduler reports a failed node, which may have killed a rank that still
+    left an exit."""
     return _has_word(snapshot, (EndCause.NODE_FAIL,))
 
 
 def _has_word(snapshot: Snapshot, causes: Collection[EndCause]) -> bool:
-    """True where the scheduler says that it ended the job for one of these causes."""
+    """Return True if the scheduler reports one of these causes for the job's end."""
     said = find_job_end(snapshot)
     return said is not None and said.cause in causes
 
@@ -269,7 +274,7 @@ def _by_signal(snapshot: Snapshot, end: End, root: Line | None) -> Cause:
 
 
 def _by_memory(snapshot: Snapshot, end: End, reason: str) -> Cause:
-    """A rank that was killed as memory ran out."""
+    """Return the cause for a rank that was killed because memory ran out."""
     killed = _find_oom(snapshot, end.node)
     evidence = (*map(make_evidence, filter(None, (killed,))), *end.evidence)
     end = replace(end, cause=EndCause.OOM_HOST, evidence=evidence)
@@ -280,7 +285,8 @@ def _by_memory(snapshot: Snapshot, end: End, reason: str) -> Cause:
 
 
 def find_memory_proof(snapshot: Snapshot, node: str) -> str:
-    """Evidence that the node's memory was used up; empty where there is none."""
+    """Return a clause with the evidence that the node's memory was used up; empty if there is
+    none."""
     line = _find_oom(snapshot, node)
     if line is not None:
         return f"the node's memory was used up ({format_line(line)})"
@@ -332,7 +338,8 @@ def _by_lost_node(snapshot: Snapshot, decided: End) -> Cause | None:
 
 
 def _find_silent_node(snapshot: Snapshot) -> str:
-    """The node that fell silent long before the others."""
+    """Return the node whose last heartbeat is much older than all others; empty if there is
+    none."""
     beats = sorted((node.beat_at, node.name) for node in snapshot.nodes if node.beat_at is not None)
     if len(beats) < 2 or beats[1][0] - beats[0][0] < LATE_S:
         return ""
@@ -340,7 +347,7 @@ def _find_silent_node(snapshot: Snapshot) -> str:
 
 
 def _by_word(snapshot: Snapshot, decided: End) -> Cause | None:
-    """Cause by the scheduler's last word."""
+    """Return the cause that the scheduler reports; None if the scheduler reports none."""
     end = decided if decided.cause in NOT_OF_RANKS else find_job_end(snapshot)
     if end is None:
         return None
@@ -369,9 +376,11 @@ def _by_word(snapshot: Snapshot, decided: End) -> Cause | None:
 
 
 def find_resume_step(snapshot: Snapshot) -> int | None:
-    """Step of the checkpoint from which it goes on when it is submitted again.
+    """Return the step of the checkpoint from which the run would continue when it is submitted
+    again.
 
-    None for one from before the run where no step shows that the run could load it.
+    Return None for a checkpoint from before the run unless a step shows that the run made progress,
+    since the run may not be able to load that checkpoint.
     """
     written, submitted = snapshot.checkpoint_at, snapshot.submitted
     is_older = written is not None and submitted is not None and written < submitted
@@ -384,8 +393,8 @@ def _find_ended(snapshot: Snapshot) -> float | None:
 
 
 def _find_hang_s(snapshot: Snapshot) -> float | None:
-    """How long before its end the last step was, where that is long for the job's pace, or the
-    agents saw why."""
+    """Return the seconds from the last step to the end, if they are long for the job's pace or the
+    agents found a hang; else None."""
     ended, hang = _find_ended(snapshot), snapshot.hang
     if ended is not None and hang is not None and hang.until is None:
         return ended - hang.since
@@ -418,13 +427,14 @@ def _by_root(snapshot: Snapshot, decided: End) -> Cause | None:
 
 
 def _quotes(said: str, line: Line) -> bool:
-    """True where the sentence has the line, with or without the name before its colon."""
+    """Return True if the sentence contains the line, with or without the name before the line's
+    colon."""
     text = format_line(line)
     return any(len(one) > 20 and one[:60] in said for one in (text, text.partition(": ")[2]))
 
 
 def end_of_line(snapshot: Snapshot, line: Line) -> End:
-    """The end that a line tells of, where no rank left an exit."""
+    """Return the end that a line reports, for a job whose ranks left no exit."""
     row = find_row(line.kind)
     seen = (make_evidence(line),)
     if snapshot.record_state and snapshot.attempt is None:
@@ -441,7 +451,7 @@ def end_of_line(snapshot: Snapshot, line: Line) -> End:
 
 
 def _by_start(snapshot: Snapshot, decided: End) -> Cause | None:
-    """The batch script died before any rank."""
+    """Return the cause if the batch script ended before any rank started."""
     if snapshot.attempt is not None or not snapshot.record_state or not snapshot.scheduler_lines:
         return None
     said = snapshot.scheduler_lines[-1].strip()
@@ -472,7 +482,7 @@ def _by_record(snapshot: Snapshot, decided: End) -> Cause:
 
 
 def _find_exit(snapshot: Snapshot) -> End | None:
-    """The exit of the batch script of a job that vjob did not submit: its program's own."""
+    """Return the end by the batch script's exit code, for a job that vjob did not submit."""
     if snapshot.record_state or len(snapshot.scheduler.jobs) != 1:
         return None
     info = build_info(snapshot.scheduler.jobs[0])
@@ -499,7 +509,8 @@ HEARD: Mapping[Witness, Hear] = {
 
 
 def _format_at(snapshot: Snapshot) -> str:
-    """Empty where no step is known: a table of runs reads no logs of those that are over."""
+    """Return ` at step N`; empty if no step is known, as in a table of runs, which does not read
+    the logs of runs that are over."""
     return "" if snapshot.progress is None else f" at {format_step(snapshot)}"
 
 
@@ -510,12 +521,12 @@ def format_root(root: Line) -> str:
 
 
 OLD_S = 1800.0
-"""A job that nobody runs, as far as can be told, is dead after so long a silence."""
+"""Seconds of silence after which a job without any known owner counts as abandoned."""
 TRAINING_DONE = "after training is done"
 
 
 def done(snapshot: Snapshot) -> Verdict | None:
-    """Over and well: ranks exited 0, or the logs say that the last step was done."""
+    """Return DONE if the job ended successfully, or its logs show that the last step was done."""
     if is_over(snapshot):
         is_done = _ended_well(snapshot)
     else:
@@ -545,7 +556,7 @@ def done(snapshot: Snapshot) -> Verdict | None:
 
 
 def _find_good_end(snapshot: Snapshot) -> End | None:
-    """The end of a job that its scheduler says to have ended well; None for a folder of logs."""
+    """Return the successful end that the scheduler reports; None for a folder of logs."""
     if not snapshot.scheduler.jobs:
         return None
     words = ", ".join(sorted({row.word or row.state for row in snapshot.scheduler.jobs}))
@@ -587,7 +598,8 @@ def dead(snapshot: Snapshot) -> Verdict | None:
 
 
 def abandoned(snapshot: Snapshot) -> Verdict | None:
-    """Nobody is known to run it, and it has been silent for long: a folder of old logs."""
+    """Return DEAD or UNKNOWN if no scheduler knows the job and its logs have been silent for long,
+    as in a folder of old logs."""
     if is_over(snapshot) or snapshot.record_state == "intent":
         return None
     if snapshot.scheduler.jobs or snapshot.scheduler.problem:
@@ -627,7 +639,7 @@ def _lacks_steps(snapshot: Snapshot) -> bool:
 
 
 def is_short(snapshot: Snapshot) -> bool:
-    """True if the job is known to lack steps."""
+    """Return True if the job is known to have done fewer steps than planned."""
     return _lacks_steps(snapshot) and not _count_unwritten(snapshot)
 
 
@@ -673,9 +685,9 @@ def _ended_well(snapshot: Snapshot) -> bool:
 
 
 def _said_done(snapshot: Snapshot) -> bool:
-    """True where no scheduler knows a job, and the logs say that the training is over.
+    """Return True if no scheduler has a job and the logs show that the training is over.
 
-    While the scheduler does not answer, nodes that beat have still something to do.
+    While the scheduler does not answer, a job whose nodes still send heartbeats is not over.
     """
     progress = snapshot.progress
     if snapshot.scheduler.jobs:
@@ -697,9 +709,10 @@ def _list_lines(
     snapshot: Snapshot, first: Line | None, *, is_known: bool = False
 ) -> tuple[Line, ...]:
     """Return the lines that a verdict quotes: `first`, which shows the cause, and up to two lines
-    of other ranks that only follow from it; `first` alone where the cause `is_known` without lines.
+    of other ranks that only follow from it; only `first` if the cause `is_known` without lines.
 
-    Other lines of the rank that printed `first` are a launcher's about its children: left out.
+    Other lines of the rank that printed `first` are omitted: a launcher prints them about its
+    children.
     """
     lines: Sequence[Line] = () if is_known else snapshot.errors
     others = [line for line in lines if line is not first and is_proof(line, Proof.FALLOUT)]
@@ -720,7 +733,8 @@ def _list_details(snapshot: Snapshot, cause: Cause) -> tuple[Finding, ...]:
 
 
 def _list_saved(snapshot: Snapshot, cause: Cause | None = None) -> tuple[Finding, ...]:
-    """The checkpoint that is left; of a training that was cancelled also that none is known."""
+    """Return a finding about the last checkpoint; for a cancelled training also if no checkpoint is
+    known."""
     step = snapshot.checkpoint_step
     if step is not None:
         is_advised = cause is not None and cause.end.cause in RESUMABLE

@@ -38,19 +38,19 @@ from vjob.jobs.monitor.rules.pace import find_phase, find_silence_s, find_step_a
 LOWER_RATE = Remedy(Action.LOWER, Target.LEARNING_RATE)
 CLIP = Remedy(Action.SET, Target.GRADIENT_CLIPPING)
 CLOCKS_S = 5.0
-"""Clocks of nodes and file server may differ by so much."""
+"""Seconds by which the clocks of nodes and file server may differ."""
 START_SILENCE_S = 120.0
-"""Before the first step, an error that nothing follows for so long was the end."""
+"""Seconds of silence after an error, before the first step, that mean the error was fatal."""
 NO_PROCESS_S = 600.0
-"""After the ranks started, all GPUs should have processes."""
+"""Seconds after the start of the ranks by which some GPU must have a process."""
 IDLE, IDLE_MB = 5.0, 1000.0
-"""Per cent and megabytes of a GPU that nobody uses, at most."""
+"""Most utilization (per cent) and memory (MB) of an unused GPU."""
 FULL_BYTES = 64 * 1024 * 1024
 FULL_INODES = 64
 
 
 def rank_failed(snapshot: Snapshot) -> Verdict | None:
-    """A rank ended by itself with an error, and others are still there."""
+    """Return FAILING if a rank failed by itself while the job is still running."""
     if not is_live(snapshot):
         return None
     first = find_failed(snapshot)
@@ -73,7 +73,7 @@ def rank_failed(snapshot: Snapshot) -> Verdict | None:
 
 
 def exit_values(item: RankExit) -> dict[str, Any]:
-    """A rank that ended by itself, with the last line that it wrote to standard error."""
+    """Return the values of a rank's exit: rank, node and how it ended."""
     return {"rank": item.rank, "node": item.node, "how": item.how}
 
 
@@ -95,7 +95,7 @@ def asked_to_end(snapshot: Snapshot) -> Verdict | None:
 
 
 def wrong_setting(snapshot: Snapshot) -> Verdict | None:
-    """The run prints another value than the conf or plan has."""
+    """Return FAILING if the run prints another value of a setting than the conf or plan has."""
     wrong = [echo for echo in snapshot.echoes if is_wrong(echo)]
     if not wrong or not is_live(snapshot):
         return None
@@ -127,7 +127,8 @@ def is_wrong(echo: Echo) -> bool:
 
 
 def saves_skipped(snapshot: Snapshot) -> Verdict | None:
-    """The last saves found no room, or the file server failed: they were skipped, or wait."""
+    """Return FAILING if the last saves were skipped or wait because the disk is full or the file
+    server failed."""
     found = snapshot.skipped
     if found is None or not is_live(snapshot):
         return None
@@ -159,7 +160,7 @@ def saves_skipped(snapshot: Snapshot) -> Verdict | None:
 
 
 def disk_full(snapshot: Snapshot) -> Verdict | None:
-    """A disk has no room, and a rank said so."""
+    """Return FAILING if a disk is full and a log line reports it."""
     line = next((x for x in snapshot.errors if x.kind in ("disk full", "quota")), None)
     full = [
         disk
@@ -191,7 +192,7 @@ def disk_full(snapshot: Snapshot) -> Verdict | None:
 
 
 def error_line(snapshot: Snapshot) -> Verdict | None:
-    """An error was written, and no step was done since."""
+    """Return FAILING if a log reports an error and no step has been done since."""
     if not is_live(snapshot):
         return None
     step_at = find_step_at(snapshot)
@@ -234,13 +235,14 @@ def _is_between(line: Line, since: float | None, until: float) -> bool:
 
 
 def went_on(line: Line, step_at: float | None) -> bool:
-    """True if a step was done after the line was written: then it was not the end."""
+    """Return True if a step was done after the line was written, so that the line was not the
+    end."""
     times = [at for at in (line.at, line.written_by) if at is not None]
     return step_at is not None and bool(times) and step_at > min(times) + CLOCKS_S
 
 
 def no_gpu_process(snapshot: Snapshot) -> Verdict | None:
-    """The job has GPUs, its ranks started long ago, and nothing runs on any GPU."""
+    """Return FAILING if the ranks started long ago and no process uses any of the job's GPUs."""
     started = find_started(snapshot)
     gpus = [(node, gpu) for node in snapshot.nodes for gpu in node.gpus if gpu.index != "cpu"]
     if not is_live(snapshot) or not gpus or started is None or snapshot.num_gpus == 0:
@@ -269,7 +271,7 @@ def no_gpu_process(snapshot: Snapshot) -> Verdict | None:
 
 
 def gpu_lost(snapshot: Snapshot) -> Verdict | None:
-    """The driver has a GPU of the job's and cannot reach it."""
+    """Return FAILING if the driver lists a GPU of the job but cannot access it."""
     lost = [(node, index) for node in snapshot.nodes for index in node.gpus_lost]
     if not is_live(snapshot) or not lost:
         return None
@@ -302,7 +304,8 @@ def gpu_lost(snapshot: Snapshot) -> Verdict | None:
 
 
 def sick_hardware(snapshot: Snapshot) -> Verdict | None:
-    """Hardware of the job fails, and no step was done since."""
+    """Return FAILING if the job's hardware reports a grave fault and no step has been done
+    since."""
     step_at = find_step_at(snapshot)
     grave = [
         (node, fault)
@@ -332,7 +335,7 @@ def sick_hardware(snapshot: Snapshot) -> Verdict | None:
 
 
 def name_node(remedy: Remedy, node: str) -> Remedy:
-    """Return the remedy with the node's name, where it is to be left out."""
+    """Return the remedy, with the node's name if it is to exclude the node."""
     return replace(remedy, value=node) if remedy.action is Action.EXCLUDE else remedy
 
 
@@ -349,7 +352,7 @@ def failing(
     root: Line | None = None,
     remedies: tuple[Remedy, ...] = (),
 ) -> Verdict:
-    """FAILING, with these remedies or those of the line that the failure began with."""
+    """Return FAILING with these remedies, or else with those of the line `root`."""
     if not remedies:
         more, known = remedies_of_line(root)
         values, remedies = {**values, **more}, (*known, *show(snapshot, Target.ERRORS))
@@ -376,13 +379,14 @@ def _is_used(gpu: Gpu) -> bool:
 
 
 def _find_output(snapshot: Snapshot, line: Line) -> float | None:
-    """When anything was last written on the node of the line."""
+    """Return when the node of the line last wrote to its logs; for an unknown node, the job's last
+    sign of life."""
     node = find_node(snapshot, line.node)
     return node.log_at if node is not None else find_life(snapshot)
 
 
 def _plain(value: str) -> str:
-    """How values of logs and confs compare: 1e-3 is 0.001, True is true."""
+    """Normalize a value for comparison of logs and confs: 1e-3 equals 0.001, True equals true."""
     text = value.strip().strip("'\"").lower()
     text = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(text, text)
     try:
@@ -392,17 +396,18 @@ def _plain(value: str) -> str:
 
 
 SKIPS = 20
-"""So many skipped steps in a row are no search for the loss scale any more."""
+"""Consecutive skipped steps that are too many for a search of the loss scale."""
 FLAT_SKIPS = 10
-"""And so many, where the scale does not even fall."""
+"""Consecutive skipped steps that are too many if the loss scale does not fall."""
 LEAST_SCALE = 1.0
 EXPLODED = 100.0
-"""Times the median of the gradient norms before, in three points, with a loss that rose."""
+"""Factor over the earlier median of gradient norms at which gradients explode, in three points and
+with a rising loss."""
 LOSS_ROSE = 2.0
 
 
 def not_a_number(snapshot: Snapshot) -> Verdict | None:
-    """The latest loss is none, in a step that was taken."""
+    """Return FAILING if the latest loss is not a finite number, in a step that was not skipped."""
     points = _live_points(snapshot)
     if not points and snapshot.loss is not None and is_live(snapshot):
         points = (snapshot.loss,)
@@ -438,7 +443,8 @@ def not_a_number(snapshot: Snapshot) -> Verdict | None:
 
 
 def loss_scale(snapshot: Snapshot) -> Verdict | None:
-    """fp16 skips step after step and no smaller scale helps."""
+    """Return FAILING if fp16 training skips step after step and a smaller loss scale does not
+    help."""
     points = _live_points(snapshot)
     if not points or not points[-1].skipped:
         return None
@@ -498,7 +504,7 @@ def _live_points(snapshot: Snapshot) -> Sequence[Point]:
 
 
 def _first_bad(points: Sequence[Point]) -> int:
-    """The first step of the last run of points that are none."""
+    """Return the first step of the last series of points whose loss is not a finite number."""
     first = points[-1].step
     for point in reversed(points):
         is_bad = point.nan or (point.loss is not None and not math.isfinite(point.loss))
@@ -509,7 +515,7 @@ def _first_bad(points: Sequence[Point]) -> int:
 
 
 def _skipped_run(points: Sequence[Point]) -> list[Point]:
-    """The last points of which every step was skipped."""
+    """Return the last points of which every step was skipped."""
     run: list[Point] = []
     for at in range(len(points) - 1, -1, -1):
         num_steps = points[at].step - points[at - 1].step if at else points[at].skipped
@@ -520,7 +526,7 @@ def _skipped_run(points: Sequence[Point]) -> list[Point]:
 
 
 def _list_lines(snapshot: Snapshot, step: int, line: Line | None = None) -> tuple[Line, ...]:
-    """A line that says so in words, and the one of the step."""
+    """Return the given line, if any, and the line of the step, as far as it is kept."""
     return tuple(x for x in (line, find_step_line(snapshot, step)) if x is not None)
 
 

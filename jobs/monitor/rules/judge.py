@@ -1,6 +1,6 @@
-"""Evaluates all rules on a snapshot; the first that speaks makes the verdict. Pure.
+"""Evaluate all rules on a snapshot; the first rule that applies makes the verdict. Pure.
 
-Words are put to it last, once it is complete (`words.py`).
+Sentences are added last, once the verdict is complete (`words.py`).
 
 the record, the scheduler      refused, pending, requeued, morphing
 what is over                   done, dead
@@ -63,22 +63,24 @@ RULES: tuple[Rule, ...] = (
     speed.healthy,
     speed.unknown,
 )
-"""In order; the last one always speaks."""
+"""The rules in order of precedence; the last rule always applies."""
 ALSO = (Health.FAILING, Health.STALLED, Health.SLOW)
-"""Of the rules after the first that spoke, those that say so are remarks."""
+"""Verdicts with these healths of later rules become remarks."""
 RUNS = (*ALSO, Health.HEALTHY, Health.CHECKPOINTING, Health.STARTING, Health.RUNNING)
-"""Only where it runs; what is over is over."""
+"""Healths of a running job, the only ones to which later rules may add remarks."""
 LOOKS = 3
-"""SLOW is said when so many looks in a row found it, or all where there were fewer."""
+"""Number of consecutive snapshots that must be SLOW for the verdict SLOW; all of them if there are
+fewer."""
 
 
 def judge(
     snapshot: Snapshot, history: Sequence[Snapshot] | None = None, *, floor_s: float = FLOOR_S
 ) -> Verdict:
-    """Evaluate the rules on a snapshot; returns the verdict.
+    """Evaluate the rules on a snapshot and return the verdict.
 
-    `history` are earlier snapshots of it, oldest first: with some, a passing slowness is a remark.
-    `floor_s` is the shortest silence that may be called a stall; the job's steps make it longer.
+    `history` are earlier snapshots of the job, oldest first; with a history, slowness that does not
+    last becomes a remark. `floor_s` is the shortest silence that may count as a stall; the job's
+    own steps may raise this limit.
     """
     snapshot = weigh_lines(snapshot)
     spoken = _list_verdicts(snapshot, floor_s)
@@ -119,15 +121,16 @@ def _list_verdicts(snapshot: Snapshot, floor_s: float) -> list[Verdict]:
 
 
 def _adds(other: Verdict, first: Verdict) -> bool:
-    """True if a later rule adds to the verdict on a job that runs: one stall is enough."""
+    """Return True if a later rule adds to the verdict on a running job; a second stall adds
+    nothing."""
     if first.health not in RUNS or other.health not in ALSO:
         return False
     return not first.health is other.health is Health.STALLED
 
 
 def _repeats(remark: Finding, first: Verdict, also: Sequence[Finding]) -> bool:
-    """True for the remark on the time limit, if the verdict says that the run will not finish, and
-    for a fault of hardware that a verdict names."""
+    """Return True if the verdict already covers a remark: on the time limit if the verdict says
+    that the run will not finish in time, or on a hardware fault that a verdict names."""
     known = isinstance(first.main.values.get("limit_left_s"), Value)
     fault = remark.values.get("fault")
     named = fault is not None and any(
@@ -139,7 +142,7 @@ def _repeats(remark: Finding, first: Verdict, also: Sequence[Finding]) -> bool:
 def _lasts(
     verdict: Verdict, snapshot: Snapshot, history: Sequence[Snapshot], floor_s: float
 ) -> bool:
-    """True if the last snapshots of the same attempt gave the same verdict."""
+    """Return True if the last snapshots of the same attempt gave the same verdict."""
     before = [item for item in history if item.attempt == snapshot.attempt][-(LOOKS - 1) :]
     return all(
         any(

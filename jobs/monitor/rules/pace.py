@@ -1,10 +1,10 @@
-"""Limits of silence, learned from the job's own steps. Pure.
+"""Time limits for silence, learned from the job's own steps. Pure.
 
     points    step 10     step 20     step 30                      now
     ------------|-----------|-----------|----------------------------|
                  <-- gap -->             <-------- silence --------->
 
-A gap is what lies between two signs of a step: with a line every 10 steps, ten steps.
+A gap is the time between two reports of steps: with a line every 10 steps, that of ten steps.
 """
 
 from __future__ import annotations
@@ -16,34 +16,35 @@ from varuna_core.records.logs.slow_ranks import WARM_UP_STEPS
 from vjob.jobs.monitor.model.snapshot import Phase, Point, Snapshot, is_time
 
 LEARN_GAPS = 3
-"""So many gaps at least teach a limit."""
+"""Least number of gaps from which a limit is learned."""
 FLOOR_S = 120.0
-"""No silence is a stall before: NFS may show files a minute late, a beat takes some seconds."""
+"""Shortest silence in seconds that counts as a stall, since NFS may show files a minute late and
+heartbeats come every few seconds."""
 MANY_STEPS = 20.0
-"""A silence of so many steps, and of a minute, is remarkable; whether it is a stall is not known
-before enough gaps are."""
+"""A silence of this many steps, and at least a minute, is remarkable, even while too few gaps are
+known to tell a stall."""
 CAUSE_FLOOR_S = 20.0
-"""The same where something else tells who is stuck, such as a rank that is stopped."""
+"""Shortest silence that counts as a stall if the stuck rank is known, such as a stopped process."""
 UNLEARNED_S = 1200.0
-"""Limit until enough steps were seen: of warm-up and of the first steps."""
+"""Limit in seconds for warm-up and the first steps, until enough gaps are known."""
 MEDIANS, P95S, LONGEST = 5.0, 3.0, 2.0
-"""A silence may be so many times the gaps' median, their 95th percentile, and the longest one."""
+"""Factors by which a silence may exceed the gaps' median, 95th percentile and longest gap."""
 PHASE_FIRST_S = 1800.0
-"""Limit of a checkpoint or evaluation as long as none of the run is over."""
+"""Limit in seconds for a checkpoint or evaluation until the first of the run has ended."""
 PHASE_LEAST_S = 300.0
 PHASE_TIMES = 3.0
-"""And later: so many times the longest so far."""
+"""Factor by which a later checkpoint or evaluation may exceed the longest so far."""
 LATE_S = 60.0
-"""Files on NFS may be shown so late."""
+"""Seconds by which NFS may show files late."""
 
 
 def list_gaps(
     points: Sequence[Point], first_step: int | None = None, *, skip: int = WARM_UP_STEPS
 ) -> list[float]:
-    """Seconds between signs of steps, the first `skip` steps of the attempt left out.
+    """Return the seconds between reports of steps, without the first `skip` steps of the attempt.
 
-    The time that a line prints or the time between lines, whichever is longer: what a line says of
-    its steps leaves out checkpoints and evaluations.
+    A gap is the printed time or the time between lines, whichever is longer, since printed times do
+    not include checkpoints and evaluations.
     """
     first = first_step if first_step is not None else (points[0].step if points else 0)
     gaps = []
@@ -64,10 +65,11 @@ def list_gaps(
 def stall_limit_s(
     points: Sequence[Point], *, first_step: int | None = None, floor_s: float = FLOOR_S
 ) -> float:
-    """The longest silence of a healthy job: max(5 x median, 3 x p95, 2 x longest gap, floor).
+    """Return the longest silence of a healthy job: max(5 x median, 3 x p95, 2 x longest gap,
+    floor).
 
-    `points` are the last steps, oldest first; as long as they teach too little the limit is that of
-    warm-up. `floor_s` is what a user may set lower or higher.
+    `points` are the last steps, oldest first. While they have too few gaps, the limit is that of
+    warm-up. The user may set `floor_s`.
     """
     gaps = list_gaps(points, first_step)
     if len(gaps) < LEARN_GAPS:
@@ -82,26 +84,28 @@ def stall_limit_s(
 
 
 def cause_limit_s(points: Sequence[Point], *, first_step: int | None = None) -> float:
-    """Limit where something else tells who is stuck: a stopped rank needs no long proof."""
+    """Return the shorter limit that applies if the stuck rank is known, such as a stopped
+    process."""
     gaps = list_gaps(points, first_step)
     learned = LONGEST * max(gaps) if len(gaps) >= LEARN_GAPS else 3 * CAUSE_FLOOR_S
     return max(learned, CAUSE_FLOOR_S)
 
 
 def overdue_s(points: Sequence[Point], *, first_step: int | None = None) -> float:
-    """From so long a silence on, a line about an error is believed: LATE_S and a few gaps."""
+    """Return the silence from which on an error line is believed: LATE_S and a few gaps."""
     gaps = list_gaps(points, first_step)
     return LATE_S + (max(3 * statistics.median(gaps), max(gaps)) if gaps else LATE_S)
 
 
 def phase_limit_s(snapshot: Snapshot, name: str) -> float:
-    """How long a checkpoint or an evaluation may take, by the longest one of this run."""
+    """Return the limit for a checkpoint or an evaluation, learned from the longest of this run."""
     longest = snapshot.phases_s.get(name)
     return PHASE_FIRST_S if not longest else max(PHASE_TIMES * longest, PHASE_LEAST_S)
 
 
 def find_step_at(snapshot: Snapshot) -> float | None:
-    """When the last step was done, by whatever tells the latest; None before the first."""
+    """Return when the last step was done, by the latest of all sources; None before the first
+    step."""
     progress = snapshot.progress
     times = [rank.step_at for rank in snapshot.ranks if rank.step_at is not None]
     if progress is not None and progress.at is not None:
@@ -112,7 +116,8 @@ def find_step_at(snapshot: Snapshot) -> float | None:
 
 
 def find_phase(snapshot: Snapshot) -> Phase | None:
-    """Phase of the job; None where a step was done since, as it is written beside the training."""
+    """Return the phase that the job is in; None if a step has been done since its begin, since then
+    the checkpoint is written while the training continues."""
     phase = snapshot.phase
     if phase is None:
         return None
@@ -123,7 +128,8 @@ def find_phase(snapshot: Snapshot) -> Phase | None:
 
 
 def find_silence_s(snapshot: Snapshot) -> float | None:
-    """Since the last step, or the end of the last checkpoint or evaluation; None before a step."""
+    """Return the seconds since the last step, checkpoint or evaluation ended; None before the first
+    step."""
     step_at = find_step_at(snapshot)
     if step_at is None:
         return None
@@ -132,9 +138,10 @@ def find_silence_s(snapshot: Snapshot) -> float | None:
 
 
 def job_limit_s(snapshot: Snapshot, floor_s: float = FLOOR_S) -> float:
-    """`stall_limit_s` of the job's steps; longer where a phase may go on that no line tells.
+    """Return `stall_limit_s` of the job's steps, raised if a phase may be going on that no line
+    reports.
 
-    As long as few were told, also twice what it took until the first one was.
+    While few steps are known, the limit is also at least twice the time until the first step.
     """
     points, first = _points_of(snapshot)
     limit = stall_limit_s(points, first_step=first, floor_s=floor_s)
@@ -147,13 +154,13 @@ def job_limit_s(snapshot: Snapshot, floor_s: float = FLOOR_S) -> float:
 
 
 def knows_few_gaps(snapshot: Snapshot) -> bool:
-    """True until enough steps are known to learn a time limit for the next one."""
+    """Return True while too few gaps are known to learn a limit."""
     points, first = _points_of(snapshot)
     return len(list_gaps(points, first)) < LEARN_GAPS
 
 
 def is_long_for_pace(snapshot: Snapshot, silence_s: float) -> bool:
-    """True for a silence as long as many steps, and longer than the job's longest gap."""
+    """Return True for a silence of many steps' length that exceeds twice the job's longest gap."""
     pace_s = find_pace_s(snapshot)
     if pace_s is None:
         return False
@@ -174,18 +181,19 @@ def job_overdue_s(snapshot: Snapshot) -> float:
 
 
 def list_step_times(snapshot: Snapshot) -> list[float]:
-    """Seconds a step of the points after the first steps, oldest first."""
+    """Return the seconds per step of the points after warm-up, oldest first."""
     return snapshot.progress.step_times if snapshot.progress is not None else []
 
 
 def find_pace_s(snapshot: Snapshot) -> float | None:
-    """Seconds a step: the median of the last ones, of the first ones while there are no others."""
+    """Return the seconds per step: the median of the last points, or of the first points while
+    there are no others."""
     return snapshot.progress.pace_s if snapshot.progress is not None else None
 
 
 def find_left_s(snapshot: Snapshot) -> float | None:
-    """Seconds until the last step at that pace; None where either is not known, or it is done, or
-    ranks stand."""
+    """Return the seconds until the last step at the present pace; None if pace or number of steps
+    is not known, the last step is done, or the ranks hang."""
     pace_s, progress = find_pace_s(snapshot), snapshot.progress
     stands = snapshot.suspected or (snapshot.hang is not None and snapshot.hang.until is None)
     if stands or pace_s is None or progress is None or not progress.num_steps:
@@ -195,20 +203,22 @@ def find_left_s(snapshot: Snapshot) -> float | None:
 
 
 def find_limit_left_s(snapshot: Snapshot) -> float | None:
-    """Until the scheduler ends the job, by its last answer; None where it has no limit."""
+    """Return the seconds until the scheduler ends the job, by its last answer; None if not known or
+    unlimited."""
     rows = [row for row in snapshot.scheduler.jobs if row.state in ("RUNNING", "COMPLETING")]
     known = [row.left_s for row in rows if row.left_s is not None]
     return max(min(known) - snapshot.scheduler.age_s, 0.0) if known else None
 
 
 def compute_quantile(values: Sequence[float], share: float) -> float:
-    """Quantile among the values themselves: no mean of two."""
+    """Return a quantile that is one of the values, without interpolation."""
     ordered = sorted(values)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
 
 def _lengthen(snapshot: Snapshot, limit: float) -> float:
-    """Lengthen a limit by what may lie between steps unseen: a phase, or the job's end."""
+    """Raise a limit by the time of events between steps that no line reports: a phase, or the job's
+    end."""
     unseen = 0.0 if snapshot.phase_ended_at is not None else PHASE_TIMES / 2
     limit += unseen * max(snapshot.phases_s.values(), default=0.0)
     progress = snapshot.progress

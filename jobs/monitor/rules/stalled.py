@@ -1,7 +1,8 @@
-"""Rules for a job that starts, is in a checkpoint, or stalls; and who holds it up. Pure.
+"""Rules for a job that is starting, writing a checkpoint, or stalled, and for the rank or node that
+holds it up. Pure.
 
-A collective ends when all ranks have come, so a rank, node or GPU that does something else than all
-others is the one they wait for. `find_suspect` tries several signs, the surest first.
+A collective ends only when all ranks have joined it, so the others wait for the rank, node or GPU
+that does something different. `find_suspect` tries several signs, the surest first.
 """
 
 from __future__ import annotations
@@ -44,18 +45,20 @@ from vjob.jobs.monitor.rules.pace import (
 TELL_STEPS = Remedy(Action.SET, Target.PROGRESS, detail="to a pattern of its lines about steps")
 RESUBMIT_WITHOUT = Remedy(Action.EXCLUDE, Target.NODE, detail="and submit again")
 SILENT_S = 150.0
-"""A node's beats come every few seconds, and NFS may hold them back for a minute."""
+"""Seconds without a heartbeat after which a node is silent: heartbeats come every few seconds, and
+NFS may delay them by a minute."""
 LOST_BEFORE_S = 10.0
-"""No beat for so long before the scheduler said `down`: both know it."""
+"""Least seconds between a node's last heartbeat and the scheduler's `down` that confirm the
+loss."""
 IDLE, BUSY = 5.0, 90.0
-"""Per cent of a GPU or a core."""
+"""Utilization of a GPU or a core, in per cent, up to which it is idle and from which it is busy."""
 SPINS = 98.0
 TRACE_LATE_S = 6.0
-"""A trace is written out every five seconds, and by a rank that goes on alone."""
+"""Seconds by which a rank's trace may lag, since traces are flushed every five seconds."""
 MUCH_OUTPUT = 1000
-"""Bytes of standard output: more than a greeting."""
+"""Bytes of output that are more than a start-up message."""
 FEW = 0.25
-"""At most this share of the ranks is the odd part."""
+"""Largest fraction of the ranks or nodes that counts as the exception."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +75,7 @@ class Suspect:
 
 
 def find_suspect(snapshot: Snapshot) -> Suspect | None:
-    """The suspect with the surest sign."""
+    """Return the suspect with the surest sign; None if there is none."""
     for look in (_stopped, _zombie, _silent_node, _in_kernel, _idle_node, _odd_cpu, _behind):
         suspect = look(snapshot)
         if suspect is not None:
@@ -85,7 +88,7 @@ def find_sure_suspect(snapshot: Snapshot) -> Suspect | None:
 
 
 def find_gpu_state(snapshot: Snapshot) -> Finding | None:
-    """State of all GPUs together; None where it tells nothing."""
+    """Return a finding if all GPUs spin or all are idle; else None."""
     gpus = [gpu for node in snapshot.nodes for gpu in _gpus(node)]
     used = [gpu.utilization for gpu in gpus if gpu.utilization is not None]
     if not used:
@@ -167,7 +170,7 @@ def _in_kernel(snapshot: Snapshot) -> Suspect | None:
 
 
 def _idle_node(snapshot: Snapshot) -> Suspect | None:
-    """One node's GPUs idle while the others spin, or one GPU of them all."""
+    """Return the few nodes whose GPUs are idle while all others are busy, or a single such GPU."""
     usage = {
         node.name: [gpu.utilization for gpu in _gpus(node) if gpu.utilization is not None]
         for node in snapshot.nodes
@@ -190,7 +193,7 @@ def _idle_node(snapshot: Snapshot) -> Suspect | None:
 
 
 def _odd_cpu(snapshot: Snapshot) -> Suspect | None:
-    """One rank computes while all others wait, or waits while all others spin."""
+    """Return the rank that computes while all others wait, or waits while all others compute."""
     ranks = [rank for rank in list_alive(snapshot) if rank.cpu_percent is not None]
     keen = [rank for rank in ranks if (rank.cpu_percent or 0) >= 50]
     lazy = [rank for rank in ranks if (rank.cpu_percent or 0) <= IDLE]
@@ -206,7 +209,7 @@ def _odd_cpu(snapshot: Snapshot) -> Suspect | None:
 
 
 def _behind(snapshot: Snapshot) -> Suspect | None:
-    """Ranks whose steps end before those of the others."""
+    """Return the few ranks whose last step is behind that of the others."""
     ranks = [rank for rank in list_alive(snapshot) if rank.step is not None]
     last = max((rank.step or 0 for rank in ranks), default=0)
     found = [
@@ -237,30 +240,32 @@ def _is_flat(gpu: Gpu) -> bool:
 
 
 def _is_few(count: int, total: int) -> bool:
-    """Some, and clearly not most."""
+    """Return True if `count` is at least one and a small part of `total`."""
     return 0 < count <= max(1, FEW * total) and count < total
 
 
 CONTAINER_S = 3600.0
 RENDEZVOUS_S = 1200.0
 WARM_UP_S = 1200.0
-"""Limits of the phases of a start; agents end a job themselves at shorter ones, as conf says."""
+"""Limits of a start's phases in seconds; agents end a job themselves at shorter limits of the
+conf."""
 WARM_UP_MOST_S = 3600.0
-"""Of warm-up, where the ranks go on writing to their logs."""
+"""Limit of warm-up in seconds while the ranks continue to write to their logs."""
 QUIET_S = 300.0
-"""A log that was not written to for so long is quiet."""
+"""Seconds without output after which the logs are quiet."""
 IMPORTS_S = 60.0
-"""Busy processors may import for so long."""
+"""Seconds for which ranks with busy processors may be importing."""
 START_S = 300.0
-"""Ranks that print nothing, and compute nothing, may import and connect for so long."""
+"""Seconds for which ranks without output and load may be importing and connecting."""
 HINT_S = 60.0
-"""Without a known step, from when on the conf's key for that is named."""
+"""Seconds without a known step after which the conf's key `progress` is suggested."""
 SURE_START_S = 60.0
-"""A rank may be stopped so long before the first step."""
+"""Seconds for which a rank may be stopped before the first step."""
 
 
 def lost_node(snapshot: Snapshot) -> Verdict | None:
-    """The scheduler calls a node of the job down, and its beats ended too."""
+    """Return DEAD if the scheduler reports a node of the job as down and its heartbeats have
+    ended."""
     if not is_live(snapshot) or not snapshot.scheduler.lost_nodes:
         return None
     for name, word in snapshot.scheduler.lost_nodes.items():
@@ -283,14 +288,16 @@ def lost_node(snapshot: Snapshot) -> Verdict | None:
 
 
 def _fell_silent(snapshot: Snapshot, name: str, beat: float | None) -> bool:
-    """True where the last beat is from well before the scheduler called the node down."""
+    """Return True if the last heartbeat is from well before the scheduler reported the node as
+    down."""
     states = [one for one in snapshot.scheduler.node_states if one.name == name]
     since = states[0].since if states else None
     return since is not None and beat is not None and since - beat > LOST_BEFORE_S
 
 
 def find_stopped(snapshot: Snapshot) -> Finding | None:
-    """Ranks that are stopped while the training goes on: it cannot for long if it needs them."""
+    """Return a finding about stopped ranks while the job does not stall yet; None if there are
+    none."""
     suspect = _stopped(snapshot)
     if suspect is None or not is_live(snapshot) or held_up(snapshot) is not None:
         return None
@@ -298,7 +305,7 @@ def find_stopped(snapshot: Snapshot) -> Finding | None:
 
 
 def held_up(snapshot: Snapshot) -> Verdict | None:
-    """A rank is stopped or dead, and a step is late already."""
+    """Return STALLED if a rank is stopped or dead and a step is already late."""
     suspect = find_sure_suspect(snapshot)
     if suspect is None or not is_live(snapshot):
         return None
@@ -329,7 +336,7 @@ def held_up(snapshot: Snapshot) -> Verdict | None:
 
 
 def hangs(snapshot: Snapshot) -> Verdict | None:
-    """The agents saw that the ranks make no steps, and who holds them up."""
+    """Return STALLED if the agents found a hang, with the rank or node that they blame."""
     hang = snapshot.hang
     if hang is None or hang.until is not None or not is_live(snapshot):
         return None
@@ -346,7 +353,8 @@ def hangs(snapshot: Snapshot) -> Verdict | None:
 
 
 def in_phase(snapshot: Snapshot) -> Verdict | None:
-    """A checkpoint or an evaluation, as long as it may take."""
+    """Return CHECKPOINTING or HEALTHY during a checkpoint or an evaluation, and STALLED if it takes
+    too long."""
     phase = find_phase(snapshot) if is_live(snapshot) else None
     if phase is None:
         return None
@@ -378,7 +386,7 @@ def in_phase(snapshot: Snapshot) -> Verdict | None:
 
 
 def stalled(snapshot: Snapshot, floor_s: float = FLOOR_S) -> Verdict | None:
-    """No step for longer than the job's own steps allow."""
+    """Return STALLED if no step has been done for longer than the job's own steps allow."""
     silence = find_silence_s(snapshot)
     if silence is None or not is_live(snapshot):
         return None
@@ -408,7 +416,8 @@ def stalled(snapshot: Snapshot, floor_s: float = FLOOR_S) -> Verdict | None:
 
 
 def stands(snapshot: Snapshot, floor_s: float = FLOOR_S) -> Verdict | None:
-    """Ranks that do no step while others go on, as they do where no collective holds them."""
+    """Return STALLED if some ranks do no steps while others continue, as ranks without collectives
+    may."""
     ranks = [rank for rank in list_alive(snapshot) if rank.step_at is not None]
     newest = max((rank.step_at or 0.0 for rank in ranks), default=0.0)
     progress = snapshot.progress
@@ -446,14 +455,14 @@ def _standing_limit_s(snapshot: Snapshot, rank: Rank, floor_s: float) -> float:
 
 
 def _is_through(rank: Rank, progress: Progress) -> bool:
-    """It has done all its steps, and waits for the others."""
+    """Return True if the rank has done all of its steps and waits for the others."""
     before = progress.step - (progress.done or 0)
     return bool(progress.num_steps) and before + (rank.step or 0) >= (progress.num_steps or 0)
 
 
 def starting(snapshot: Snapshot) -> Verdict | None:
-    """The nodes boot, prepare the container, meet, or the ranks import and connect: nothing of
-    them is known to run yet."""
+    """Return STARTING while nodes boot, prepare the container or wait for each other, or ranks
+    import and connect; STALLED if that takes too long."""
     if rows_in(snapshot, ("CONFIGURING",)) and snapshot.attempt is None:
         return conclude(Health.STARTING, "starting", {"state": "configuring"})
     if not _is_before_steps(snapshot):
@@ -483,13 +492,13 @@ class Signs:
     quiet_s: float | None
     """Seconds since the last output; None if there was none."""
     is_busy: bool
-    """GPUs or processors of the ranks work."""
+    """True if GPUs or processors of the ranks are busy."""
     age_s: float | None
     """Seconds since the ranks were started."""
 
     @property
     def are_running(self) -> bool:
-        """True once they do more than import and connect."""
+        """True once the ranks do more than import and connect."""
         if self.num_bytes or self.age_s is None:
             return True
         return self.age_s > (IMPORTS_S if self.is_busy else START_S)
@@ -508,7 +517,8 @@ def compute_signs(snapshot: Snapshot) -> Signs:
 
 
 def running(snapshot: Snapshot) -> Verdict | None:
-    """The ranks run, and no step of theirs is known; STALLED once they show no other life."""
+    """Return RUNNING if the ranks run and no step is known; STALLED once they show no other sign of
+    life."""
     if not _is_before_steps(snapshot) or _start_phase(snapshot)[0] != "warm-up":
         return None
     signs, is_told = compute_signs(snapshot), bool(snapshot.info)
@@ -546,7 +556,8 @@ def running(snapshot: Snapshot) -> Verdict | None:
 
 
 def _start_phase(snapshot: Snapshot) -> tuple[str, dict[str, Any], float, float | None]:
-    """Its name, what happens in it, its limit, and when it began."""
+    """Return the start phase's name, values for its sentence, its limit, and when the start
+    began."""
     begun = find_started(snapshot)
     warm_up = "warm-up", {"state": "warm-up"}, WARM_UP_S, begun
     if snapshot.went_at is not None or is_plain_job(snapshot):  # that may be no training at all
@@ -580,7 +591,7 @@ def _late_start(snapshot: Snapshot, values: dict[str, Any]) -> Verdict:
 
 
 def _is_working(snapshot: Snapshot) -> bool:
-    """GPUs or ranks that compute, and not all of them at 100 % without an end."""
+    """Return True if GPUs or ranks compute, unless all GPUs spin at a constant 100 %."""
     used = [
         gpu.utilization
         for node in snapshot.nodes
