@@ -52,17 +52,17 @@ KINDS = ("gpu.jsonl", "gpu", "out", "err")
 
 
 class AttemptReader:
-    """Reads one attempt; keeps what it has read."""
+    """Incremental reader of one attempt."""
 
     def __init__(self, attempt: AttemptFolder, plan: Plan | None, num_lines: int) -> None:
         self.attempt, self.plan = attempt, plan
         self.newest: float | None = None
-        """The newest time of a file that was new at the last look."""
+        """The newest modification time of the files that had changed at the last poll."""
         self.files: dict[str, NodeFiles] = {}
-        """The logs of each node, by its name."""
+        """The logs of each node, keyed by node name."""
         self.settings: tuple[tuple[str, Line], ...] = ()
-        """Settings that the run printed: all of the first node that did, and what others print
-        apart."""
+        """Settings that the run printed: all of the first node that printed any, and differing ones
+        of the other nodes."""
         self._num_lines = num_lines
         self._state = JsonFolder(attempt.path / "state")
         self._reports = JsonFolder(attempt.path / "nodes")
@@ -84,7 +84,7 @@ class AttemptReader:
         self._view: AttemptView | None = None
 
     def read(self) -> AttemptView:
-        """The attempt as it is now."""
+        """Return the present state of the attempt."""
         changed = self._poll()
         if self._view is None or changed:
             self._view = self._build(changed)
@@ -92,14 +92,15 @@ class AttemptReader:
 
     @property
     def opened(self) -> float | None:
-        """Time that tells one try of the attempt from the next; None before its master is there."""
+        """Time that identifies one start of the attempt; None before the attempt has a master."""
         found = self._state.value("master").get("time")
         return float(found) if isinstance(found, (int, float)) else None
 
     # Looking.
 
     def _poll(self) -> set[str]:
-        """Names of nodes whose files have changed; `state` for the attempt's own files."""
+        """Poll all files; return the names of nodes whose files have changed, and `state` for the
+        attempt's own files."""
         changed: set[str] = set()
         times = []
         if fresh := self._state.poll():
@@ -150,8 +151,8 @@ class AttemptReader:
                 )  # fmt: skip
 
     def _choose(self, found: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
-        """The logs that are read: those of nodes that reported, and as many others as there may be
-        nodes."""
+        """Choose the logs to read, at most as many as there may be nodes; those of nodes that
+        reported come first."""
         most = max(MOST_NODES, self.plan.num_nodes if self.plan is not None else 0)
         if len(found) <= most:
             return found
@@ -171,7 +172,8 @@ class AttemptReader:
             self._steps.find()
 
     def _has_changed(self, folder: str) -> bool:
-        """True if names may have come since; opens the folder, so that NFS asks its server."""
+        """Return True if the folder may have new names; open the folder first, so that NFS asks its
+        server."""
         try:
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
@@ -250,7 +252,7 @@ class AttemptReader:
         return self._state.time("go")
 
     def _name_nodes(self) -> dict[Any, str]:
-        """Node index to host, in order; nodes that are known by their logs alone come last."""
+        """Return host names by node index; nodes that are known only from their logs come last."""
         names: dict[Any, str] = {}
         for values in (self._beats.values, self._reports.values):
             for key, value in values.items():
@@ -359,7 +361,8 @@ class AttemptReader:
         )
 
     def _mark_slow(self) -> tuple[Rank, ...]:
-        """All ranks, those marked that are slower than the living ones of their stages."""
+        """Return all ranks, marking those that are slower than the running ranks of the same
+        stages."""
         ranks = [self._ranks[rank] for rank in sorted(self._ranks)]
         groups: dict[tuple[tuple[int, ...], str], list[int]] = {}
         for rank in ranks:
@@ -415,7 +418,8 @@ class AttemptReader:
 
 
 def _locate_ranks(attempt: AttemptFolder, plan: Plan) -> dict[int, RankPlace]:
-    """Places of ranks by the schedule; that of a user's own program is only in its traces."""
+    """Return the places of ranks according to the schedule; those of a user's own program are known
+    only from its traces."""
     for path in (attempt.training, RunFolder(attempt.path.parent).training):
         # KeyError: a schedule that this version does not have.
         with contextlib.suppress(ValueError, KeyError):
@@ -434,7 +438,8 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def choose_hang(values: Mapping[str, Any]) -> tuple[Hang | None, Hang | None]:
-    """The hang that was found, or is suspected and needs no longer silence; one that needs it."""
+    """Return the hang that is certain and the hang that is only suspected; a suspicion by a witness
+    in SAID_EARLY is certain."""
     found, suspected = (parse_hang(values.get(name)) for name in ("hang", "hanging"))
     is_open = found is not None and found.until is None
     is_early = suspected is not None and suspected.witness in SAID_EARLY

@@ -1,7 +1,7 @@
-"""File systems of a run: free space, and the file server's clock against this machine's.
+"""File systems of a run: free space, and the offset of the file server's clock from this machine's.
 
-Ages are differences of times of files. A file that changed between two polls was written between
-them, so its time bounds how far the clocks are apart; a file that we touch ourselves tells at once.
+Ages are differences of file times. A file that changed between two polls was written between them,
+so its time bounds the clocks' offset; touching a file of our own measures the offset at once.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from pathlib import Path
 from vjob.jobs.monitor.model.snapshot import Disk
 
 STALE_S = 60.0
-"""An NFS client may show a file's older state for so long."""
+"""Seconds for which an NFS client may show an older state of a file."""
 WORTH_S = 5.0
-"""A difference that is shown."""
+"""Least offset in seconds that is shown."""
 
 
 class Skew:
-    """Estimate of the file server's clock minus ours, as narrow as what was seen allows."""
+    """Estimate of the file server's clock minus ours, narrowed by each observation."""
 
     def __init__(self) -> None:
         self._least, self._most = -math.inf, math.inf
         self._last_look: float | None = None
 
     def note_probe(self, offset_s: float) -> None:
-        """Note the offset by a file that we wrote just now."""
+        """Record the offset measured by a file that we have just written."""
         self._least = self._most = offset_s
 
     def note(self, newest: float | None, now: float) -> None:
-        """Note a poll at `now`, by our clock, and the newest time of a file that had changed."""
+        """Record a poll at `now`, by our clock, and the newest time of a file that had changed."""
         if newest is not None and self._least < self._most:
             self._least = min(max(self._least, newest - now), self._most)
             if self._last_look is not None:
@@ -51,7 +51,7 @@ class Skew:
 
 
 def probe(folder: Path) -> float | None:
-    """The offset by a file of our own; None where we may not write."""
+    """Measure the offset by writing a file; return None if the folder is not writable."""
     path = folder / f".clock.{os.uname().nodename}.{os.getpid()}"
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -70,7 +70,8 @@ def probe(folder: Path) -> float | None:
 
 
 def read_disks(folders: Mapping[str, Path]) -> tuple[Disk, ...]:
-    """Free space by what is written there; a folder still to be made counts as its parent."""
+    """Read the free space of folders, keyed by what is written there; for a missing folder that of
+    its nearest existing parent."""
     found = []
     for what, folder in folders.items():
         for place in (folder, *folder.parents):

@@ -1,4 +1,4 @@
-"""The samples of one node's GPUs: our JSON lines, or text as gpustat prints it."""
+"""Reader of one node's GPU samples: the agent's JSON lines, or text as gpustat prints it."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from vjob.jobs.monitor.model.snapshot import Gpu
 NUM_HISTORY = 60
 FIRST_BYTES = 8 * 1024
 MORE_BYTES = 64 * 1024
-"""Where a first look found no whole sample."""
+"""Bytes read instead if the first poll found no complete sample."""
 NUM_SHOWN = 50
 LATE_SAMPLES, LATE_S = 12, 60.0
-"""A sampler that lacks so many samples and seconds more hangs in its driver."""
+"""A sampler that is late by this many samples plus this many seconds hangs in its driver."""
 
 
 def describe_late(at: float | None, beat_at: float | None, every_s: float) -> str:
-    """Why the last sample tells nothing of now: its agent lives, and wrote none since; else
-    empty."""
+    """Explain why the last sample is out of date, although its agent still sends heartbeats; empty
+    if it is not."""
     if at is None or beat_at is None or beat_at - at <= LATE_SAMPLES * every_s + LATE_S:
         return ""
     return f"no sample for {format_duration(beat_at - at)}, while its agent lives"
 
 
 class GpuSamples:
-    """The last sample of each GPU of a node, and how busy it was before."""
+    """The last sample of each GPU of a node, and its earlier utilization."""
 
     def __init__(self, path: Path | str, *, tail_bytes: int = FIRST_BYTES) -> None:
         self.tail = Tail(path, tail_bytes=tail_bytes)
@@ -51,21 +51,22 @@ class GpuSamples:
         self.memory_total_mb: float | None = None
         self._is_json = str(path).endswith(".jsonl")
         self._last: dict[str, dict[str, Any] | re.Match[str]] = {}
-        """By index; a line of text is taken apart when it is asked for."""
+        """The last sample of each GPU, keyed by index; a match of a text line is converted on
+        use."""
         self._history: dict[str, deque[float | None]] = {}
         self._sample: dict[str, Any] = {}
         self.not_known = ""
-        """Why none could be read in the last sample."""
+        """Why no GPU could be read in the last sample."""
         self.lost: tuple[int, ...] = ()
         """GPUs that the driver could not reach in the last sample."""
         self.faults: tuple[Finding, ...] = ()
-        """Faults of hardware as of the last sample."""
+        """Hardware faults as of the last sample."""
         self._note = ""
-        """What the agent said of its readings."""
+        """The agent's note on its readings."""
         self._shown: deque[bytes] = deque(maxlen=NUM_SHOWN)
 
     def poll(self) -> bool:
-        """Read what is new; whether anything is."""
+        """Read what was added; return True if anything was."""
         added = self.tail.poll()
         if added is None:
             return False
@@ -77,7 +78,8 @@ class GpuSamples:
         return True
 
     def _is_whole(self) -> bool:
-        """Tell whether all of a sample was read: in text, once a GPU comes for the second time."""
+        """Return True if a complete sample was read; in text, once a GPU occurs for the second
+        time."""
         if self._is_json:
             return self.at is not None
         return any(len(history) > 1 for history in self._history.values())
@@ -108,7 +110,7 @@ class GpuSamples:
         return tuple(show(line) for line in shown[-count:])
 
     def list_gpus(self, ours: Collection[int]) -> tuple[Gpu, ...]:
-        """`ours` are the pids of the node's ranks."""
+        """Return the last sample of each GPU; `ours` are the pids of the node's ranks."""
         keys = sorted(self._last, key=lambda key: (len(key), key))
         found = []
         for key in keys:

@@ -1,4 +1,4 @@
-"""Reader of a run, a bare folder of logs or another Slurm job, and the verdict with each look."""
+"""Reader of a run, a bare folder of logs or another Slurm job, with a verdict on each snapshot."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ NUM_LINES = 10
 
 
 class Reader(Protocol):
-    """Reads snapshots of one job; keeps what it has read in between."""
+    """Incremental reader of snapshots of one job."""
 
     def read(self) -> Snapshot: ...
 
     def count_lines(self, nodes: Collection[str]) -> Mapping[str, Mapping[str, int]]:
-        """Lines of these nodes' logs, by kind; none where counting would take long."""
+        """Count the lines of these nodes' logs by kind; return none if counting would take long."""
         ...
 
 
 def open_reader(job: str, here: Path, *, num_lines: int = NUM_LINES) -> Reader:
-    """JOB as `vjob` takes it, or the path of a bare folder of logs. InputError where it is none."""
+    """Return a reader for JOB as `vjob` takes it, or for the path of a bare folder of logs; raise
+    InputError if `job` is neither."""
     num_lines = max(0, min(num_lines, NUM_SHOWN))
     path = Path(job).expanduser()
     if job.strip() and ("/" in job or path.is_dir()):
@@ -46,7 +47,7 @@ def open_reader(job: str, here: Path, *, num_lines: int = NUM_LINES) -> Reader:
 
 
 class JudgedReader:
-    """Reads snapshots and evaluates them, in the light of the last few."""
+    """Reader that also judges each snapshot, with the last few as history."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader

@@ -33,19 +33,19 @@ from vjob.jobs.monitor.readers.node_files import (
 from vjob.jobs.monitor.readers.settings import compare, take_first
 
 ENDINGS = {"out": "out", "err": "err", "gpu": "gpu", "gpu.jsonl": "gpu.jsonl", "log": "out"}
-"""Endings of file names, and what such a file is."""
+"""Suffixes of log file names and the kind of each."""
 SLOW_EVERY_S = 10.0
 _OURS = re.compile(r"record\.json|plan\.json|attempt-\d+")
 
 
 def is_bare_folder(path: Path) -> bool:
-    """True for a folder that holds logs of nodes and is no run folder."""
+    """Return True for a folder with logs of nodes that is not a run folder."""
     names = list_names(path)
     return any(map(_split, names)) and not any(map(_OURS.fullmatch, names))
 
 
 def _split(name: str) -> tuple[str, str] | None:
-    """Node and kind of a log's name."""
+    """Split a log's file name into node and kind."""
     stem, _, ending = name.rpartition(".")
     if ending == "jsonl":
         stem, _, first = stem.rpartition(".")
@@ -55,7 +55,7 @@ def _split(name: str) -> tuple[str, str] | None:
 
 
 class FolderReader:
-    """Reads snapshots of one folder; keeps what it has read."""
+    """Incremental reader of snapshots of one folder."""
 
     def __init__(
         self, folder: Path, *, num_lines: int, clock: Callable[[], float] = time.time
@@ -71,7 +71,7 @@ class FolderReader:
         self._last: Snapshot | None = None
 
     def read(self) -> Snapshot:
-        """The folder as it is now."""
+        """Return a snapshot of the folder's present state."""
         is_changed = self._find_files()
         newest: list[float] = []
         for name, files in self._files.items():
@@ -90,7 +90,7 @@ class FolderReader:
         return replace(self._last, now=now, disks=self._disks, clock_skew_s=skew)
 
     def count_lines(self, nodes: Collection[str]) -> Mapping[str, Mapping[str, int]]:
-        """Number of lines of these nodes' logs, by kind."""
+        """Count the lines of these nodes' logs, by kind."""
         return count_lines(self._files, nodes)
 
     def _find_files(self) -> bool:

@@ -1,4 +1,4 @@
-"""Log files of a node (`NodeFiles`), and what those of all nodes tell of the job together."""
+"""Log files of a node (`NodeFiles`), and facts about the job from the logs of all nodes."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from vjob.jobs.monitor.readers.gpu_logs import FIRST_BYTES, GpuSamples
 from vjob.jobs.monitor.readers.node_logs import LogFile, Times
 
 FIRST_LOOK_BYTES = 24 * 1024 * 1024
-"""Of all files together, at their first look."""
+"""Bytes of all files together that their first poll reads."""
 COUNTED_BYTES = 128 * 1024 * 1024
-"""Of logs whose lines are counted."""
+"""Most bytes of logs whose lines are counted."""
 LEAST_BYTES = 8 * 1024
-"""Of one file, however many there are."""
+"""Least bytes of each file that its first poll reads."""
 
 
 def choose_tail(num_files: int) -> int:
-    """Bytes of each file that a first poll reads."""
+    """Return the number of bytes of each file that a first poll reads."""
     return max(LEAST_BYTES, min(TAIL_BYTES, FIRST_LOOK_BYTES // max(1, num_files)))
 
 
 class NodeFiles:
-    """<node>.out .err .gpu and .gpu.jsonl."""
+    """Readers of a node's logs: <node>.out, .err, .gpu and .gpu.jsonl."""
 
     def __init__(
         self,
@@ -53,11 +53,11 @@ class NodeFiles:
         *,
         is_ours: bool = False,
     ) -> None:
-        """`files` are paths by kind: out, err, gpu, gpu.jsonl; those that are there.
+        """`files` are the paths of existing files by kind: out, err, gpu, gpu.jsonl.
 
         `pattern`: the user's own regular expression of lines about steps (conf key `progress`).
-        `times`: when lines were written; else by the file of marks beside each log. `is_ours`: an
-        agent wrote them, which keeps the streams apart.
+        `times`: when lines were written, by default from the .times file beside each log.
+        `is_ours`: an agent wrote the logs, with one stream per file.
         """
         self.is_ours = is_ours
         self.name = name
@@ -69,7 +69,7 @@ class NodeFiles:
         self.add(files)
 
     def add(self, files: Mapping[str, str]) -> None:
-        """Files that came since."""
+        """Add files that have appeared since."""
         for kind, path in files.items():
             if kind in ("out", "err") and kind not in self.logs:
                 if self._times is None:
@@ -93,7 +93,7 @@ class NodeFiles:
             self.logs["out"].is_apart = self.is_ours or "err" in self.logs
 
     def poll(self) -> bool:
-        """Read what is new; True if anything is, or if a search goes on."""
+        """Read what was added; return True if anything was, or if a search continues."""
         is_new = any(log.is_sought and log.is_unsearched for log in self.logs.values())
         for log in self.logs.values():
             is_new = log.poll() or is_new
@@ -103,7 +103,7 @@ class NodeFiles:
 
     @property
     def newest(self) -> float | None:
-        """When anything was last written to .out or .err."""
+        """Time of the last write to .out or .err."""
         times = [log.tail.mtime for log in self.logs.values() if log.tail.mtime]
         return max(times, default=None)
 
@@ -129,13 +129,13 @@ class NodeFiles:
         return found
 
     def tails(self) -> dict[str, Tail]:
-        """The end of each file, by kind."""
+        """Return the reader of each file's end, by kind."""
         logs = {kind: log.tail for kind, log in self.logs.items()}
         return logs | {kind: samples.tail for kind, samples in self.gpus.items()}
 
     @property
     def samples(self) -> GpuSamples | None:
-        """The samples that tell more."""
+        """The more detailed of the GPU samples; None without any."""
         for kind in ("gpu.jsonl", "gpu"):
             found = self.gpus.get(kind)
             if found is not None and found.at is not None:
@@ -150,7 +150,7 @@ class NodeFiles:
 def count_lines(
     files: Mapping[str, NodeFiles], names: Collection[str]
 ) -> dict[str, dict[str, int]]:
-    """Lines of the logs of these nodes, by kind; none where there is too much to read."""
+    """Count the lines of these nodes' logs by kind; return none if the logs are too large."""
     tails = {name: files[name].tails() for name in names if name in files}
     if sum(tail.size for held in tails.values() for tail in held.values()) > COUNTED_BYTES:
         return {}
@@ -172,17 +172,19 @@ def _count(path: str) -> int:
 
 
 NUM_ERRORS = 200
-"""Lines of a known kind that a snapshot holds."""
+"""Most lines of a known kind in a snapshot."""
 MOST_LEARNED = 8
-"""Logs that are read for what their lines have in common, where no line proves itself."""
+"""Most logs whose older lines are read to learn a pattern, if no single line is certain to be about
+a step."""
 LEAST_EARLY = 20
-"""Intervals early in an attempt to which its last steps are compared."""
+"""Least number of early intervals of an attempt with which its last steps are compared."""
 APART_S = 1.0
-"""Between the writing of two files that tell of the same moment."""
+"""Seconds by which the write times of two files may differ for the same event."""
 
 
 def find_progress(nodes: Collection[NodeFiles]) -> Progress | None:
-    """Progress of the job, by the log whose step lines are the most reliable, then the farthest."""
+    """Return the job's progress from the log with the most reliable step lines, then the highest
+    step."""
     for node in nodes:  # the bar and the losses may be in different files
         if any(log.trains for log in node.logs.values()):
             for log in node.logs.values():
@@ -217,12 +219,13 @@ def find_progress(nodes: Collection[NodeFiles]) -> Progress | None:
 
 
 def _list_others(node: NodeFiles, log: LogFile) -> list[StepReader]:
-    """Readers of the other stream, for a log that counts steps and does not say how many."""
+    """Return the step readers of the node's other logs, from which the number of steps may be
+    known."""
     return [one.steps for one in node.logs.values() if one is not log and log.unit == "step"]
 
 
 def _count_epochs(nodes: Iterable[NodeFiles]) -> Progress | None:
-    """Progress by the epochs that lines have, where no line has a step."""
+    """Return progress from lines with epochs, if no line has a step."""
     shared = [(node, log) for node in nodes for log in node.logs.values() if log.shares]
     if not shared:
         return None
@@ -239,7 +242,8 @@ def _count_epochs(nodes: Iterable[NodeFiles]) -> Progress | None:
 
 
 def _search_back(nodes: Collection[NodeFiles]) -> None:
-    """Look for lines about steps in what was skipped: of logs that had some, else of all."""
+    """Search skipped parts for lines about steps, in logs that had such lines; if no log is
+    reliable, in all."""
     logs = [log for log in _list_logs(nodes) if log.is_unsearched]
     if not logs:
         return
@@ -253,13 +257,13 @@ def _search_back(nodes: Collection[NodeFiles]) -> None:
 
 
 def find_doubt(nodes: Iterable[NodeFiles]) -> Doubt | None:
-    """The reason why no step is known though some lines look like steps; else None."""
+    """Return why no step is known although some lines look like steps; None if no line does."""
     doubts = {log.doubt for log in _list_logs(nodes)}
     return next((doubt for doubt in Doubt if doubt in doubts), None)
 
 
 def find_loss(nodes: Iterable[NodeFiles]) -> Point | None:
-    """The newest loss on a line without a step; None without one."""
+    """Return the newest loss on a line without a step; None if there is none."""
     losses = [log.loss for log in _list_logs(nodes) if log.loss is not None]
     return max(losses, key=lambda loss: loss.at or 0.0, default=None)
 
@@ -280,9 +284,10 @@ def _choose_farthest(nodes: Iterable[NodeFiles]) -> tuple[NodeFiles, LogFile] | 
 
 
 def find_fatal(nodes: Iterable[NodeFiles]) -> Line | None:
-    """The line that ended a process after the last step that the logs tell of; None without any.
+    """Return the line of a fatal error after the last step in the logs; None if there is none.
 
-    In a file with steps it stands after the last one; another file was written as late as those.
+    In a file with steps, the line must follow the last step; a file without steps must have been
+    written as late as those with steps.
     """
     logs = [log for node in nodes for log in node.logs.values()]
     times = [log.tail.mtime for log in logs if log.step_order >= 0]
@@ -298,7 +303,8 @@ def find_fatal(nodes: Iterable[NodeFiles]) -> Line | None:
 
 
 def find_phase(nodes: Iterable[NodeFiles], progress: Progress | None) -> Phase | None:
-    """The phase that began last and has not ended, as far as lines tell, or steps since."""
+    """Return the last phase if neither a line nor a later step shows that the phase has ended; else
+    None."""
     phases = [log.phase for node in nodes for log in node.logs.values() if log.phase is not None]
     found = max(phases, key=lambda phase: phase.since or 0.0, default=None)
     at = progress.at if progress is not None else None
@@ -308,13 +314,13 @@ def find_phase(nodes: Iterable[NodeFiles], progress: Progress | None) -> Phase |
 
 
 def find_last_end(nodes: Iterable[NodeFiles]) -> float | None:
-    """When the last phase that is over ended."""
+    """Return when the last completed phase ended."""
     ends = [log.phase_ended_at for node in nodes for log in node.logs.values()]
     return max((at for at in ends if at is not None), default=None)
 
 
 def find_longest(nodes: Iterable[NodeFiles]) -> dict[str, float]:
-    """Longest duration of each phase."""
+    """Return the longest duration of each phase."""
     longest: dict[str, float] = {}
     for node in nodes:
         for log in node.logs.values():
@@ -324,10 +330,10 @@ def find_longest(nodes: Iterable[NodeFiles]) -> dict[str, float]:
 
 
 def merge_errors(logs: Iterable[LogFile], ended: Mapping[int, float]) -> tuple[Line, ...]:
-    """Known lines of all files, the likely first in time first, the same of many ranks once.
+    """Merge the known lines of all files, likely earliest first, with equal lines of ranks once.
 
-    A line without a time is as old as its file, or as the end of its rank: `ended` has those that
-    failed by themselves.
+    A line without a time takes the end time of its rank from `ended`, which has the ranks that
+    failed by themselves, or else the file's time.
     """
     first: dict[tuple[str, str], tuple[tuple[float, int], Line]] = {}
     writers: dict[tuple[str, str], set[tuple[str, int | None]]] = {}
@@ -355,7 +361,8 @@ _NO_DIGITS = {ord(digit): None for digit in "0123456789"}
 
 
 def join_progress(by_lines: Progress | None, traced: Sequence[Point]) -> Progress:
-    """Merge progress of logs and of the farthest trace: a line has the loss, a trace the time."""
+    """Merge progress from logs, which have the loss, and from the farthest trace, which has the
+    times."""
     points = {point.step: point for point in traced}
     last = traced[-1]
     steps = judge_steps(_to_lines(by_lines), {}, traced=(last.step, last.at))
@@ -390,10 +397,11 @@ def join_counts(
     offset_s: float,
     loss: Point | None,
 ) -> Progress | None:
-    """Merge progress of logs and the counted optimizer steps: a line has its number and the loss.
+    """Merge progress from logs, which have step numbers and losses, and the counted optimizer
+    steps.
 
-    `reference` is a rank of the node whose lines they are; `offset_s` is the file server's clock
-    minus that of the rank that did the most steps; `loss` is one that no step is told for.
+    `reference` is a rank of the node that printed the lines; `offset_s` is the file server's clock
+    minus that of the rank with the most steps; `loss` is a loss printed without a step.
     """
     steps = judge_steps(_to_lines(by_lines), counts, reference)
     rank = max(sorted(counts), key=lambda one: counts[one].count)
@@ -441,7 +449,7 @@ def join_counts(
 
 
 def _list_points(own: StepCounts, base: int, offset_s: float) -> Iterator[Point]:
-    """The last points, each with the mean time of the steps since the one before."""
+    """Yield the last points, each with the mean step time since the previous point."""
     recent = own.points[-NUM_RECENT:]
     for before, (count, end) in zip((None, *recent), recent, strict=False):
         step_s = None if before is None else (end - before[1]) / max(1, count - before[0])
@@ -451,8 +459,8 @@ def _list_points(own: StepCounts, base: int, offset_s: float) -> Iterator[Point]
 def _list_early(own: StepCounts) -> Iterator[float]:
     """Yield the seconds a step of each early interval between two counts of optimizer steps.
 
-    Intervals of the warm-up and the last `NUM_RECENT` points are left out; of the rest the first
-    quarter is early, and at least `LEAST_EARLY` intervals where there are so many.
+    The warm-up and the last `NUM_RECENT` points are excluded. The first quarter of the remaining
+    intervals is early, and at least `LEAST_EARLY` intervals if there are as many.
     """
     old = [point for point in own.points[:-NUM_RECENT] if point[0] > WARM_UP_STEPS]
     for (done, since), (count, until) in pairwise(old[: max(LEAST_EARLY, len(old) // 4) + 1]):
@@ -460,6 +468,6 @@ def _list_early(own: StepCounts) -> Iterator[float]:
 
 
 def _bracket(own: StepCounts, done: int) -> tuple[tuple[int, float], tuple[int, float]]:
-    """The points before and after a step."""
+    """Return the points before and after a step."""
     after = next((at for at, point in enumerate(own.points) if point[0] >= done), 0)
     return own.points[max(0, after - 1)], own.points[after]

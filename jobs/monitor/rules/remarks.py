@@ -28,19 +28,19 @@ from vjob.jobs.monitor.rules.pace import LATE_S, find_left_s, find_limit_left_s,
 from vjob.jobs.monitor.rules.stalled import find_stopped
 
 LIMIT_NEAR_S = 600.0
-"""A time limit so near is named."""
+"""Seconds before the time limit from which a remark names it."""
 HOT = 88.0
-"""Degrees of a GPU."""
+"""Temperature in degrees Celsius from which a GPU is hot."""
 FULL = 0.97
-"""Share of a GPU's or node's memory."""
+"""Fraction of a GPU's or a node's memory from which the memory is nearly full."""
 DISK_SHARE = 0.02
 DISK_BYTES = 5e9
-"""A disk with less than both of this left is nearly full."""
+"""A disk is nearly full if both its free share and its free bytes are below these limits."""
 INODE_SHARE = 0.02
 SKEW_S = 5.0
 SILENT_S = 120.0
 MOST_FAULTS = 8
-"""Faults of hardware that are named."""
+"""Most hardware faults that are named."""
 
 KEEP_FILES = Remedy(
     Action.ADD,
@@ -67,7 +67,7 @@ def unreadable_files(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def errors_that_passed(snapshot: Snapshot) -> Iterator[Finding]:
-    """Root lines after which the training went on; ones that the verdict names are left out."""
+    """Yield errors after which the training continued, except errors that the verdict names."""
     if not is_live(snapshot):
         return
     step_at = find_step_at(snapshot)
@@ -100,7 +100,7 @@ def stopped_ranks(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def time_limit_near(snapshot: Snapshot) -> Iterator[Finding]:
-    """The scheduler ends the job soon, or before the training is done."""
+    """Yield a remark if the scheduler will end the job soon, or before the training is done."""
     left_s = find_limit_left_s(snapshot)
     if left_s is None or not is_live(snapshot):
         return
@@ -123,7 +123,8 @@ def time_limit_near(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def being_preempted(snapshot: Snapshot) -> Iterator[Finding]:
-    """The scheduler has begun to take the job's nodes, and leaves it a grace time."""
+    """Yield a remark if the scheduler has begun to preempt the job, which still has a grace
+    time."""
     for row in rows_in(snapshot, RUNNING):
         if row.preempted is not None and is_live(snapshot):
             left: Known[float] = NotKnown("the scheduler does not say when")
@@ -137,7 +138,7 @@ def being_preempted(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def nodes_not_well(snapshot: Snapshot) -> Iterator[Finding]:
-    """Nodes that the scheduler drains or keeps for maintenance, with the admin's reason."""
+    """Yield the nodes that are draining or under maintenance, with the admin's reason."""
     for state in snapshot.scheduler.node_states:
         if state.condition is not NodeCondition.LOST and is_live(snapshot):
             age: Known[float] = NotKnown("the scheduler does not say since when")
@@ -155,7 +156,8 @@ def nodes_not_well(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def gpus_not_read(snapshot: Snapshot) -> Iterator[Finding]:
-    """Nodes whose GPUs could not be read: nothing is known of these."""
+    """Yield the nodes whose GPUs could not be read, so that the state of these GPUs is not
+    known."""
     found: dict[str, list[str]] = {}
     for node in snapshot.nodes:
         if node.gpus_not_known:
@@ -167,8 +169,8 @@ def gpus_not_read(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def faults_of_hardware(snapshot: Snapshot) -> Iterator[Finding]:
-    """Faults that the drivers and the kernel report; those of lost GPUs are a verdict of a job that
-    runs."""
+    """Yield hardware faults that drivers and the kernel report, except lost GPUs of a running job,
+    which are a verdict."""
     found = [
         (node.name, fault)
         for node in snapshot.nodes
@@ -240,7 +242,8 @@ def files_in_the_copy(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def remark_new_files(found: NewFiles | None) -> Iterator[Finding]:
-    """Checkpoints beside the script, in a copy that the next run does not have."""
+    """Yield a remark on files that ranks wrote into the copy of their code, which the next run does
+    not have."""
     if found is not None:
         values = {"folder": found.folder, "names": found.names, "num_files": found.num_files}
         yield Finding("files in the copy", values=values, remedies=(KEEP_FILES,))
@@ -282,7 +285,7 @@ def no_report(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def logs_missing(snapshot: Snapshot) -> Iterator[Finding]:
-    """Nodes of a bare folder's job that left no log there."""
+    """Yield the nodes of a bare folder's job that left no log in the folder."""
     if snapshot.without_log:
         values = {"node_ranks": list(snapshot.without_log), "num_nodes": snapshot.info["NNODES"]}
         yield Finding("nodes without a log", values=values)

@@ -1,4 +1,4 @@
-"""Rules for a job that does its steps: slower than it was, held back by one rank, or well."""
+"""Rules for a job that makes steps: slower than before, held back by one rank, or healthy."""
 
 from __future__ import annotations
 
@@ -44,35 +44,36 @@ from vjob.jobs.monitor.rules.pace import (
 
 EXCLUDE_THIS = Remedy(Action.EXCLUDE, Target.NODE, "it")
 SAME = "its sequences and batches are as before"
-"""Longer ones, such as of a curriculum, slow steps in the same way."""
+"""Condition of a remedy: longer sequences, such as in a curriculum, also slow the steps."""
 RECENT = 10
 LASTS_S = 60.0
-"""Points that are compared with those before: so many at least, and of so long a time."""
+"""The recent points, which are compared with earlier ones, are at least RECENT in number and
+together cover this many seconds."""
 BASELINE = 20
-"""So many points before them, at least."""
+"""Least number of earlier points."""
 SLOWER = 1.5
-"""Times the median before, for the lower quarter of the recent ones too."""
+"""Factor over the earlier median at which steps are slower."""
 LEAST_S = 0.2
-"""A step that is slower by less is nobody's worry."""
+"""Least difference in seconds per step that counts."""
 HEAT = ("hw_thermal", "sw_thermal", "hw_power_brake", "hw_slowdown")
 THROTTLED = 1.2
-"""Times the median before, where a GPU says that it is held down."""
+"""Factor over the earlier median at which steps are slower, if a GPU reports throttling."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slowdown:
-    """Recent steps against those before."""
+    """Comparison of recent step times with earlier ones."""
 
     before_s: float
     recent_s: float
     least_s: float
-    """Lower quarter of the recent ones."""
+    """Lower quartile of the recent step times."""
     usual_most_s: float
-    """Upper tenth of those before."""
+    """90th percentile of the earlier step times."""
 
 
 def straggler(snapshot: Snapshot) -> Verdict | None:
-    """A rank that works longer than ranks of the same stage and device."""
+    """Return SLOW if a rank computes longer than ranks of the same stage and device."""
     found = find_stragglers(snapshot)
     if not found or not _steps_on(snapshot):
         return None
@@ -102,9 +103,10 @@ def straggler(snapshot: Snapshot) -> Verdict | None:
 
 
 def find_stragglers(snapshot: Snapshot) -> list[tuple[Rank, float, float]]:
-    """Rank, its peers' median work and its score; the worst first.
+    """Return slow ranks, each with its peers' median work and its score, the slowest first.
 
-    Those slow in nearly all of the last steps, and before so many are known those far behind.
+    A rank is slow if it was slow in nearly all of the last steps; while too few steps are known, if
+    it is far slower than its peers.
     """
     alive = list_alive(snapshot)
     groups: dict[tuple[tuple[int, ...] | int | None, str], list[Rank]] = {}
@@ -128,7 +130,7 @@ def find_stragglers(snapshot: Snapshot) -> list[tuple[Rank, float, float]]:
 
 
 def throttled(snapshot: Snapshot) -> Verdict | None:
-    """A GPU's clock is held down by heat or power, and steps are slower."""
+    """Return SLOW if heat or power throttles a GPU and steps are slower than before."""
     hot = [
         (node, gpu.index, gpu.throttle)
         for node in snapshot.nodes
@@ -158,7 +160,7 @@ def throttled(snapshot: Snapshot) -> Verdict | None:
 
 
 def slower(snapshot: Snapshot) -> Verdict | None:
-    """The last steps take much longer than the job's own before."""
+    """Return SLOW if the last steps take much longer than the job's earlier steps."""
     change = find_slowdown(snapshot)
     if change is None or not _is_slower(change, SLOWER):
         return None
@@ -181,7 +183,7 @@ def _slowdown_values(change: Slowdown) -> dict[str, float]:
 
 
 def _see_pace(snapshot: Snapshot) -> tuple[Evidence, ...]:
-    """How many of the attempt's steps the pace comes from."""
+    """Return the evidence for the pace: how many of the attempt's steps were timed."""
     progress = snapshot.progress
     if progress is None:
         return ()
@@ -193,7 +195,8 @@ def _see_pace(snapshot: Snapshot) -> tuple[Evidence, ...]:
 
 
 def find_slowdown(snapshot: Snapshot) -> Slowdown | None:
-    """None where there are too few points, or the job does no steps."""
+    """Compare recent with earlier steps; return None if there are too few points or no steps are
+    made."""
     times, progress = list_step_times(snapshot), snapshot.progress
     if progress is None or len(times) < RECENT or not _steps_on(snapshot):
         return None
@@ -216,7 +219,7 @@ def find_slowdown(snapshot: Snapshot) -> Slowdown | None:
 
 
 def _compute_interval(snapshot: Snapshot) -> float:
-    """Steps between two points."""
+    """Return the median number of steps between two points."""
     points = snapshot.progress.points if snapshot.progress is not None else ()
     gaps = [b.step - a.step for a, b in pairwise(points) if b.step > a.step]
     return statistics.median(gaps) if gaps else 1.0
@@ -263,7 +266,8 @@ def healthy(snapshot: Snapshot) -> Verdict | None:
 
 
 def ending(snapshot: Snapshot) -> Verdict | None:
-    """All ranks exited 0, or the scheduler ends the job, and nobody has said how it went yet."""
+    """Return a verdict if all ranks exited 0 or the job is completing, while its end is not yet
+    recorded."""
     exits = [rank.exit for rank in snapshot.ranks]
     if is_live(snapshot) and exits and all(item is not None and item.code == 0 for item in exits):
         proof = Evidence("exit file", Sure.MEASURED, seen=len(exits), expected=snapshot.world)
@@ -279,7 +283,7 @@ def ending(snapshot: Snapshot) -> Verdict | None:
 
 
 def unknown(snapshot: Snapshot) -> Verdict | None:
-    """The last rule: nothing tells."""
+    """Return UNKNOWN; this is the last rule, if no other applies."""
     words = sorted({row.word or row.state for row in snapshot.scheduler.jobs})
     values = {
         "scheduler": snapshot.scheduler.name,

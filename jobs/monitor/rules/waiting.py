@@ -29,19 +29,20 @@ from vjob.jobs.schedulers.job import SchedulerJob, parse_name
 from vjob.jobs.schedulers.reasons import find_reason, is_permanent
 
 ORPHAN_S = 600.0
-"""A submit that left no job after so long was cut off."""
+"""Seconds after which a submit without a job counts as interrupted."""
 FRESH_S = 120.0
-"""The scheduler shows a job after so long at the latest."""
+"""Most seconds until the scheduler shows a new job."""
 NO_START = NotKnown("the scheduler expects no start yet")
 DEPENDENCY = "Dependency"
-"""Row of the catalogue for a job that waits for others."""
+"""The catalogue's row for a job that waits for other jobs."""
 WAIT = Remedy(Action.WAIT)
 SHOW_START = Remedy(
     Action.INSPECT, Target.EXPECTED_START, detail="for the start that the scheduler expects"
 )
 RESUBMIT = Remedy(Action.RESUBMIT)
 SETTLED = (Action.RELEASE, Action.ASK_ADMIN, Action.CANCEL)
-"""With one of these a job that does not start need not be submitted again, or has its own way."""
+"""Actions that make a new submission of a job that never starts unnecessary, or include their
+own."""
 
 
 def refused(snapshot: Snapshot) -> Verdict | None:
@@ -53,7 +54,8 @@ def refused(snapshot: Snapshot) -> Verdict | None:
 
 
 def submitting(snapshot: Snapshot) -> Verdict | None:
-    """Also just after: the scheduler may not show the job yet."""
+    """Return PENDING during a submit and shortly after, when the scheduler may not show the job
+    yet; UNKNOWN if the submit was interrupted."""
     if snapshot.scheduler.jobs or snapshot.attempt is not None:
         return None
     age = snapshot.now - snapshot.submitted if snapshot.submitted is not None else 0.0
@@ -93,7 +95,8 @@ def never_starts(snapshot: Snapshot) -> Verdict | None:
 
 
 def _mend(known: KnownLine) -> tuple[Remedy, ...]:
-    """The remedies of the reason; where they change what was asked for, the job is replaced."""
+    """Return the reason's remedies; if they change the request, also to cancel the job and submit
+    again."""
     if any(one.action in SETTLED and not one.instead for one in known.remedies):
         return known.remedies
     return (CANCEL, *known.remedies, RESUBMIT)
@@ -136,7 +139,8 @@ def requeued(snapshot: Snapshot) -> Verdict | None:
 
 
 def pending(snapshot: Snapshot) -> Verdict | None:
-    """Also where only some jobs of a split run started: their ranks wait for the others."""
+    """Return PENDING if a job is waiting, also if only some jobs of a split run have started, whose
+    ranks wait for the others."""
     rows = rows_in(snapshot, ("PENDING", "REQUEUED"))
     if not rows or is_over(snapshot) or snapshot.went_at is not None:
         return None
@@ -164,7 +168,7 @@ def suspended(snapshot: Snapshot) -> Verdict | None:
 
 
 def no_room(snapshot: Snapshot) -> Verdict | None:
-    """No attempt runs: the last one ended for want of room, and there is none yet."""
+    """Return FAILING if no attempt runs because the disk is still full."""
     folder = snapshot.waits_for_room
     if not folder or is_over(snapshot):
         return None
@@ -193,7 +197,7 @@ def _waits_for_runs(row: JobRow) -> bool:
 
 
 def _wait_values(snapshot: Snapshot, row: JobRow) -> dict[str, Any]:
-    """The reason for a wait, its meaning, and the start that the scheduler itself expects."""
+    """Return the reason for a wait, its meaning, and the start that the scheduler expects."""
     known = find_reason(row.reason)
     is_chain = _waits_for_runs(row)
     return {
@@ -223,7 +227,7 @@ def _list_details(snapshot: Snapshot) -> tuple[Finding, ...]:
 
 
 def build_info(row: JobRow) -> SchedulerJob:
-    """The row as jobs/schedulers/reasons.py wants it."""
+    """Convert a row back to the scheduler's type, for jobs/schedulers/reasons.py."""
     code, _, number = row.exit_code.partition(":")
     return SchedulerJob(
         id=row.id,

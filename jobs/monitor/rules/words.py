@@ -1,7 +1,7 @@
-"""Sentences for verdicts: one for each rule, and for each detail and remark beside it. Pure.
+"""Sentences for verdicts: one for each rule, detail and remark. Pure.
 
-`put_into_words` is the last step of `judge`. Nothing is decided here, and nothing reads these
-sentences to decide. A name in `SENTENCES` is a `Finding.rule`; its function gets the values.
+`put_into_words` is the last step of `judge`. Nothing is decided here, and no code parses these
+sentences. A name in `SENTENCES` is a `Finding.rule`; its function gets the values.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from vjob.jobs.monitor.model.snapshot import Verdict, name_step
 from vjob.jobs.monitor.rules.base import format_names, format_rank, join
 
 CANCELS: Mapping[Context, str] = {Context.SBATCH: "scancel JOB", Context.PYTHON: "job.cancel()"}
-"""The command that ends a job, where it is not `vjob cancel JOB`."""
+"""The command that ends a job, if it is not `vjob cancel JOB`."""
 
 
 def put_into_words(verdict: Verdict) -> Verdict:
-    """The verdict with its sentences, in the words of the job's context."""
+    """Return the verdict with its sentences, worded for the job's context."""
     context, job = verdict.context, verdict.job
     remarks = (
         join([render_sentence(one), render_advice(one, context, job)], "; ")
@@ -43,7 +43,7 @@ def put_into_words(verdict: Verdict) -> Verdict:
 
 
 def render_sentence(finding: Finding) -> str:
-    """One sentence without a full stop."""
+    """Render a finding as one sentence without a full stop."""
     known = {
         key: value.value if isinstance(value, Value) else value
         for key, value in finding.values.items()
@@ -54,7 +54,7 @@ def render_sentence(finding: Finding) -> str:
 
 
 def render_advice(finding: Finding, context: Context, job: str) -> str:
-    """The meaning of the line that it rests on, what to do, and commands that tell more."""
+    """Render a finding's advice: the meaning of its line, remedies, and commands that show more."""
     parts = []
     meaning = str(finding.values.get("meaning", ""))
     for stands_alone, remedies in groupby(finding.remedies, is_command):
@@ -67,7 +67,7 @@ def render_advice(finding: Finding, context: Context, job: str) -> str:
 
 
 def is_command(remedy: Remedy) -> bool:
-    """True for a command that stands for itself, ready to be copied."""
+    """Return True for a remedy that is shown as a bare command, ready to be copied."""
     is_bare = not (remedy.detail or remedy.when or remedy.value)
     if remedy.action is Action.CANCEL:
         return is_bare
@@ -98,13 +98,13 @@ def _step(values: Values) -> str:
 
 
 def _time(values: Values, key: str, text: str) -> str:
-    """The text with a duration for `{}`; empty where that is not known."""
+    """Format a text with a duration for `{}`; return an empty text if the duration is not known."""
     known = _is_known(values.get(key))
     return text.format(format_duration(values[key])) if known else ""
 
 
 def _line(values: Values) -> str:
-    """`rank 3 on n061: RuntimeError: x (2 times in all)`."""
+    """Render a line and its rank: `rank 3 on n061: RuntimeError: x (2 times in all)`."""
     who = format_rank(values["rank"], values["node"])
     return join([who, values["text"] + _many(values)], ": ")
 
@@ -201,7 +201,7 @@ def _start(values: Values) -> str:
 
 
 def format_chain(after: Sequence[str], after_any: Sequence[str]) -> str:
-    """`a to end well, and for b to end`, of runs that must be over first."""
+    """Format the runs that must be over first: `a to end well, and for b to end`."""
     parts = [f"{format_names(after)} to end well"] if after else []
     parts += [f"{format_names(after_any)} to end"] if after_any else []
     return ", and for ".join(parts)
@@ -232,7 +232,7 @@ def _abandoned(values: Values) -> str:
 
 
 def _exit(values: Values) -> str:
-    """`rank 3 on n061 exited 1: ValueError: x`."""
+    """Render a rank's exit: `rank 3 on n061 exited 1: ValueError: x`."""
     return f"{format_rank(values['rank'], values['node'])} {values['how']}"
 
 
@@ -366,7 +366,7 @@ def _cost(values: Values) -> str:
 
 
 def _tell_action(hang: Hang, now: float) -> str:
-    """The action that follows, and about when."""
+    """Describe the agents' next action on a hang, and about when it follows."""
     at = hang.seen_at if hang.acts_at is None else hang.acts_at
     when = f"in {format_duration(at - now)}" if at > now + 1 else "now"
     if hang.action is HangAction.REPORT:
@@ -583,7 +583,7 @@ def _warning(values: Values) -> str:
 
 
 def _node_not_well(values: Values) -> str:
-    """`the scheduler drains node b3: ECC GPU2 (root, 3 min ago)`."""
+    """Render a node's state: `the scheduler drains node b3: ECC GPU2 (root, 3 min ago)`."""
     known = [values["by"], _time(values, "age_s", "{} ago")]
     who = ", ".join(filter(None, known))
     why = f": {values['reason']}" if values["reason"] else ""
@@ -812,4 +812,4 @@ SENTENCES: Mapping[str, Callable[[Values], str]] = {
     "temperature": lambda v: f"{v['node']}: {v['degrees']:.0f} degrees",
     "throttle": lambda v: f"{v['node']}: {format_names(v['reasons'])}",
 }
-"""Name of a finding to its sentence."""
+"""Functions that render the sentence of a finding, keyed by the finding's rule."""

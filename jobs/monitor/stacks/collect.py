@@ -1,8 +1,8 @@
-"""Asks every node of a job what its ranks are at.
+"""Collect the Python stacks of all ranks from the nodes of a job.
 
-On Slurm a step beside the job's own runs the agent once on each node; on this machine the agent
-runs directly, on those of a list over ssh. What nodes say travels as parcels; who says nothing in
-time is named.
+On Slurm, a step beside the job's own runs the agent once on each node; on this machine the agent
+runs directly, on the machines of a list over ssh. Answers arrive as packed lines; nodes that do not
+answer in time are named.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from vjob.jobs.schedulers.base import Scheduler
 from vjob.jobs.schedulers.job import JobState, SchedulerJob
 
 PICK_PYTHON = 'p=$(command -v "$1") || p=python3; shift; exec "$p" "$@"'
-"""The plan's python where the node has it, as in node.sh."""
+"""Shell text that runs the plan's Python if the node has it, else python3, as node.sh does."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StackQuery:
-    """A command that makes nodes tell their stacks."""
+    """A command that makes one or more nodes print their stacks."""
 
     command: Sequence[str]
     script: str | None = None
-    """For its standard input."""
+    """Text for the command's standard input."""
     host: str = ""
-    """The node that it asks, where it is one."""
+    """The node that is asked, if it is a single node."""
     machine: Machine | None = None
-    """Which it asks over ssh."""
+    """The machine that is asked over ssh."""
 
 
 MOST_QUEUES = 4
@@ -69,7 +69,8 @@ def collect_stacks(
     timeout_s: float = 60.0,
     tell: Callable[[int, int], None] = lambda done, all_: None,
 ) -> Stacks:
-    """Stacks of all ranks; `tell` is called with how many nodes of how many have answered."""
+    """Collect the stacks of all ranks; `tell` is called with the number of nodes that have answered
+    and the number of all nodes."""
     expect_ours(view.run, "vjob runs a program from its folder to take stacks")
     plan, attempt = find_running(view, "a look at stacks")
     hosts = list_hosts(plan, attempt)
@@ -96,7 +97,8 @@ def collect_stacks(
 
 
 def explain_hang(plan: Plan, attempt: AttemptFolder) -> str:
-    """The hang that the agents found, or what their files say of the ranks now."""
+    """Describe the hang that the agents found, or else one that the ranks' present files show;
+    empty if there is none."""
     hang = read_hang(attempt)
     if hang is None or hang.until is not None:
         signs = read_signs(attempt, plan.num_nodes)
@@ -106,7 +108,7 @@ def explain_hang(plan: Plan, attempt: AttemptFolder) -> str:
 
 
 def list_queues(plan: Plan, attempt: AttemptFolder) -> tuple[str, ...]:
-    """Bytes that ranks had not read when the agents saved their evidence; the most first."""
+    """Return lines on bytes that ranks had not read when the agents saved their evidence."""
     lines: list[str] = []
     for index in range(plan.num_nodes):
         found = read_json(attempt.hang_evidence(index))
@@ -115,7 +117,8 @@ def list_queues(plan: Plan, attempt: AttemptFolder) -> tuple[str, ...]:
 
 
 def find_running(view: RunView, what: str) -> tuple[Plan, AttemptFolder]:
-    """The plan and the attempt that runs now; messages say that `what` needs a job that runs."""
+    """Return the plan and the running attempt; raise an error that says that `what` needs a running
+    job."""
     attempts = view.run.attempts()
     plan = read_attempt_plan(view.run, attempts[-1].number if attempts else 0)
     if view.problem:
@@ -138,7 +141,7 @@ def find_running(view: RunView, what: str) -> tuple[Plan, AttemptFolder]:
 
 
 def list_hosts(plan: Plan, attempt: AttemptFolder) -> dict[int, str]:
-    """Names of nodes, as their beats have them."""
+    """Return the host names of nodes by index, from their heartbeats."""
     found = {}
     for index in range(plan.num_nodes):
         beat = read_json(attempt.beat(index))
@@ -173,7 +176,7 @@ def _build_questions(
 def _build_over_ssh(
     run: RunFolder, command: Sequence[str], hosts: Mapping[int, str]
 ) -> Iterator[StackQuery]:
-    """One for each machine of a list that takes part."""
+    """Yield a query for each machine of the list that takes part."""
     plan, spelled = read_plan(run.plan), read_json(run.machines)
     if plan is None or not isinstance(spelled, dict):
         raise InputError(f"{run.machines} cannot be read; run py-spy on the run's machines")
@@ -215,7 +218,8 @@ def build_for_jobs(
     command: Sequence[str],
     hosts: Set[str],
 ) -> Iterator[list[str]]:
-    """A step in each job, on those of its nodes that take part; each knows itself by its name."""
+    """Yield a step for each job, on those of its nodes that take part; a node finds its index by
+    its name."""
     for info in infos:
         names = [name for name in info.nodes if name in hosts]
         component = info.component if "+" in info.id else None
@@ -225,8 +229,8 @@ def build_for_jobs(
 
 
 def expect_here(view: RunView) -> None:
-    """InputError where the run's nodes cannot be reached from here: it is another machine's, or
-    its scheduler starts nothing beside a job."""
+    """Raise InputError if the run's nodes cannot be reached from here: the run is on another
+    machine, or its scheduler cannot start a step beside a job."""
     scheduler = schedulers.get_scheduler(view.record.scheduler)
     for job in view.record.jobs:
         host = scheduler.find_other_machine(view.run, job.group)
@@ -237,7 +241,7 @@ def expect_here(view: RunView) -> None:
 
 
 class Answers:
-    """Answers of the nodes so far."""
+    """Collector of the nodes' answers."""
 
     def __init__(
         self,
@@ -254,7 +258,7 @@ class Answers:
         self._waiting = dict(hosts)
         self._unpackers = [Unpacker() for _ in questions]
         self._said: dict[int, list[str]] = {}
-        """Lines of each question that are no parcels: srun's own, ssh's, and errors."""
+        """Lines of each query that are not packed answers: messages of srun and ssh, and errors."""
         tell(0, len(hosts))
 
     def hear(self, number: int, line: str) -> None:
@@ -275,7 +279,7 @@ class Answers:
         self._tell(len(self._hosts) - len(self._waiting), len(self._hosts))
 
     def close(self, codes: Sequence[int | None], timeout_s: float) -> None:
-        """Name who has not answered, in the words of whoever was to ask him."""
+        """Record why each remaining node has not answered, from the messages of srun or ssh."""
         for number, question in enumerate(self._questions):
             if question.machine is not None and codes[number] == FAILED:
                 lines = self._said.get(number, [])
@@ -296,7 +300,7 @@ class Answers:
 
 
 def explain(lines: Sequence[str]) -> str:
-    """The last line of an error, with its remedy where one is known."""
+    """Explain an error by its last line, or by a known cause."""
     if "invalid choice: 'stacks'" in "\n".join(lines):
         return "the run was submitted by an older vjob, whose agent cannot do this"
     return lines[-1]

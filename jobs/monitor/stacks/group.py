@@ -1,7 +1,7 @@
-"""Groups the stacks of ranks by where they are, the fewest ranks first.
+"""Group the stacks of ranks by place, the group with the fewest ranks first.
 
-In a hang most ranks wait for the same thing; the few that are elsewhere are the ones to look at.
-Pure; collect.py asks the nodes.
+In a hang, most ranks wait at the same place; the few ranks elsewhere are the suspects. Pure;
+collect.py asks the nodes.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from varuna_core.records.formatting import join_numbers
 from varuna_core.records.logs.tail import clean
 
 STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "waits for a disk", "Z": "ended"}
-"""States of a process that explain a hang by themselves."""
+"""Process states that by themselves explain a hang."""
 MAIN = "MainThread"
 ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
-"""A native function without a name is where it was loaded."""
+"""Address that stands for a native function without a name; it depends on where the library was
+loaded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """One call."""
+    """One call of a stack."""
 
     function: str
     file: str
@@ -33,13 +34,14 @@ class Frame:
 
     @property
     def place(self) -> tuple[str, str]:
-        """Key of equal frames: lines move within a loop, and libraries in memory."""
+        """Key by which frames are equal: without line numbers, which differ within a loop, and
+        without addresses."""
         return ADDRESS.sub("0x", self.function), self.file
 
 
 @dataclass(frozen=True, kw_only=True)
 class Thread:
-    """One thread's calls, the innermost first."""
+    """One thread and its frames, the innermost first."""
 
     name: str
     frames: tuple[Frame, ...]
@@ -54,7 +56,7 @@ class RankStack:
     state: str = ""
     """The kernel's letter for the process."""
     threads: tuple[Thread, ...] = ()
-    """The main one first."""
+    """The threads, the main thread first."""
     problem: str = ""
 
 
@@ -75,20 +77,20 @@ class StackGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Stacks:
-    """All that came back of one look at a job."""
+    """All answers of one collection of a job's stacks."""
 
     run: str
     world: int
     groups: tuple[StackGroup, ...]
     failed: tuple[RankStack, ...]
-    """Ranks that could not be looked at."""
+    """Ranks whose stacks could not be read."""
     silent: Mapping[str, str]
     """Nodes without an answer, and why."""
     hang: str = ""
-    """A sentence about a hang, as the agents see it: the collective, and the ranks that
-    missed it."""
+    """A sentence about the hang that the agents found: the collective, and the ranks that missed
+    it."""
     queues: tuple[str, ...] = ()
-    """Bytes that ranks had not read when they were seen to hang, a line for each pair."""
+    """Bytes that ranks had not read when they were found to hang, one line for each pair."""
 
     def as_json(self) -> dict[str, Any]:
         groups = [
@@ -116,7 +118,7 @@ class Stacks:
 
 
 def parse_rank(value: Mapping[str, Any]) -> RankStack:
-    """From what the agent sends of a rank: `threads` is what `py-spy dump --json` prints."""
+    """Parse the agent's answer for a rank; `threads` is the output of `py-spy dump --json`."""
     rank, node = int(value["rank"]), str(value.get("node", ""))
     items = [item for item in value.get("threads") or () if isinstance(item, dict)]
     threads = [thread for thread in map(_parse_thread, sorted(items, key=_order)) if thread.frames]
@@ -146,13 +148,15 @@ def _parse_thread(value: Mapping[str, Any]) -> Thread:
 
 
 def _order(value: Mapping[str, Any]) -> tuple[bool, int]:
-    """The main thread first; in a fork it may have no name of its own, and is the oldest."""
+    """Return the sort key of a thread: the main thread first, then the oldest, since in a fork the
+    main thread may have another name."""
     number = value.get("os_thread_id")
     return value.get("thread_name") != MAIN, number if isinstance(number, int) else sys.maxsize
 
 
 def group_stacks(stacks: Iterable[RankStack], *, whole: bool = False) -> list[StackGroup]:
-    """Equal stacks together, the smallest groups first; of the main thread, or `whole` of all."""
+    """Group ranks with equal stacks, the smallest group first; compare the main threads, or with
+    `whole` all threads."""
     found: dict[Any, list[RankStack]] = {}
     for stack in sorted(stacks, key=lambda stack: stack.rank):
         threads = stack.threads if whole else stack.threads[:1]
@@ -164,7 +168,7 @@ def group_stacks(stacks: Iterable[RankStack], *, whole: bool = False) -> list[St
 
 
 def render_stacks(found: Stacks, *, whole: bool = False) -> str:
-    """Stacks as text, the suspects first."""
+    """Render stacks as text, the suspects first."""
     num_seen = sum(len(group.stacks) for group in found.groups)
     many = len(found.groups) != 1
     lines = [found.hang] if found.hang else []
@@ -211,7 +215,8 @@ def _spell_ranks(stacks: Sequence[RankStack]) -> str:
 
 
 def _spell_lines(group: StackGroup, thread: int) -> str:
-    """Lines of the innermost frame: `33`, or `33 (3), 35 (0-2)` where ranks differ."""
+    """Format the line numbers of the innermost frame: `33`, or `33 (3), 35 (0-2)` if ranks
+    differ."""
     held: dict[int, list[int]] = {}
     for stack in group.stacks:
         held.setdefault(stack.threads[thread].frames[0].line, []).append(stack.rank)
@@ -222,7 +227,8 @@ def _spell_lines(group: StackGroup, thread: int) -> str:
 
 
 def shorten_path(path: str) -> str:
-    """The last parts of a path; of an installed package, from its name on."""
+    """Return the last two parts of a path; for an installed package, the path within
+    site-packages."""
     _, mark, rest = path.rpartition("/site-packages/")
     return rest if mark else "/".join(path.split("/")[-2:])
 

@@ -1,7 +1,7 @@
-"""Stacks of a Slurm job that vjob did not submit: py-spy on each of its nodes.
+"""Collect the stacks of a Slurm job that vjob did not submit, by py-spy on each of its nodes.
 
-It has no agent, so ours travels as text on the standard input of a step beside the job's own, and
-finds the job's processes by what Slurm puts into their environment. Nothing is left behind.
+Such a job has no agent, so vjob's agent is sent as text on the standard input of a step beside the
+job's own, and finds the job's processes by the variables that Slurm sets. Nothing is left behind.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def collect_job_stacks(
     timeout_s: float = 60.0,
     tell: Callable[[int, int], None] = lambda done, all_: None,
 ) -> Stacks:
-    """Stacks of the job's Python processes; one that says which rank it is has that number."""
+    """Collect the stacks of the job's Python processes, with the rank of each process that has
+    one."""
     running = [part for part in job.parts if part.is_running]
     if not running:
         states = ", ".join(dict.fromkeys(part.info.native_word for part in job.parts))
@@ -85,7 +86,7 @@ def collect_job_stacks(
 
 
 def _build_command(build: Callable[..., list[str]], part: JobPart, command: list[str]) -> list[str]:
-    """The step of one part; each of its tasks gets all of our standard input."""
+    """Build the step for one part of the job; each task receives the whole standard input."""
     is_component = "+" in part.info.id
     number = len(part.info.nodes)
     component = part.info.component if is_component else None

@@ -27,7 +27,7 @@ from vjob.jobs.schedulers.job import SchedulerJob
 
 
 def open_shell(view: RunView, node: str | None, words: Sequence[str]) -> int:
-    """Run it with this terminal; the exit code of the shell."""
+    """Run a shell, or `words`, on a node with this terminal; return its exit code."""
     expect_ours(view.run, "vjob runs a program from its folder to start a shell")
     plan, attempt = find_running(view, "a shell")
     index, host = choose_node(list_hosts(plan, attempt), node)
@@ -39,7 +39,7 @@ def open_shell(view: RunView, node: str | None, words: Sequence[str]) -> int:
 
 
 def choose_node(hosts: dict[int, str], wanted: str | None) -> tuple[int, str]:
-    """Index and name by either of them; the first node by default."""
+    """Return index and name of the wanted node, given by either; the first node by default."""
     if wanted is None:
         return 0, hosts[0]
     for index, host in hosts.items():
@@ -51,7 +51,7 @@ def choose_node(hosts: dict[int, str], wanted: str | None) -> tuple[int, str]:
 def build_way(
     view: RunView, plan: Plan, index: int, host: str, command: Sequence[str]
 ) -> list[str]:
-    """The command here that runs `command` on the node."""
+    """Return the local command that runs `command` on the node."""
     scheduler = schedulers.get_scheduler(plan.scheduler)
     if scheduler.can.starts_steps:
         return build_step(view, plan, index, host, command)
@@ -64,7 +64,7 @@ def build_way(
 def build_step(
     view: RunView, plan: Plan, index: int, host: str, command: Sequence[str]
 ) -> list[str]:
-    """A step beside the job's own, which takes nothing of what that one has."""
+    """Build a step beside the job's own that takes none of the job's resources."""
     info = _find_job(view, host)
     if info is None:  # what Slurm said last may be older than the job's start
         info = _find_job(view_run(view.run, after=time.time()), host)
@@ -75,7 +75,7 @@ def build_step(
 
 
 def _find_job(view: RunView, host: str) -> SchedulerJob | None:
-    """The job, or the part of one, that has the node."""
+    """Return the job, or the component of a job, that has the node; None if there is none."""
     infos = (*view.infos, *view.joined)
     return next((info for info in infos if host in info.nodes), None)
 
