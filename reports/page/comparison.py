@@ -73,16 +73,14 @@ class Compared:
         later = drop_first(analysis.times)["took_s"]
         median = analysis.find_step("median")
         bubbles = median.bubbles if median is not None else ()
-        idle = analysis.bubbles["bubble_share"]
         loss = self.losses
         memory, share = analysis.memory["used_mb"], analysis.goodput.share
-        measured = [bubble.measured for bubble in bubbles]
         return {
             "step_s": _find(value_of(analysis.headline.step_s)),
             "slowest_step_s": _find(later.max()),
             "last_step": _find(value_of(analysis.headline.last_step)),
             "num_steps": float(analysis.times["count"].sum()),
-            "idle_share": _find(idle.median() if len(idle) else _mean(measured)),
+            "idle_share": value_of(analysis.headline.idle),
             "ideal_idle_share": _find(_mean([bubble.ideal for bubble in bubbles])),
             "most_memory_mb": _find(memory.max()),
             "goodput_share": share.value if isinstance(share, Value) else None,
