@@ -1,4 +1,4 @@
-"""A conf as Python has it (a path, a dict, a typed conf), with what is set over it, resolved."""
+"""Resolve a conf given in Python (a path, a dict, a typed conf) with overrides."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 ConfLike = Union[str, "os.PathLike[str]", Mapping[str, Any], JobConf]
 """A conf's path, its content as a dict, or what `vjob.load` returned."""
 FROM_PYTHON = Path("<conf from Python>")
-"""Called so in messages; relative paths in it start at the current folder."""
+"""Name of such a conf in messages; its relative paths start at the current folder."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfText:
-    """A conf to be read: its text is None where the path is a file."""
+    """A conf to be read; `text` is None if `path` is a file."""
 
     path: Path
     text: str | None = None
     overrides: tuple[str, ...] = ()
-    """As for `--set`."""
+    """Overrides as for `--set`."""
 
 
 def read_source(
@@ -43,7 +43,7 @@ def read_source(
     env: Mapping[str, str] | None = None,
     name: str | None = None,
 ) -> ConfText:
-    """The text of a conf, and what is set over its keys; reads no file."""
+    """Return the text of a conf and the overrides of its keys, without reading a file."""
     overrides = [
         spell_override(str(key), value) for key, value in _items(set, "set", "train.steps")
     ]
@@ -68,14 +68,15 @@ def read_source(
 
 
 def resolve(source: ConfText, *, require_env: bool = True) -> Resolved:
-    """Read, plan what is `auto`, check; ConfError with every problem found."""
+    """Read a conf, plan what is `auto`, and check it; raise ConfError with all problems."""
     from vjob.jobs.planning.resolve_auto import resolve_conf
 
     return resolve_conf(source.path, source.overrides, text=source.text, require_env=require_env)
 
 
 def find_written(source: ConfText, *keys: str) -> str | None:
-    """The text of a key that a conf writes, such as `program`, `python`; None where it does not."""
+    """Return the text of a key such as (`program`, `python`); None if the conf does not write the
+    key."""
     text = read_text(source.path, str(source.path)) if source.text is None else source.text
     base = Path(os.path.abspath(source.path)).parent
     tree, _ = build_tree(
@@ -90,13 +91,13 @@ def find_written(source: ConfText, *keys: str) -> str | None:
 
 
 def spell_override(key: str, value: Any) -> str:
-    """`KEY=VALUE` as `--set` takes it, of a value of Python."""
+    """Return `KEY=VALUE` for a Python value, as `--set` takes it."""
     text = dump_yaml(simplify(value, key), one_line=True)
     return f"{key}={text.removesuffix('...' + chr(10)).strip()}"
 
 
 def simplify(value: Any, key: str = "") -> Any:
-    """The value in YAML's own types: a path is its text, a number of numpy is Python's."""
+    """Convert a value to YAML's own types: a path to its text, a numpy number to Python's."""
     if isinstance(value, Mapping):
         return {
             str(name): simplify(inner, join_key(key, str(name))) for name, inner in value.items()
@@ -124,6 +125,6 @@ def _items(given: Any, name: str, example: str) -> ItemsView[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """An enum or a subclass of a plain type, such as numpy's float64, as that type."""
+    """Convert an enum or a subclass of a plain type, such as numpy's float64, to the plain type."""
     value = getattr(value, "value", value)
     return next(kind(value) for kind in (bool, int, float, str) if isinstance(value, kind))

@@ -1,12 +1,12 @@
-"""`VjobExecutor`: submitit's executor for vjob, and what the command line submits with.
+"""`VjobExecutor`: submitit's executor for vjob, which the command line uses too.
 
     a function ─► conf with program.function ─┐
     conf.yaml, a dict ────────────────────────┴► resolve_conf ─► submit ─► ScriptExecutor ─► sbatch
                                                                     └─ fill: function/submitted.pkl
 
-`submitit.AutoExecutor(folder, cluster="vjob")` finds it by its entry point. The conf is
-`vjob_conf`; submitit's shared parameters go over its keys, and `vjob_set` over those. Without a
-conf they alone make a uniform one.
+`submitit.AutoExecutor(folder, cluster="vjob")` finds the executor by its entry point. The conf is
+`vjob_conf`; submitit's shared parameters override its keys, and `vjob_set` overrides both. Without
+a conf, the shared parameters define a conf with one group of nodes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ SHARED: Mapping[str, Any] = {
     "tasks_per_node": None,
     "stderr_to_stdout": False,
 }
-"""submitit's, with its defaults; the last has no effect: each rank keeps two files."""
+"""submitit's shared parameters and their defaults; the last has no effect, since each rank has two
+output files."""
 OWN: Mapping[str, Any] = {
     "conf": None,
     "set": None,
@@ -68,19 +69,20 @@ OWN: Mapping[str, Any] = {
     "after": None,
     "array_parallelism": 256,
 }
-"""`vjob_conf` and so on in `AutoExecutor.update_parameters`."""
+"""vjob's own parameters, `vjob_conf` and so on in `AutoExecutor.update_parameters`."""
 WARN_S = 90
-"""Before the time limit, for a function that can checkpoint; submitit's signal_delay_s."""
+"""Seconds before the time limit at which a function that can checkpoint is signalled; submitit's
+signal_delay_s."""
 NO_LIMIT_MIN = 366 * 24 * 60
-"""For submitit, which wants a number, of a job without a time limit."""
+"""Minutes that stand for no time limit, since submitit requires a number."""
 GB = 1024**3
 
 
 class VjobExecutor(ScriptExecutor):
-    """Runs functions and confs as runs of vjob, on Slurm or on this machine.
+    """Executor that runs functions and confs as runs of vjob, on Slurm or on this machine.
 
-    `folder` is where run folders are made. A `%j` in it, as submitit allows, is left out: each run
-    has a folder of its own anyway.
+    Run folders are made in `folder`. A `%j` in its path, as submitit allows, is dropped, since each
+    run has a folder of its own anyway.
     """
 
     job_class = VjobJob
@@ -94,7 +96,7 @@ class VjobExecutor(ScriptExecutor):
 
     @classmethod
     def affinity(cls) -> int:
-        """Never chosen by itself: scripts of submitit's that name no cluster go on as they did."""
+        """Return 0, so that AutoExecutor never chooses vjob unless the cluster is named."""
         return 0
 
     @classmethod
@@ -125,8 +127,8 @@ class VjobExecutor(ScriptExecutor):
         after: AfterRuns = NO_RUNS,
         snapshot: Snapshot | None = None,
     ) -> VjobJob[None]:
-        """Submit a conf's program; `words` are further arguments of it, `snapshot` its code where
-        that is not today's."""
+        """Submit a conf's program; `words` are further arguments, `snapshot` is the code if it is
+        not the present one."""
         run, _ = submitting.submit(resolved, words, after=after, executor=self, snapshot=snapshot)
         return VjobJob.open(run)
 
@@ -153,7 +155,8 @@ class VjobExecutor(ScriptExecutor):
         return VjobJob.open(run)
 
     def _submit_array(self, all_delayed: Sequence[DelayedSubmission]) -> list[VjobJob[Any]]:
-        """One run for each; all have the conf of the first, which can checkpoint if any can."""
+        """Submit a run for each function; all get the conf of the first function that can
+        checkpoint, or else of the first."""
         like = next((one for one in all_delayed if can_checkpoint(one.function)), all_delayed[0])
         resolved = self.resolve_function(like)
         folders = submit_array(
@@ -169,7 +172,8 @@ class VjobExecutor(ScriptExecutor):
         return find_after(name_jobs(self.parameters.get("after") or ()), (), Path.cwd())
 
     def resolve_function(self, delayed: DelayedSubmission) -> Resolved:
-        """The conf that a function runs with; of the conf's own program only `python` counts."""
+        """Return the conf that a function runs with; of the conf's own program only `python` is
+        used."""
         if not callable(delayed.function):
             raise InputError(
                 f"{delayed.function!r} cannot be called: submit the function itself and its "
@@ -196,7 +200,7 @@ class VjobExecutor(ScriptExecutor):
         return resolve(replace(source, overrides=tuple(overrides)))
 
     def read_parameters(self, name: str) -> ConfText:
-        """The conf that the parameters ask for; `name` where they give none."""
+        """Return the conf that the parameters define, named `name` unless they give a name."""
         asked = {name: value for name, value in self.parameters.items() if value is not None}
         conf: ConfLike | None = asked.get("conf")
         settings: dict[str, Any] = {"log_folder": str(self.folder)}
@@ -246,13 +250,13 @@ class VjobExecutor(ScriptExecutor):
 
 
 def name_jobs(jobs: Any) -> list[str]:
-    """JOB words for a job or several, each a VjobJob, a word or a path."""
+    """Return JOB words for one or several jobs, each a VjobJob, a word or a path."""
     several = jobs if isinstance(jobs, (list, tuple)) else [jobs]
     return [str(one.folder) if isinstance(one, VjobJob) else str(one) for one in several]
 
 
 def name_function(function: Any) -> str:
-    """Name of a function in messages: `train`, `Trainer` for a callable object."""
+    """Return the name of a function for messages: `train`, or `Trainer` for a callable object."""
     while isinstance(function, functools.partial):
         function = function.func
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
@@ -260,17 +264,17 @@ def name_function(function: Any) -> str:
 
 
 def spell_name(name: str) -> str:
-    """A name that a conf takes, as near as can be: `<lambda>` becomes `lambda`."""
+    """Return the nearest name that is valid in a conf: `<lambda>` becomes `lambda`."""
     return re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII).strip("-.") or "function"
 
 
 def can_checkpoint(function: Any) -> bool:
-    """True for an object of submitit's checkpoint protocol."""
+    """Return True for an object that implements submitit's checkpoint protocol."""
     return hasattr(function, "checkpoint") or hasattr(function, "__submitit_checkpoint__")
 
 
 def spell_group(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of a conf's group of nodes for submitit's shared parameters, those that are given."""
+    """Return the keys of a conf's node group for the given shared parameters of submitit."""
     tasks = asked.get("tasks_per_node", 1)
     found: dict[str, Any] = {}
     if "nodes" in asked:

@@ -1,7 +1,7 @@
 """Reader of the logs of one node: last lines, progress, settings, known lines.
 
-A job of a thousand nodes has megabytes of ends to look through, so blocks are searched as bytes,
-and each distinct line is judged once, whatever its numbers are.
+The last parts of a thousand nodes' logs are megabytes, so blocks are searched as bytes, and lines
+that differ only by numbers are classified once.
 """
 
 from __future__ import annotations
@@ -42,23 +42,25 @@ from vjob.jobs.monitor.model.snapshot import Line, Phase, Point
 
 NUM_POINTS = 300
 NUM_SHOWN = 50
-"""Last lines that are kept of each file, at most."""
+"""Most last lines that are kept of each file."""
 NUM_KNOWN = 200
-"""Distinct lines of a known kind that are kept of each file: the first ones."""
+"""Most distinct lines of a known kind that are kept of each file: the first ones."""
 NUM_FIRST = 8
-"""Lines with points that a first look reads at once."""
+"""Number of lines about steps that the first poll parses at once: the last ones."""
 NUM_OLDEST = 4
-"""Of a longer list of lines the first ones are read too: times are measured from them."""
+"""Number of first lines that are parsed if a list of lines is shortened, since times are measured
+from them."""
 HEAD_BYTES = 16 * 1024
-"""Where the settings stand: near the beginning."""
+"""Bytes at the beginning of a file in which the settings are searched."""
 
 _DAYS_30 = 30 * 86400.0
 _LATE_S = 1800.0
-"""A line that says to be later than its file by so much was written in another zone."""
+"""Seconds by which a line's time may be later than its file's; a later time is in another time
+zone."""
 
 
 def take_last(lines: list[bytes], count: int) -> list[bytes]:
-    """The last lines with something in them."""
+    """Return the last lines that are not blank."""
     start = len(lines)
     found = 0
     while start > 0 and found < count:
@@ -68,7 +70,7 @@ def take_last(lines: list[bytes], count: int) -> list[bytes]:
 
 
 _Placed = tuple[int, bytes]
-"""A line, and where in its file it begins."""
+"""Offset of a line in its file, and the line."""
 
 
 def _place(lines: list[bytes], indices: list[int], start: int) -> list[_Placed]:
@@ -79,19 +81,19 @@ def _place(lines: list[bytes], indices: list[int], start: int) -> list[_Placed]:
 
 
 def _decode(line: bytes) -> str:
-    """The text of a line; of a progress bar its last state."""
+    """Decode a line; of a progress bar, return the last state."""
     return line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
 
 
 class Times(Protocol):
-    """When the lines of a node's logs were written."""
+    """Source of the times at which lines of a node's logs were written."""
 
     def read(self) -> tuple[LineTimes, LineTimes]:
-        """Read new lines of .out and .err."""
+        """Read and return the times of lines in .out and in .err."""
 
 
 class LogFile:
-    """One .out or .err."""
+    """Incremental reader of one .out or .err file."""
 
     def __init__(
         self,
@@ -106,7 +108,8 @@ class LogFile:
         pattern: Pattern[str] | None = None,
         is_err: bool = False,
     ) -> None:
-        """With `begin` known lines before the last line that has it are of an older start.
+        """`begin`: known lines before the last line with this text belong to an earlier start and
+        are dropped.
 
         `times`: when lines were written. `pattern`: the user's own regular expression of lines
         about steps.
@@ -117,14 +120,14 @@ class LogFile:
         self.name = name
         self._known: list[Line] = []
         self._places: list[int] = []
-        """The last place of each of these lines."""
+        """The offset of the last occurrence of each known line."""
         self._raised = RaisedLines()
         self.writers: list[set[int | None]] = []
-        """The ranks that wrote each of these."""
+        """The ranks that wrote each known line."""
         self.points: deque[Point] = deque(maxlen=NUM_POINTS)
         self.num_steps: int | None = None
         self.unit = "step"
-        """`epoch` or `sample` where that is what its lines count."""
+        """Unit that the file's lines count: `step`, `epoch` or `sample`."""
         self.first_step: int | None = None
         self.point_at: float | None = None
         self.phase: Phase | None = None
@@ -132,19 +135,20 @@ class LogFile:
         self.phases_s: dict[str, float] = {}
         self.info: dict[str, Line] = {}
         self.node_ranks: set[str] = set()
-        """The node rank in each block of settings: several nodes may print into one file."""
+        """The node ranks in the file's blocks of settings, since several nodes may print into one
+        file."""
         self.loss: Point | None = None
         """Last loss of a line without a step; its step is NO_STEP."""
         self.shares: deque[tuple[float, Point]] = deque(maxlen=NUM_POINTS)
-        """Epochs done, by lines that tell nothing else of their step, and their values."""
+        """Epochs done and values, from lines that have an epoch but no step."""
         self.step_order = -1
         """Offset of the last line about a step."""
         self._fatal: Line | None = None
         self._fatal_place = 0
         self.changed = 0
-        """Grows with each look that saw something."""
+        """Counter that grows with each poll that found a change."""
         self.is_apart = is_err
-        """It holds one stream of its node, and not both."""
+        """True if the file has only one of the node's streams."""
         self._node, self._classifier = node, classifier
         self._begin = begin
         self._shown: deque[bytes] = deque(maxlen=max(1, num_lines))
@@ -154,23 +158,23 @@ class LogFile:
         self._steps = StepReader(pattern)
         self._trains = False
         self._marks: LineTimes | None = None
-        """Times of writing, as of this look."""
+        """Write times of lines, as of this poll."""
         self._written: LineTimes | None = None
-        """The times of the lines that one look reads."""
+        """Write times used for known lines in this poll."""
         self._unread: list[_Placed] = []
-        """Lines with older points, of the first look: most logs' are never asked for."""
+        """Older lines about steps of the first poll, parsed only on demand (`catch_up`)."""
         self._gaps: deque[int] = deque(maxlen=8)
-        """Places of lines before which others were left out."""
+        """Offsets of lines before which lines were skipped."""
         self._since: list[_Placed] = []
-        """Lines after those, kept until the older points are asked for."""
+        """Later lines about steps, kept until the older lines are parsed."""
         self.is_sought = False
-        """Its lines about steps were looked for in what looks have skipped."""
+        """True if the skipped part is being searched for lines about steps."""
         self._has_timers = False
-        """Its lines are Megatron's timers, which may be megabytes between two steps."""
+        """True if the file has Megatron's timers, which may take megabytes between two steps."""
 
     @property
     def steps(self) -> StepReader:
-        """The reader of its lines about steps."""
+        """The parser of the file's lines about steps."""
         return self._steps
 
     @property
@@ -180,12 +184,13 @@ class LogFile:
 
     @property
     def doubt(self) -> Doubt | None:
-        """The reason why the steps that its lines may count are not known."""
+        """Why the steps in the file's lines are not known; None if there is no such doubt."""
         return Doubt.FAR if self.is_unsearched and not self.points else self._steps.doubt
 
     @property
     def trains(self) -> bool:
-        """True if a line had a word that a training prints, here or in a file beside it."""
+        """True if a line, in this file or one beside it, has a word that training programs
+        print."""
         return self._trains or self._steps.trains
 
     @trains.setter
@@ -194,19 +199,19 @@ class LogFile:
 
     @property
     def is_behind(self) -> bool:
-        """True if lines about steps were left for `catch_up`."""
+        """True if lines about steps wait for `catch_up`."""
         return bool(self._since)
 
     @property
     def is_unsearched(self) -> bool:
-        """True if the last line about a step may lie in what looks have skipped."""
+        """True if the last line about a step may be in the skipped part."""
         skipped = self.tail.skipped
         if skipped is None or (self._has_timers and self.strength < LINE):
             return skipped is not None
         return self.step_order < skipped[1]
 
     def search_back(self, budget: Budget) -> None:
-        """Find lines about steps in what looks have skipped, up to a number of them."""
+        """Search the skipped part for lines about steps, from its end, up to a number of lines."""
         if self._pattern is not None:
             marks = find_marks(self._pattern.pattern) or STEP_MARKS
         else:
@@ -234,7 +239,7 @@ class LogFile:
         self.phase, self.phase_ended_at = kept
 
     def poll(self) -> bool:
-        """Read what is new; whether anything is."""
+        """Read what was added; return True if anything changed."""
         problem, was_missing = self.tail.problem, self.tail.is_missing
         added = self.tail.poll()
         if added is None:
@@ -249,7 +254,8 @@ class LogFile:
         return True
 
     def last_lines(self, count: int) -> tuple[str, ...]:
-        """Made harmless, the open one too; empty ones are left out."""
+        """Return the last lines that are not blank, including an unfinished one, made safe for
+        terminals."""
         if count <= 0:
             return ()
         held = list(self._shown)[-count:]
@@ -283,7 +289,7 @@ class LogFile:
         self._read_progress(_place(lines, sifted.telling, start), start, data, added.is_anew)
 
     def catch_up(self) -> None:
-        """Read the points before those that the first look read."""
+        """Parse the older lines about steps that the first poll left."""
         unread, self._unread = [*self._unread, *self._since], []
         if not self._since:
             return
@@ -293,7 +299,7 @@ class LogFile:
         self.point_at, self.phase, self.phase_ended_at = kept
 
     def _read_anew(self, lines: list[_Placed]) -> None:
-        """Read the points of these lines in place of those so far."""
+        """Replace all points by those of these lines."""
         self.points.clear()
         self.first_step = None
         self._steps = StepReader(self._pattern)
@@ -333,8 +339,8 @@ class LogFile:
                     self._mark(*found_mark, text)
 
     def _read_head(self) -> None:
-        """The file's first lines, where its end alone was read: they name the first step and the
-        first epoch, and maybe how many steps there are."""
+        """Read the file's first lines, if polls have read only its end: they have the first step
+        and epoch, and perhaps the number of steps."""
         lines = self.tail.read_head(HEAD_BYTES).split(b"\n")[:-1]
         if not lines:
             return
@@ -358,7 +364,8 @@ class LogFile:
                 self._add_point(one)
 
     def _find_time(self, text: str, place: int) -> tuple[float | None, float]:
-        """The earliest time at which a line was written, and how much later it may have been."""
+        """Return the earliest time at which a line may have been written, and by how much that may
+        be too early."""
         # Where a thousand nodes print steps, the points of only one are asked for; it catches up.
         if self._times is not None and not self._unread:
             if self._marks is None:
@@ -438,7 +445,7 @@ class LogFile:
 
     @property
     def known(self) -> list[Line]:
-        """Kept lines of a known kind: the first of each kind and text."""
+        """The kept lines of a known kind: the first of each kind and text."""
         return list(map(self._complete, self._known, self._places))
 
     @property
@@ -448,7 +455,7 @@ class LogFile:
         return None if self._fatal is None else self._complete(self._fatal, self._fatal_place)
 
     def _complete(self, line: Line, place: int) -> Line:
-        """The line with what only the whole file tells of it."""
+        """Return the line with facts that depend on later lines of the file."""
         raised, is_before = self._raised.name(line, place), place < self.step_order
         stream = self._name_stream()
         if (line.raised, line.is_before_steps, line.stream) == (raised, is_before, stream):
@@ -458,7 +465,7 @@ class LogFile:
     def _add_raised(
         self, lines: list[bytes], known: list[tuple[int, str]], start: int, data: bytes
     ) -> list[tuple[int, str]]:
-        """The known lines, with those of exceptions of any name that have a traceback."""
+        """Add the lines of exceptions of any name that have a traceback to the known lines."""
         if self._raised.may_skip(data):
             return known
         kinds = dict(known)
@@ -471,7 +478,7 @@ class LogFile:
         return sorted(kinds.items())
 
     def _find_written(self, order: int) -> float | None:
-        """When the line at this place was written; None where no agent kept the times."""
+        """Return when the line at this offset was written; None if no agent recorded times."""
         if self._times is None:
             return None
         if self._written is None:
@@ -485,7 +492,7 @@ class LogFile:
             self._fatal, self._fatal_place = self._line(show(lines[at]), order, kind), order
 
     def _name_stream(self) -> str:
-        """Empty where the file may hold both streams."""
+        """Return the file's stream; empty if the file may have both streams."""
         if not self.is_apart:
             return ""
         return "stderr" if self._is_err else "stdout"
@@ -524,7 +531,7 @@ def _make_point(line: Iteration) -> Point:
 
 
 def _join(first: Point, second: Point) -> Point:
-    """Two lines of one step: each tells what it tells."""
+    """Merge the values of two lines about the same step."""
     named = ("step_s", "loss", "grad_norm", "loss_scale", "at")
     more = {
         name: getattr(second, name) if getattr(second, name) is not None else getattr(first, name)

@@ -1,8 +1,8 @@
-"""Readers of the small files of an attempt: traces and steps of ranks, beats of nodes, exits.
+"""Readers of an attempt's small files: traces and steps of ranks, heartbeats of nodes, exits.
 
-`JsonFolder` reads what changed in a folder of files that land whole. Such a file lands by a rename,
-which changes its folder's own time; a folder with the same time as at the last two polls holds
-nothing new. Opening it first makes NFS ask its server.
+`JsonFolder` reads changed files of a folder whose files are written atomically. A rename changes
+the folder's own time, so a folder with the same time as at the last two polls has nothing new.
+Opening the folder first makes NFS ask its server.
 """
 
 from __future__ import annotations
@@ -32,31 +32,32 @@ from vjob.jobs.monitor.log_lines.tails import Added, Tail
 from vjob.jobs.monitor.model.snapshot import Point
 
 MOST_BYTES = 4 * 1024 * 1024
-"""Of one file; none of ours is near it."""
+"""Most bytes read of one file; the agent's files are far smaller."""
 
 
 class JsonFolder:
-    """The parsed files of a folder, by name without `.json`."""
+    """The parsed files of a folder, keyed by name without `.json`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.values: dict[str, dict[str, Any]] = {}
         self.times: dict[str, float] = {}
-        """When each file was written."""
+        """Modification time of each file."""
         self._marks: dict[str, tuple[int, int, int]] = {}
         self._seen: tuple[int, int] | None = None
         self._is_settled = False
-        """A poll found nothing new since: two renames may share one tick of the clock."""
+        """True once a later poll found nothing new, since two renames may share one tick of the
+        clock."""
 
     def value(self, stem: str) -> dict[str, Any]:
-        """The parsed file; of another user's run that is shared, its copy without secrets."""
+        """Return the parsed file; for a shared run of another user, its copy without secrets."""
         return self.values.get(stem) or self.values.get(f"{stem}.shared") or {}
 
     def time(self, stem: str) -> float | None:
         return self.times.get(stem) or self.times.get(f"{stem}.shared")
 
     def poll(self) -> list[str]:
-        """Names whose content is new."""
+        """Read changed files; return their names."""
         try:
             if is_foreign_link(self.path):
                 return []
@@ -116,13 +117,14 @@ def _read(name: str, folder: int | None = None) -> tuple[bytes, os.stat_result]:
 
 NUM_STEPS = 300
 NUM_MEDIAN = 10
-"""Last steps that a rank's median is of."""
+"""Number of last steps in a rank's median."""
 FIRST_BYTES = 16 * 1024
 MORE_BYTES = 1024 * 1024
-"""Looked through once where the end holds the details of a step alone."""
+"""Bytes that are read once instead if the end has only details of a step."""
 HEAD_BYTES = 16 * 1024
 RANKS_OF_NODE = 8
-"""For how many ranks so much of a node's trace is read."""
+"""Number of ranks for which the end of a node's trace file is read: this many times the bytes for
+one."""
 
 
 @dataclass(frozen=True)
@@ -132,13 +134,13 @@ class RankStep:
     step: int
     took_s: float
     work_s: float | None
-    """In its own forwards and backwards."""
+    """Seconds in the rank's own forward and backward passes."""
     checkpoint_s: float
     end_at: float | None
 
 
 class TraceFile:
-    """The ends of the traces in one file: those of all ranks of a node, or of one rank."""
+    """The last steps in one trace file, of all ranks of a node or of one rank."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -153,7 +155,7 @@ class TraceFile:
         return Tail(self.path, tail_bytes=tail_bytes * self._share, head_bytes=HEAD_BYTES)
 
     def poll(self) -> set[int]:
-        """Read what is new; the ranks that wrote it."""
+        """Read what was added; return the ranks that wrote it."""
         added = self.tail.poll()
         if added is None:
             return set()
@@ -200,23 +202,23 @@ class TraceFile:
 
 
 class TraceFolder:
-    """All traces of an attempt."""
+    """Reader of all traces of an attempt."""
 
     def __init__(self, attempt: AttemptFolder) -> None:
         self.ranks: dict[int, TraceEnd] = {}
         self.times: list[float] = []
-        """When the files were written that had something new at the last look."""
+        """Modification times of the files that had changed at the last poll."""
         self._attempt = attempt
         self._files: dict[Path, TraceFile] = {}
 
     def find(self) -> None:
-        """Look for files that came since."""
+        """Look for files that have appeared since."""
         for path in self._attempt.list_traces():
             if path not in self._files:
                 self._files[path] = TraceFile(path)
 
     def poll(self) -> set[int]:
-        """Read what is new; the ranks that wrote it."""
+        """Read what was added; return the ranks that wrote it."""
         changed: set[int] = set()
         self.times = []
         for file in self._files.values():
@@ -228,28 +230,28 @@ class TraceFolder:
 
 
 MOST_COUNTED = 64
-"""Files of steps that are read: of a larger job those of ranks that lie evenly among all."""
+"""Most step files that are read; of a larger job, those of evenly spaced ranks."""
 
 
 class StepsFolder:
-    """Optimizer steps of the ranks of an attempt."""
+    """Reader of the optimizer steps of an attempt's ranks."""
 
     def __init__(self, attempt: AttemptFolder) -> None:
         self.counts: dict[int, StepCounts] = {}
         self.times: list[float] = []
-        """When the files were written that had something new at the last look."""
+        """Modification times of the files that had changed at the last poll."""
         self._attempt = attempt
         self._paths: dict[int, Path] = {}
         self._marks: dict[int, tuple[int, int, int]] = {}
 
     def find(self) -> None:
-        """Look for files that came since."""
+        """Look for files that have appeared since."""
         found = self._attempt.list_steps()
         every = -(-len(found) // MOST_COUNTED)
         self._paths = {rank: found[rank] for rank in sorted(found)[:: every or 1]}
 
     def poll(self) -> set[int]:
-        """Read what is new; the ranks that wrote it."""
+        """Read what was added; return the ranks that wrote it."""
         changed: set[int] = set()
         self.times = []
         for rank, path in self._paths.items():
@@ -308,12 +310,14 @@ class TraceEnd:
         return self.steps[-1] if self.steps else None
 
     def works_s(self) -> dict[int, float]:
-        """Seconds that the rank computed itself, by step, without the first steps."""
+        """Return the seconds that the rank itself computed, keyed by step, without the first
+        steps."""
         steps = list(self.steps)[WARM_UP_STEPS:][-RECENT_STEPS:]
         return {step.step: step.work_s for step in steps if step.work_s is not None}
 
     def medians(self) -> tuple[float | None, float | None]:
-        """Medians of the last steps: a whole step, and what the rank computed; saving left out."""
+        """Return the medians of the last steps: a whole step without checkpoints, and the rank's
+        own computation."""
         recent = list(self.steps)[-NUM_MEDIAN:]
         if not recent:
             return None, None
@@ -322,7 +326,7 @@ class TraceEnd:
         return whole, statistics.median(works) if works else None
 
     def points(self, offset_s: float) -> tuple[Point, ...]:
-        """`offset_s` is the file server's clock minus the rank's."""
+        """Return the steps as points; `offset_s` is the file server's clock minus the rank's."""
         return tuple(
             Point(
                 step=step.step,
@@ -335,7 +339,7 @@ class TraceEnd:
 
 @dataclass
 class Process:
-    """Process of a rank, by the beats of its node."""
+    """Process of a rank, according to its node's heartbeats."""
 
     pid: int | None = None
     state: str = ""
@@ -345,7 +349,7 @@ class Process:
 
 
 class Beats:
-    """Signs of life of one node, and of its ranks' processes."""
+    """Heartbeats of one node, with the states of its ranks' processes."""
 
     def __init__(self) -> None:
         self.processes: dict[int, Process] = {}
@@ -353,10 +357,10 @@ class Beats:
         self.state = ""
         self.catches_usr1 = False
         self.every_s: float | None = None
-        """Seconds until the next one, as long as the node has a connection to its hub."""
+        """Seconds until the next heartbeat, as long as the node is connected to its hub."""
 
     def note(self, value: Mapping[str, Any]) -> None:
-        """A new beat."""
+        """Take in a new heartbeat."""
         self.every_s = as_number(value.get("every_s"))
         self.state = str(value.get("state", ""))
         self.is_done = self.state == "done"
@@ -381,7 +385,8 @@ class Beats:
 
 
 def parse_outcome(value: Mapping[str, Any] | None) -> Outcome | None:
-    """Outcome of an attempt; None where another version wrote it."""
+    """Parse the outcome of an attempt; return None if it cannot be read, as from another
+    version."""
     try:
         return expect_types(Outcome(**value)) if value is not None else None
     except TypeError:

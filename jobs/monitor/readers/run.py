@@ -59,10 +59,10 @@ from vjob.jobs.runs.owner import is_ours, name_owner
 from vjob.jobs.schedulers.reasons import explain_reason
 
 SLOW_EVERY_S = 10.0
-"""Between two reads of disks and checkpoints."""
+"""Seconds between two reads of disks and checkpoints."""
 NUM_SCHEDULER_LINES = 8
 NUM_EARLIER = 8
-"""Attempts before this one whose steps are read."""
+"""Number of last earlier attempts whose steps are read."""
 MAX_SILENT = 64
 MORPHING = (GATHERING, SAVING, STOPPING, JUDGING)
 """Phases of the manager of a run that may morph (varuna_core/records/morphing.py)."""
@@ -70,7 +70,7 @@ MORPHING = (GATHERING, SAVING, STOPPING, JUDGING)
 
 @dataclass(frozen=True)
 class StorageReader:
-    """Checkpoints and free space, read now and then."""
+    """Checkpoints and free space, as last read."""
 
     disks: tuple[Disk, ...] = ()
     newest: Newest | None = None
@@ -78,7 +78,7 @@ class StorageReader:
 
 
 class RunReader:
-    """Reads snapshots of one run; keeps what it has read."""
+    """Incremental reader of snapshots of one run."""
 
     def __init__(
         self,
@@ -89,7 +89,8 @@ class RunReader:
         reads_attempt: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Without `reads_attempt` by record and scheduler alone, for a table of many runs."""
+        """If `reads_attempt` is false, read only the record and the scheduler, for a table of many
+        runs."""
         self.run = run
         self._reads_attempt = reads_attempt
         record = read_record(run)
@@ -100,7 +101,7 @@ class RunReader:
         self._num_lines, self._clock = num_lines, clock
         self._plan = read_plan(run.plan)
         self._lacks_plan = False
-        """The last attempt's own has yet to be written."""
+        """True while the last attempt's own plan has not been written yet."""
         self._asked = read_asked(run, self._plan)
         self._desk = desk or SchedulerDesk(run, record.scheduler)
         self._skew = Skew()
@@ -117,7 +118,7 @@ class RunReader:
         self._has_new_files = False
 
     def read(self) -> Snapshot:
-        """The run as it is now."""
+        """Return a snapshot of the run's present state."""
         self._desk.ask(self._silent)
         attempts = self.run.attempts() if self._reads_attempt else []
         shown = self._read_attempt(attempts)
@@ -215,7 +216,7 @@ class RunReader:
         return shown
 
     def _note_time(self) -> float:
-        """Now by the file server's clock."""
+        """Return the present time by the file server's clock."""
         ours = self._clock()
         self._skew.note(self._attempt.newest if self._attempt else None, ours)
         return ours + self._skew.offset_s
@@ -242,13 +243,14 @@ class RunReader:
         self._store = StorageReader(read_disks(folders), newest, tuple(damaged))
 
     def _read_new_files(self, record: RunRecord) -> NewFiles | None:
-        """Once, when the run is over: nothing in its folder changes any more."""
+        """Look for new files once, when the run is over and its folder no longer changes."""
         if record.state == records.ENDED and not self._has_new_files:
             self._new_files, self._has_new_files = find_new_files(self.run), True
         return self._new_files
 
     def _read_morph(self, record: RunRecord, shown: AttemptView) -> str:
-        """Between two attempts of a run that goes on with other nodes."""
+        """Describe the change of nodes between two attempts of a run that morphs; empty if there is
+        none."""
         if self._plan is None or not self._plan.morph or record.state != records.SUBMITTED:
             return ""
         state = read_state(self.run.morph)
@@ -257,7 +259,8 @@ class RunReader:
         return "" if state is None else format_going(state, is_ending=is_ending)
 
     def _read_room(self, record: RunRecord) -> str:
-        """The folder without room that the next attempt waits for; empty where none is."""
+        """Return the full folder whose free space the next attempt waits for; empty if there is
+        none."""
         if self._plan is None or record.state != records.SUBMITTED:
             return ""
         if self._plan.morph:
@@ -298,7 +301,7 @@ class RunReader:
         return len(read_restarts(self.run))
 
     def _find_silent(self, nodes: tuple[Node, ...], now: float) -> tuple[str, ...]:
-        """Nodes that should beat and do not: the scheduler may know why."""
+        """Return nodes whose heartbeats are late, about which the scheduler is asked."""
         least_s = self._plan.timing.beat_s if self._plan else 10.0
 
         def is_late(node: Node) -> bool:
@@ -337,7 +340,7 @@ class RunReader:
 def add_causes(
     earlier: tuple[Attempt, ...], scheduler: Scheduler, plan: Plan | None
 ) -> tuple[Attempt, ...]:
-    """The attempts with how the scheduler ended their starts, where each start is one attempt."""
+    """Add the scheduler's end cause of each start to the attempts, if each start is one attempt."""
     causes = scheduler.jobs[0].earlier if scheduler.jobs else ()
     if plan is None or plan.restarts or plan.morph:
         return earlier
@@ -354,7 +357,7 @@ def _is_live(record: RunRecord) -> bool:
 def _explain(
     record: RunRecord, view: RunView | None, scheduler: Scheduler, shown: AttemptView
 ) -> str:
-    """One sentence where there is something to say."""
+    """Return a sentence about the run's state; empty if there is nothing to say."""
     infos = view.infos if view is not None else ()
     said = record.message or explain_reason(infos)
     if said:
@@ -370,7 +373,7 @@ def _explain(
 
 
 def format_going(state: ManagerState, *, is_ending: bool) -> str:
-    """From which nodes to which a run goes on; empty where it does not, or trains."""
+    """Describe from which nodes to which a run changes; empty if it does not change now."""
     is_back = state.phase == GATHERING and not state.members and state.attempt >= 0
     if is_back or (state.phase == ENDED and state.requeue):  # its last attempt is not its end
         return "its last nodes to those of its next start"
@@ -384,14 +387,15 @@ def format_going(state: ManagerState, *, is_ending: bool) -> str:
 
 
 def list_spare(state: ManagerState) -> list[int]:
-    """Seats whose nodes are here and take no part in the attempt that runs."""
+    """Return the seats of nodes that are present and take no part in the running attempt."""
     if state.phase != RUNNING:
         return []
     return sorted(get_seat(node) for node in state.nodes if node not in state.members)
 
 
 def find_limit(view: RunView | None, asked_s: float | None) -> Known[float]:
-    """The time limit by the scheduler's own answer, which its record keeps; else as asked for."""
+    """Return the time limit that the scheduler reports or has reported, according to the record;
+    else the requested one."""
     limits = [info.limit for info in view.infos] if view is not None else []
     for limit in limits:
         if isinstance(limit, Value):

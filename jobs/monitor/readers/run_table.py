@@ -3,9 +3,9 @@
     index ─► runs ─► view_runs (one question to each scheduler) ─► a reader a run that goes on
                                                                 └─► over: judged once, then kept
 
-A run that is over changes no more: only its record's time is looked at. Reading the logs of old
-runs may take long, so a look reads as many as its budget allows, the newest first; until then the
-row has what the record says, and no verdict.
+A run that is over no longer changes, so only its record's time is checked. Reading the logs of old
+runs may take long, so a refresh reads as many as its budget allows, the newest first; until a run
+is read, its row has the record's message and no verdict.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from vjob.jobs.schedulers import run_index as index
 
 BUDGET_S = 1.0
 LATE_S = 60.0
-"""After its end a run's outcome may still come, or be replaced by a better one."""
+"""Seconds after a run's end during which its outcome may still appear or be replaced."""
 
 
 class RunTable:
-    """Reads the rows of all runs; keeps what it has read."""
+    """Incremental reader of the rows of all runs."""
 
     def __init__(
         self,
@@ -43,20 +43,20 @@ class RunTable:
         budget_s: float = BUDGET_S,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`limit`: only so many of the newest; `warn`: log a scheduler that does not answer;
-        `budget_s`: for the logs of runs that are over, of one look."""
+        """`limit`: the number of newest runs to read; `warn`: log a scheduler that does not answer;
+        `budget_s`: seconds per refresh for the logs of runs that are over."""
         self.problem = ""
-        """Why a scheduler did not answer the last look."""
+        """Why a scheduler did not answer at the last refresh."""
         self.asked: float | None = None
-        """When the schedulers' answer was good."""
+        """Time as of which the oldest of the schedulers' answers is true."""
         self._limit, self._warn, self._clock = limit, warn, clock
         self._budget_s = budget_s
         self._live: dict[str, _LiveRun] = {}
         self._over: dict[str, tuple[float, RunRow]] = {}
-        """Rows of runs that are over and judged, and the times of their records."""
+        """Rows of judged runs that are over, with the modification times of their records."""
 
     def read(self) -> list[RunRow]:
-        """The rows, the newest run last."""
+        """Return the rows, the newest run last."""
         index.check_readable()
         runs = index.list_runs()
         runs = runs[-self._limit :] if self._limit else runs
@@ -103,7 +103,7 @@ class RunTable:
 
 
 class _LiveRun:
-    """The reader of one run, which is given what the scheduler said of all."""
+    """Reader of one run that uses the scheduler's answer for all runs."""
 
     def __init__(self, view: RunView) -> None:
         self._view = view
@@ -156,7 +156,7 @@ def _make_row(
 
 
 def _make_removed(removed: RemovedRun) -> RunRow:
-    """Nothing but its jobs is left of it."""
+    """Return the row of a run whose folder was removed and of which only the jobs are left."""
     return RunRow(
         run=removed.run,
         name=removed.run,
@@ -174,7 +174,8 @@ def _make_removed(removed: RemovedRun) -> RunRow:
 
 
 def find_finite(value: float | None) -> float | None:
-    """None for what no gauge and no JSON can say."""
+    """Return a finite number; None for NaN and infinity, which neither gauges nor JSON can
+    express."""
     return value if value is not None and math.isfinite(value) else None
 
 

@@ -1,8 +1,8 @@
-"""Polls the scheduler of a run in a thread, and never waits for it beyond a deadline.
+"""Poll the scheduler of a run in a thread, and never wait for the answer beyond a deadline.
 
-A controller that hangs, or a squeue that hangs in the kernel on a dead mount, ends no refresh: the
-last good answer is shown with its age. One question is under way at most. What it is told may be
-some seconds old already: all viewers of a user share one answer (jobs/schedulers/broker.py).
+A controller or a squeue that hangs does not block a refresh: the last good answer is shown with its
+age. At most one query is in progress. An answer may already be some seconds old, since all viewers
+of a user share one answer (jobs/schedulers/broker.py).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from vjob.jobs.schedulers.job import JobState, SchedulerJob
 from vjob.jobs.schedulers.reasons import find_reason, is_permanent
 
 FIRST_S = 15.0
-"""How long the first answer is waited for: without one there is nothing to show."""
+"""Seconds to wait for the first answer, without which there is nothing to show."""
 LATER_S = 2.0
 LOST_EVERY_S, NODES_EVERY_S = 30.0, 120.0
-"""Between two questions about the nodes of a job: while some are silent, and else."""
+"""Seconds between two queries about a job's nodes: while some nodes are silent, and otherwise."""
 
 
 NOT_STARTED = (JobState.PENDING, JobState.REQUEUED, JobState.CONFIGURING)
-"""States in which a start is an expectation."""
+"""States in which the start time is only an estimate."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class SchedulerAnswer:
     """The last answer of the scheduler."""
 
     view: RunView | None
-    """None before the first one."""
+    """The run's view; None before the first answer."""
     scheduler: Scheduler
 
 
 class SchedulerDesk:
-    """Polls the scheduler about one run."""
+    """Poller of the scheduler about one run."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class SchedulerDesk:
         watches_nodes: bool = True,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Without `watches_nodes` it asks only about nodes that are silent."""
+        """If `watches_nodes` is false, query the scheduler only about nodes that are silent."""
         self._run, self._name, self._now = run, name, now
         self._watches_nodes = watches_nodes
         self._view = view or (lambda run: view_run(run, warn=False))
@@ -65,7 +65,7 @@ class SchedulerDesk:
         self._asked = 0.0
         self._good: RunView | None = None
         self._last: RunView | None = None
-        """With the record of now, also where the scheduler did not answer."""
+        """The last view with the present record, even if the scheduler did not answer."""
         self._answered = 0.0
         self._problem = ""
         self._silent: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class SchedulerDesk:
         self._error: BaseException | None = None
 
     def ask(self, silent_nodes: Sequence[str] = ()) -> None:
-        """Begin a question, unless one is under way; `silent_nodes` gave no sign of life lately."""
+        """Start a query unless one is in progress; the heartbeats of `silent_nodes` are late."""
         if self._thread is not None:
             return
         self._silent = tuple(silent_nodes)
@@ -84,7 +84,7 @@ class SchedulerDesk:
         self._thread.start()
 
     def answer(self) -> SchedulerAnswer:
-        """The answer, or the last good one; raises what the first question raised."""
+        """Return the answer, or else the last good one; raise the error of a failed first query."""
         if self._thread is not None:
             self._thread.join(FIRST_S if self._last is None else LATER_S)
             if self._thread.is_alive():
@@ -115,7 +115,8 @@ class SchedulerDesk:
         )
 
     def _list_rows(self, view: RunView) -> tuple[JobRow, ...]:
-        """The jobs of the run; those that the scheduler has forgotten as its record keeps them."""
+        """Return the jobs of the run; those that the scheduler has forgotten are taken from the
+        record."""
         groups = {job.id: job.group or "" for job in view.record.jobs}
         rows = tuple(map(make_row, view.infos)) or recall_rows(view.record)
         return tuple(
@@ -135,7 +136,8 @@ class SchedulerDesk:
         return list_earlier(view.run, view.record, view.infos)
 
     def _ask_nodes(self, view: RunView) -> tuple[NodeState, ...]:
-        """The states of the run's nodes; what was known of them where it is not time to ask."""
+        """Return the states of the run's nodes; the previous states if the next query is not
+        due."""
         running = [info for info in (*view.infos, *view.joined) if info.state is JobState.RUNNING]
         held = dict.fromkeys(name for info in running for name in info.nodes)
         names = list(held) if self._watches_nodes and held else list(self._silent)
@@ -149,7 +151,7 @@ class SchedulerDesk:
         return tuple(scheduler.ask_node_states(names, floor_s=floor_s))
 
     def _work(self) -> None:
-        """In the thread: fields are set once the answer is whole."""
+        """Run the query in the thread, setting the fields once the answer is complete."""
         try:
             view = self._view(self._run)
             nodes, earlier = self._ask_nodes(view), self._ask_earlier(view)
@@ -168,7 +170,7 @@ class SchedulerDesk:
 
 
 def recall_rows(record: RunRecord) -> tuple[JobRow, ...]:
-    """The jobs of a run that is over, as its record keeps them; an old one has their ids alone."""
+    """Return the jobs of a run that is over from its record; an old record has only their ids."""
     if record.state != ENDED:
         return ()
     if not record.job_ends:
@@ -193,12 +195,12 @@ def recall_rows(record: RunRecord) -> tuple[JobRow, ...]:
 
 
 def format_node(state: NodeState) -> str:
-    """`down+not_responding (Not responding)`."""
+    """Format a node's state and reason: `down+not_responding (Not responding)`."""
     return f"{state.word} ({state.reason})" if state.reason else state.word
 
 
 def make_row(info: SchedulerJob) -> JobRow:
-    """A job as the snapshot has it."""
+    """Convert a scheduler's job to a row of the snapshot."""
     is_pending = info.state is JobState.PENDING
     waits = is_pending and not is_permanent(info)
     reason = find_reason(info.reason_text) if is_pending else None
@@ -225,5 +227,5 @@ def make_row(info: SchedulerJob) -> JobRow:
 
 
 def _format_date(at: float) -> str:
-    """Local time, `2026-11-23T13:18:48`."""
+    """Format a time as local time, `2026-11-23T13:18:48`."""
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at))

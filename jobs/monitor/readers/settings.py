@@ -1,4 +1,4 @@
-"""Settings of a run: those that conf and plan ask for, compared with those that it prints."""
+"""Compare the settings that conf and plan request with those that the run prints."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from vjob.jobs.runs.resolved import MOST_BYTES, parse_resolved
 
 @dataclass(frozen=True, kw_only=True)
 class AskedSettings:
-    """Settings by conf and plan; fixed for an attempt."""
+    """Settings according to conf and plan, fixed for an attempt."""
 
     wanted: Mapping[str, str]
-    """By the name under which a run prints it."""
+    """Requested values, keyed by the name under which a run prints the setting."""
     num_steps: int | None = None
     checkpoints: Path | None = None
     walltime_s: float | None = None
@@ -30,7 +30,8 @@ class AskedSettings:
 def read_asked(
     run: RunFolder, plan: Plan | None, attempt: AttemptFolder | None = None
 ) -> AskedSettings:
-    """From the files that the submit left, or the manager for an attempt of a run that morphs."""
+    """Read the requested settings from the files that the submit wrote, or that the manager wrote
+    for an attempt of a run that morphs."""
     own = read_json(attempt.training) if attempt is not None else None
     training = own if isinstance(own, dict) else read_json(run.training)
     training = training if isinstance(training, dict) else {}
@@ -72,7 +73,7 @@ def _list_wanted(plan: Plan | None, training: Mapping[str, Any]) -> dict[str, st
 
 
 def compare(printed: Iterable[tuple[str, Line]], wanted: Mapping[str, str]) -> tuple[Echo, ...]:
-    """One echo for each setting, that of the first node, and those of nodes that say otherwise."""
+    """Pair each printed setting with its requested value."""
     echoes = []
     for name, line in printed:
         said = line.text.partition(":")[2].strip()
@@ -81,7 +82,7 @@ def compare(printed: Iterable[tuple[str, Line]], wanted: Mapping[str, str]) -> t
 
 
 def take_first(echoes: Iterable[Echo]) -> dict[str, str]:
-    """Settings as printed, in their order; where nodes differ, those of the first."""
+    """Return settings as printed, in their order; if nodes differ, those of the first."""
     info: dict[str, str] = {}
     for echo in echoes:
         info.setdefault(echo.name, echo.said)
@@ -89,12 +90,12 @@ def take_first(echoes: Iterable[Echo]) -> dict[str, str]:
 
 
 def _read_conf(run: RunFolder) -> Mapping[str, Any]:
-    """The section `train` of the resolved conf."""
+    """Return the section `train` of the resolved conf."""
     return _find_dict(_load(run, "checkpoint", "steps"), "train")
 
 
 def _load(run: RunFolder, *words: str) -> Any:
-    """The resolved conf; None where it cannot be read, or holds none of these words."""
+    """Return the resolved conf; None if it cannot be read or contains none of these words."""
     try:
         text = read_text(run.resolved, "replace", MOST_BYTES)
     except OSError:
@@ -105,13 +106,14 @@ def _load(run: RunFolder, *words: str) -> Any:
 
 
 def _find_dict(value: Any, key: str) -> Mapping[str, Any]:
-    """The section of this name, whatever stands there."""
+    """Return the section of this name; empty if it is missing or not a mapping."""
     found = value.get(key) if isinstance(value, dict) else None
     return found if isinstance(found, dict) else {}
 
 
 def _read_walltime(run: RunFolder, plan: Plan | None) -> float | None:
-    """The time limit that was asked for; an older record lacks it, and its conf says it."""
+    """Return the requested time limit in seconds, from the record, or from the conf for an older
+    record without it."""
     record = read_record(run)
     if record is not None and record.limits is not None:
         return record.limits.walltime_s

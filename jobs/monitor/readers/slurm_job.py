@@ -1,10 +1,11 @@
-"""Reader of a Slurm job that vjob did not submit: the same snapshot, as far as anything tells.
+"""Reader of a Slurm job that vjob did not submit: the same snapshot, with the facts that are known.
 
     scontrol ─► parts ─► a row a part; a node a part with output of its own ─► Snapshot ─► judge
                   └─► running, ours, with GPUs: the driver's tool beside it, once a minute at most
 
-There is no agent, so nobody noted when lines were written. Between two looks the file's size says
-so (`SeenTimes`); at a first look the pace is the mean since the job started, which is said.
+There is no agent that records when lines are written, so their times are bounded by the file's size
+at each poll (`SeenTimes`). At the first poll the pace is the mean since the job started, which the
+snapshot's message says.
 """
 
 from __future__ import annotations
@@ -42,18 +43,19 @@ from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.foreign_job import ForeignJob, JobPart
 
 GPU_EVERY_S = 60.0
-"""A step beside the job costs the controller a few requests."""
+"""Seconds between two readings of GPUs, since a step beside the job costs the controller a few
+requests."""
 MEAN = "its lines have no times: the pace is the mean since the job started"
 
 
 class SeenTimes:
-    """When lines of a file were written, by its size at each look."""
+    """Write times of lines, bounded by the files' sizes at each poll."""
 
     def __init__(self) -> None:
         self._marks: tuple[list[tuple[int, float]], list[tuple[int, float]]] = ([], [])
 
     def note(self, at: float, out: int, err: int) -> None:
-        """Both logs were so long at this time."""
+        """Record the sizes of both logs at this time."""
         for marks, size in zip(self._marks, (out, err), strict=True):
             if marks and size < marks[-1][0]:
                 marks.clear()
@@ -68,7 +70,8 @@ class SeenTimes:
 
 
 class _SeenMarks(LineTimes):
-    """Marks that may be far apart: a line came between two of them."""
+    """Marks that may be far apart, so that a line's time is only known to lie between two of
+    them."""
 
     @classmethod
     def make(cls, marks: list[tuple[int, float]]) -> LineTimes:
@@ -95,7 +98,7 @@ class NodeGpus:
 
 
 class SlurmJobReader:
-    """Reads snapshots of one job; keeps what it has read."""
+    """Incremental reader of snapshots of one job."""
 
     def __init__(
         self, job: ForeignJob, *, num_lines: int, clock: Callable[[], float] = time.time
@@ -108,11 +111,11 @@ class SlurmJobReader:
         self._times: dict[str, SeenTimes] = {}
 
     def find_logs(self) -> dict[str, dict[str, str]]:
-        """Paths of the logs by kind, by the name of the node or part."""
+        """Return the paths of logs by kind, keyed by the name of the node or part."""
         return {self._name_node(name): files for name, files in self._job.files.items()}
 
     def read(self) -> Snapshot:
-        """The job as it is now."""
+        """Return a snapshot of the job's present state."""
         if not self._is_first:
             self._ask()
         self._is_first = False
@@ -196,7 +199,8 @@ class SlurmJobReader:
             held.poll()
 
     def _name_node(self, part: str) -> str:
-        """The host where one part has one, else the part."""
+        """Return the name shown for a part: its first host if only one part has logs, else the
+        part."""
         if len(self._job.files) == 1:
             hosts = self._job.parts[0].info.nodes
             return hosts[0] if hosts else part
@@ -212,7 +216,8 @@ class SlurmJobReader:
         )
 
     def _find_mean(self, snapshot: Snapshot) -> float | None:
-        """Seconds a step since the job started, where nothing better is known."""
+        """Return the mean seconds per step since the job started; None if a better pace is
+        known."""
         progress, started = snapshot.progress, snapshot.attempt_started
         if progress is None or started is None or find_pace_s(snapshot) is not None:
             return None
@@ -223,13 +228,14 @@ class SlurmJobReader:
         return (progress.at - started) / num_steps if num_steps > 1 else None
 
     def _ask_nodes(self) -> tuple[NodeState, ...]:
-        """The states of its nodes, while it runs."""
+        """Return the states of the job's nodes while it is running."""
         names = [name for part in self._job.parts if part.is_running for name in part.info.nodes]
         scheduler = schedulers.get_scheduler(self._job.scheduler)
         return tuple(scheduler.ask_node_states(names, floor_s=NODES_EVERY_S))
 
     def _read_gpus(self) -> tuple[dict[str, NodeGpus], str]:
-        """The GPUs of its nodes, by host, or why nothing is known of them."""
+        """Return the GPUs of the job's nodes, keyed by host, and why GPUs are not known; empty if
+        they are."""
         gpus: dict[str, NodeGpus] = {}
         for part in self._job.parts:
             if not (part.has_gpus and part.is_running):
@@ -258,13 +264,13 @@ def _keep_files(new: ForeignJob, old: ForeignJob) -> ForeignJob:
 
 
 def choose_state(rows: Collection[JobRow]) -> str:
-    """One word for all parts."""
+    """Return one state for all parts."""
     words = list(dict.fromkeys(row.state for row in rows))
     return next((word for word in ("RUNNING", "PENDING") if word in words), words[0])
 
 
 def list_notes(job: ForeignJob) -> list[str]:
-    """Whose it is where it is not ours, and which files cannot be shown."""
+    """Return notes on another owner of the job, and on what cannot be shown."""
     notes = []
     others = sorted({part.user or "another user" for part in job.parts if not part.is_ours})
     if others:
@@ -281,7 +287,8 @@ def list_notes(job: ForeignJob) -> list[str]:
 
 
 def build_gpu_command(part: JobPart) -> list[str]:
-    """The driver's tool on each node of the job; gives up at once where no step can be made."""
+    """Return the command that runs the driver's tool on each node of the job, and fails after 10 s
+    if no step can start."""
     job = part.info.leader if "+" in part.info.id else part.raw_id
     group = [f"--het-group={part.info.component}"] if "+" in part.info.id else []
     shared = ["--overlap", "--mem=0", "--cpu-bind=none", "--input=none", "--immediate=10"]
@@ -291,8 +298,8 @@ def build_gpu_command(part: JobPart) -> list[str]:
 
 
 def render_gpu_script() -> str:
-    """Shell lines that print one reading of each vendor whose tool is there, marked with its name
-    and the host's."""
+    """Return shell text that prints one reading of each vendor whose tool exists, prefixed with the
+    host's and the vendor's name."""
     return "; ".join(
         f"if command -v {one.smi_command.split()[0]} >/dev/null; then "
         f'{one.smi_command} 2>&1 | sed "s/^/$(uname -n)|{one.name}|/"; fi'
@@ -302,7 +309,8 @@ def render_gpu_script() -> str:
 
 
 def parse_gpus(text: str) -> dict[str, NodeGpus]:
-    """GPUs by host: `host|nvidia|0, NVIDIA A10, 61, 97, 20000, 23028, 140.1`, one line a GPU."""
+    """Parse GPUs by host from lines such as `host|nvidia|0, NVIDIA A10, 61, 97, 20000, 23028,
+    140.1`."""
     lines: dict[tuple[str, str], list[str]] = {}
     for line in text.splitlines():
         words = line.split("|", 2)
