@@ -23,12 +23,13 @@ class InputError(VjobError):
 
 
 class UncertainError(VjobError):
-    """A scheduler's answer did not come, or made no sense: what was asked may have happened."""
+    """A scheduler gave no answer or an unintelligible one, so the requested action may have
+    happened."""
 
     def __init__(self, text: str, found: Mapping[str, Sequence[Any]] | None = None) -> None:
         super().__init__(text)
         self.found = found or {}
-        """Jobs by id of which something else tells for sure: they are over."""
+        """Jobs, keyed by id, that are known from another source to be over."""
 
 
 class RefusedError(VjobError):
@@ -38,7 +39,8 @@ class RefusedError(VjobError):
         self, head: str, said: Sequence[str] = (), row: KnownLine | None = None, note: str = ""
     ) -> None:
         self.head, self.said, self.row = head, tuple(said), row
-        """Who refused it, the scheduler's own lines, and the row of the catalogue for them."""
+        """A sentence on the refusal, the scheduler's own lines, and the catalogue's row for these
+        lines."""
         lines = [f"{head}:" if said else head, *(f"    {line}" for line in said)]
         lines += [f"  {self.remedy}"] if self.remedy else []
         super().__init__("\n".join(lines) + note)
@@ -48,7 +50,7 @@ class RefusedError(VjobError):
         return "" if self.row is None else self.row.explain(Context.CONF)
 
     def with_note(self, text: str) -> RefusedError:
-        """The same error with a further line."""
+        """Return the same error with a further note."""
         return RefusedError(self.head, self.said, self.row, text)
 
 
@@ -65,7 +67,7 @@ class Problem:
     key: str
     """Dotted key, `cluster.nodes[0].gpus`."""
     value: str
-    """The value as read, redacted where it looks like a secret; empty where the key is missing."""
+    """The value as read, redacted if it looks like a secret; empty if the key is missing."""
     message: str
     """What is wrong, and what is allowed or what to do."""
 
@@ -76,7 +78,7 @@ class Problem:
 
 
 class ConfError(InputError):
-    """All problems of a conf at once; after the first round, keys are held against each other."""
+    """All problems of a conf. Problems between keys are found only once every key can be read."""
 
     def __init__(
         self, problems: Sequence[Problem], *, is_first_round: bool = False, what: str = "the conf"

@@ -1,4 +1,4 @@
-"""Ctrl-C during what must not be left half done: `defer_interrupts`."""
+"""Defer Ctrl-C during actions that must not be left half done: `defer_interrupts`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def defer_interrupts() -> Iterator[None]:
-    """Delay Ctrl-C until the block has ended, and the block around it if that delays it too."""
+    """Delay Ctrl-C until the block has ended; in nested blocks, until the outermost has."""
     seen: list[int] = []
     try:
         old = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))

@@ -1,8 +1,8 @@
 """The catalogue of known lines with the rows of plug-ins: `load_catalogue`.
 
 A plug-in of the group `vjob.known_lines` names an object with `API = 1` and `ROWS`, a sequence of
-`KnownLine`. Its rows come after ours of the same scope that explain something, unless they name the
-row to precede.
+`KnownLine`. Its rows follow the built-in rows of the same scope that explain something, unless a
+row names the one that it precedes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ GROUP = "vjob.known_lines"
 
 @lru_cache(maxsize=1)
 def load_catalogue() -> Catalogue:
-    """Our rows and those of plug-ins; a plug-in with rows that cannot be used is one warning."""
+    """Return the built-in rows and those of plug-ins; warn once about a plug-in whose rows cannot
+    be used."""
     catalogue = BUILT_IN
     for name in list_plugins(GROUP):
         plugin = load_plugin(GROUP, name)

@@ -1,4 +1,4 @@
-"""The one module of `jobs` that starts processes."""
+"""Start and supervise processes; no other module of `jobs` does."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from vjob.jobs.errors import VjobError
 
 
 def locate_entry() -> Path:
-    """The `__main__.py` of the vjob that this module belongs to.
+    """Return the `__main__.py` of the vjob installation that this module belongs to.
 
-    Its place relative to this file differs: a wheel has `vjob/jobs`, an editable installation maps
-    `vjob.jobs` to a folder beside `vjob`. The package itself is not imported, as it imports us.
+    The file's place relative to this module differs: a wheel has `vjob/jobs`, an editable
+    installation maps `vjob.jobs` to a folder beside `vjob`. The package is not imported, since it
+    imports this module.
     """
     spec = importlib.util.find_spec("vjob")
     assert spec is not None and spec.origin is not None, "vjob is a package with a file"
@@ -30,10 +31,11 @@ def locate_entry() -> Path:
 
 
 ENTRY = locate_entry()
-"""Run by its path, it imports this very vjob; no environment is needed, so none reaches ranks."""
+"""File that, run by its path, imports this installation of vjob without any environment variable
+that ranks could inherit."""
 TIMEOUT_S = 60.0
 END_S = 10.0
-"""Between TERM and KILL."""
+"""Seconds between SIGTERM and SIGKILL."""
 KEPT_LINES = 50
 
 
@@ -47,7 +49,8 @@ class Result:
 
 
 def build_own_command(*words: str) -> list[str]:
-    """vjob itself, in a process of its own; `-m MODULE` in front for one of its modules."""
+    """Build a command that runs vjob itself; words that begin with `-m MODULE` run one of its
+    modules."""
     return [sys.executable, str(ENTRY), *words]
 
 
@@ -67,10 +70,12 @@ except OSError as error:
 
 
 def build_clean_command(command: Sequence[str], names: Collection[str]) -> list[str]:
-    """`command` with only these variables of our environment, no input, and deaf to Ctrl-C.
+    """Wrap a command so that it gets only these variables of our environment and no input, and
+    ignores Ctrl-C.
 
-    For processes that others start for us. The variables are passed on by name: every user of the
-    machine reads the words of a command line, and `env -i NAME=VALUE` would show them tokens.
+    The wrapper is for processes that other programs start for vjob. Variables are passed by name,
+    since every user of the machine can read command lines and `env -i NAME=VALUE` would expose
+    tokens.
     """
     return [sys.executable, "-I", "-S", "-c", CLEAN, ",".join(names), *command]
 
@@ -82,7 +87,7 @@ def run(
     timeout_s: float = TIMEOUT_S,
     errors: str = "replace",
 ) -> Result:
-    """Run to the end. Raises VjobError where it cannot start or does not end.
+    """Run a command to its end; raise VjobError if it cannot start or does not end in time.
 
     `errors` is how output that is not UTF-8 is decoded, as in `bytes.decode`.
     """
@@ -111,9 +116,10 @@ def run(
 def run_start(
     command: Sequence[str], most: int, *, env: Mapping[str, str], timeout_s: float
 ) -> tuple[bytes, bool]:
-    """The first bytes of a command's output, and whether they are all of it.
+    """Return the first bytes of a command's output, and True if they are the whole output.
 
-    It is ended once there are more, or the time is over. VjobError where it fails by itself.
+    The command is killed once it has printed more, or when the time is over. Raise VjobError if it
+    fails by itself.
     """
     deadline = time.monotonic() + timeout_s
     try:
@@ -155,7 +161,8 @@ def run_start(
 def run_fed(
     command: Sequence[str], data: bytes, *, env: Mapping[str, str], timeout_s: float
 ) -> Result:
-    """Run to the end with `data` on standard input; whoever it started ends with it."""
+    """Run a command to its end with `data` on standard input; on a timeout, end its whole process
+    group."""
     try:
         child = subprocess.Popen(
             command,
@@ -188,8 +195,8 @@ def run_fed(
 
 @contextlib.contextmanager
 def talk(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that we write to and read from. It has our terminal, to ask for a password, and
-    hears no Ctrl-C: we do, and say it."""
+    """Start a process with pipes for its input and output. It keeps our terminal, so that it can
+    ask for a password, and ignores Ctrl-C, which this process handles."""
     try:
         child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=_ignore_interrupts
@@ -215,7 +222,7 @@ def _ignore_interrupts() -> None:
 
 
 def hand_over(command: Sequence[str], *, env: Mapping[str, str] | None = None) -> int:
-    """Run with our terminal, which is its own meanwhile; its exit code."""
+    """Run a command that takes over our terminal until it ends; return its exit code."""
     try:
         child = subprocess.Popen(command, env=env)
     except OSError as error:
@@ -234,10 +241,11 @@ def run_shown(
     env: Mapping[str, str] | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> Result:
-    """Run long work to its end and pass its lines on as they come; `tick` comes every second.
+    """Run a long command to its end, passing on its lines as they are printed; call `tick` every
+    second.
 
-    It has no terminal, so it cannot ask for a password, and it ends with us: at Ctrl-C its whole
-    process group gets TERM, and KILL where that does not help.
+    The command has no terminal, so it cannot ask for a password, and ends with this process: at
+    Ctrl-C its whole process group gets SIGTERM, and later SIGKILL if necessary.
     """
     try:
         child = subprocess.Popen(
@@ -274,10 +282,12 @@ def run_together(
     timeout_s: float,
     scripts: Mapping[int, str] | None = None,
 ) -> list[int | None]:
-    """Run them at once; their lines go to `say` as they come, with the number of the command.
+    """Run commands concurrently; pass their lines to `say` as they are printed, with the number of
+    the command.
 
-    `scripts` are short texts for the standard input of some. Exit codes come back, None for one
-    that did not end in time and was ended. They end with us, as in `run_shown`.
+    `scripts` are short texts for the standard input of some commands. Return the exit codes, None
+    for a command that was ended because it took too long. The commands end with this process, as in
+    `run_shown`.
     """
     children: list[subprocess.Popen[bytes]] = []
     rests: dict[int, tuple[int, bytes]] = {}
@@ -326,7 +336,8 @@ def run_together(
 
 
 def _read_lines(fd: int, tick: Callable[[], None]) -> Iterator[str]:
-    """Lines to the end; of a progress bar, which writes over itself, the last state alone."""
+    """Yield lines to the end of the output; of a progress bar, which overwrites itself, only the
+    last state."""
     rest = b""
     while True:
         ready, _, _ = select.select([fd], [], [], 1.0)
@@ -344,7 +355,8 @@ def _read_lines(fd: int, tick: Callable[[], None]) -> Iterator[str]:
 
 
 def _end_group(child: subprocess.Popen[bytes]) -> None:
-    """TERM, time for all of them to clean up after themselves, then KILL for who is left."""
+    """Send a process group SIGTERM, give its processes time to clean up, then send SIGKILL to the
+    rest."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + END_S
         with contextlib.suppress(ProcessLookupError):
@@ -356,7 +368,8 @@ def _end_group(child: subprocess.Popen[bytes]) -> None:
 
 
 def start(command: Sequence[str], *, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a child in a session of its own that shares our output, and gets TERM if we die."""
+    """Start a child in a session of its own that shares our output and gets SIGTERM if this process
+    dies."""
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -371,12 +384,13 @@ _libc = ctypes.CDLL(None)
 
 
 def _ask_for_term() -> None:
-    """In the child, between fork and exec; our callers have one thread."""
+    """Request SIGTERM at the parent's death; runs in the child between fork and exec."""
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
 
 
 def tool_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """For scheduler commands: SQUEUE_PARTITION and its like would filter our jobs away."""
+    """Return the environment for scheduler commands, without variables such as SQUEUE_PARTITION
+    that would filter out jobs."""
     filters = ("SQUEUE_", "SACCT_", "SCANCEL_", "SBATCH_", "SLURM_")
     keep = ("SLURM_CONF", "SLURM_JWT")
     return {k: v for k, v in environ.items() if k in keep or not k.startswith(filters)}

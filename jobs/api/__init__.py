@@ -1,8 +1,9 @@
-"""The Python API behind `import vjob`, and the submitit plugin that every submit goes through.
+"""The Python API of `import vjob`, and the submitit plugin that every submit goes through.
 
-`face` has the functions of `vjob`, `executor.VjobExecutor` is `submitit.AutoExecutor(folder,
-cluster="vjob")`, `job.VjobJob` the job that both return. The command line submits here too. May
-import every room but the commands; submitit is imported by `executor`, `job` and `watcher`.
+`face` has the functions of `vjob`, `executor.VjobExecutor` is the executor of
+`submitit.AutoExecutor(folder, cluster="vjob")`, and both return a `job.VjobJob`. The command line
+submits through this room too. It may import every room but the commands; submitit is imported by
+`executor`, `job` and `watcher`.
 
 confs        watcher <- job <- executor <- face
 """

@@ -32,9 +32,9 @@ def submit(
 ) -> VjobJob[None]:
     """Submit a conf's program, as `vjob submit` does.
 
-    `set` goes over the keys of the conf, `env` is added to its environment. The job waits for the
-    good end of the jobs `after`, and for any end of `after_any`. In place of a conf, `like` names a
-    job to be submitted again, with the code that it ran where it has a copy.
+    `set` overrides keys of the conf, `env` is added to its environment. The job waits until the
+    jobs `after` have succeeded, and until `after_any` have ended in any way. Instead of a conf,
+    `like` names a job to submit again, with the code that it ran if a copy was kept.
 
     >>> job = vjob.submit("conf.yaml", set={"cluster.walltime_min": 10}, name="first")
     >>> second = vjob.submit("conf.yaml", after=job)
@@ -88,7 +88,7 @@ def plan(
     budget: float | None = None,
     deadline_h: float | None = None,
 ) -> Answer:
-    """The fastest layouts of a conf's model on its nodes, as `vjob plan`; needs numpy.
+    """Find the fastest layouts of a conf's model on its nodes, as `vjob plan` does; needs numpy.
 
     >>> answer = vjob.plan("gpt.yaml", top=3)
     >>> answer.best.build_prediction().step_s <= answer.plans[-1].build_prediction().step_s
@@ -109,7 +109,7 @@ def plan(
 
 
 def job(which: JobLike = "last") -> VjobJob[Any]:
-    """A job that was submitted, here or by `vjob submit`.
+    """Return a job that was submitted, from Python or by `vjob submit`.
 
     >>> job = vjob.job("last")
     >>> job.wait()
@@ -125,7 +125,7 @@ def job(which: JobLike = "last") -> VjobJob[Any]:
 
 
 def runs(limit: int | None = None) -> list[VjobJob[Any]]:
-    """Your runs, the newest last; with `limit` the newest of them.
+    """Return your runs, the newest last; with `limit`, only that many of the newest.
 
     >>> for job in vjob.runs(10):
     ...     print(job.record.name, job.record.state, job.record.message)

@@ -1,7 +1,7 @@
-"""`VjobJob`: a run as a Python object, submitit's Job with vjob's own methods on top.
+"""`VjobJob`: a run as a Python object, submitit's Job with additional methods of vjob.
 
-A job of submitit is one with a function whose result is pickled; a run of a script has neither, and
-nothing of it is unpickled: its results are None where it ended well.
+A job of submitit runs a function whose result is pickled. A run of a script has neither, nothing of
+it is unpickled, and its results are None if it succeeded.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ if TYPE_CHECKING:
 R = TypeVar("R", covariant=True)
 log = logging.getLogger(__name__)
 SAVE_S = 60
-"""For ranks to checkpoint in after `cancel`."""
+"""Seconds that ranks have for a checkpoint after `cancel`."""
 LAST_LINES = 40
-"""Of a rank's log, in an exception."""
+"""Last lines of a rank's log that an exception shows."""
 VERDICT_S = 60.0
-"""For the other ranks to be ended, and the run to be judged, after a rank has failed."""
+"""Seconds to wait, after a rank has failed, until the others have ended and the run has a
+verdict."""
 LANDING_S = 15.0
-"""For the result of a rank that ended well to show up on a slow file system."""
+"""Seconds to wait until a successful rank's result appears on a slow file system."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +58,10 @@ class JobStatus:
 
     snapshot: Snapshot
     verdict: Verdict
-    """Its health, the reason, and the evidence."""
+    """The job's health, the reason, and the evidence."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The form of `vjob status --json`."""
+        """Return the status in the form of `vjob status --json`."""
         import json
 
         from vjob.jobs.monitor.model.text import render_json
@@ -69,7 +70,7 @@ class JobStatus:
         return found
 
     def __str__(self) -> str:
-        """The text of `vjob status --once`."""
+        """Return the text of `vjob status --once`."""
         from vjob.jobs.monitor.model.text import render
 
         return render(self.snapshot, self.verdict, all_nodes=False)
@@ -78,7 +79,7 @@ class JobStatus:
 class VjobJob(Job[R]):
     """A run: its job or jobs, its ranks, its files.
 
-    `task(rank)` is one rank of it, with the same interface.
+    `task(rank)` returns one rank of the run, with the same interface.
     """
 
     watcher = VjobInfoWatcher()
@@ -90,7 +91,7 @@ class VjobJob(Job[R]):
 
     @classmethod
     def open(cls, run: RunFolder) -> VjobJob[Any]:
-        """The job of a run that was submitted, by whatever means."""
+        """Return the job of a submitted run."""
         record = read_record(run)
         if record is None:
             raise InputError(f"{run.path} has no record.json that this vjob can read")
@@ -113,7 +114,7 @@ class VjobJob(Job[R]):
 
     @property
     def record(self) -> RunRecord:
-        """The run's record as last written; no scheduler is asked."""
+        """The run's record as last written, without a query to the scheduler."""
         record = read_record(self.run)
         if record is None:
             raise VjobError(f"{self.run.record} cannot be read; was the run folder removed?")
@@ -121,7 +122,7 @@ class VjobJob(Job[R]):
 
     @property
     def conf(self) -> JobConf:
-        """The resolved conf, secrets left out."""
+        """The resolved conf without secrets."""
         from vjob.jobs.conf.loading.load import parse_conf
 
         text = read_text(self.run.resolved)
@@ -129,23 +130,23 @@ class VjobJob(Job[R]):
 
     @property
     def has_function(self) -> bool:
-        """True where the program is a pickled function."""
+        """True if the program is a pickled function."""
         return self.run.submitted_pickle.exists()
 
     def task(self, task_id: int) -> VjobJob[R]:
-        """One rank of the run."""
+        """Return one rank of the run."""
         found = super().task(task_id)
         assert isinstance(found, VjobJob)
         return found
 
     def _register_in_watcher(self) -> None:
-        """For each rank too: one of them may be all that came from another process."""
+        """Register each rank too, since a single rank may be all that came from another process."""
         self.watcher.register_run(self.job_id, self.run)
 
     # Progress.
 
     def done(self, force_check: bool = False) -> bool:
-        """True once the run is over, or every rank of its function has left a result."""
+        """Return True once the run is over, or every rank of its function has left a result."""
         if not self.run.path.is_dir():
             raise VjobError(
                 f"{self.run.path} does not exist: state and results of a run are kept in its "
@@ -159,7 +160,7 @@ class VjobJob(Job[R]):
         return all(self.run.result_pickle(rank).name in there for rank in self._tasks)
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait for the end. TimeoutError after `timeout_s`, if one is given."""
+        """Wait until the job is done; raise TimeoutError after `timeout_s`, if given."""
         begun = time.monotonic()
         while not self.done():
             waited_s = time.monotonic() - begun
@@ -168,7 +169,7 @@ class VjobJob(Job[R]):
             time.sleep(min(1.0, max(0.1, waited_s / 10)))
 
     def status(self) -> JobStatus:
-        """How the job is now, with verdict and evidence, as `vjob status`."""
+        """Return the job's present status with verdict and evidence, as `vjob status` does."""
         from vjob.jobs.monitor.readers.job_reader import JudgedReader, open_reader
 
         if not hasattr(self, "_reader"):
@@ -177,7 +178,7 @@ class VjobJob(Job[R]):
         return JobStatus(snapshot=snapshot, verdict=verdict)
 
     def follow(self, say: Callable[[str], object] = print) -> int:
-        """Pass each new line of all ranks to `say` until the run ends; 0 where it ended well."""
+        """Pass each new line of all ranks to `say` until the run ends; return 0 if it succeeded."""
         from vjob.jobs.monitor.log_lines.print_logs import follow_run
 
         return follow_run(self.run, say)
@@ -190,7 +191,8 @@ class VjobJob(Job[R]):
         lines: int | None = None,
         errors: bool = False,
     ) -> str:
-        """Lines of all ranks or one, as `vjob logs`; with `errors` the first error."""
+        """Return the lines of all ranks or of one, as `vjob logs` does; with `errors`, the first
+        error."""
         from vjob.jobs.monitor.log_lines import print_logs
 
         wanted = print_logs.LineFilter.make(
@@ -204,13 +206,14 @@ class VjobJob(Job[R]):
         return "\n".join(found)
 
     def stacks(self, *, native: bool = False) -> Stacks:
-        """Python stacks of all ranks, equal ones together, as `vjob stacks`."""
+        """Return the Python stacks of all ranks, grouping equal stacks, as `vjob stacks` does."""
         from vjob.jobs.monitor.stacks.collect import collect_stacks
 
         return collect_stacks(view_run(self.run), native=native)
 
     def report(self, path: Path | str | None = None) -> Path:
-        """Write the report's page, `report.html` in the run folder if no path is given."""
+        """Write the report's page, by default to `report.html` in the run folder; return its
+        path."""
         from vjob.jobs.reporting.report import ReportOutputs, write_report
 
         target = self.run.report if path is None else Path(path).expanduser().absolute()
@@ -220,7 +223,8 @@ class VjobJob(Job[R]):
 
     @property
     def tables(self) -> JobTables:
-        """DataFrames by name (docs/notebook.md), `job.tables.steps`; read again each time.
+        """DataFrames by name (docs/notebook.md), such as `job.tables.steps`; each access reads the
+        files again.
 
         >>> tables = vjob.job("last").tables
         >>> tables.steps.took_s.median(), tables.losses.loss.min()
@@ -232,10 +236,10 @@ class VjobJob(Job[R]):
     # Actions.
 
     def cancel(self, check: bool = True, *, now: bool = False) -> None:
-        """End the job; ranks that can are asked to checkpoint first, unless `now`.
+        """End the job. Ranks that can checkpoint are asked to do so first, unless `now` is true.
 
-        With `check` it returns once the job has ended, or the scheduler was asked to end it. A job
-        that is over already stays as it is.
+        With `check`, return once the job has ended or the scheduler has been asked to end it. A job
+        that is already over is not changed.
         """
         record = self.record
         if record.state in (records.ENDED, records.REFUSED):
@@ -251,8 +255,9 @@ class VjobJob(Job[R]):
                 raise
 
     def _interrupt(self, timeout: bool = False) -> None:
-        """Send the ranks the signal of a preemption or the time limit; submitit documents this as
-        the way to try a checkpoint(). submitit decides by the time which of the two it was."""
+        """Send the ranks the signal of a preemption or a time limit, which submitit documents as
+        the way to try a checkpoint(). submitit decides from the elapsed time which of the two it
+        was."""
         attempts = self.run.attempts()
         if not attempts:
             raise InputError(f"{self.name} has not started its ranks yet")
@@ -260,13 +265,14 @@ class VjobJob(Job[R]):
         call_agents(self.run)
 
     def grow(self, count: int, *, queue: str | None = None) -> str:
-        """Submit a job of `count` nodes that joins this run, which may morph; its id."""
+        """Submit a job of `count` nodes that joins this run, which must be one that may morph;
+        return the job's id."""
         from vjob.jobs.elastic import membership
 
         return membership.grow(self.run, count=count, queue=queue, walltime_min=None)[1]
 
     def shrink(self, count: int | None = None, *, nodes: Sequence[str] = ()) -> list[str]:
-        """Let nodes go at the next checkpoint; what was asked for, in sentences."""
+        """Release nodes at the next checkpoint; return sentences about what was requested."""
         from vjob.jobs.elastic import membership
 
         if (count is None) == (not nodes):
@@ -276,7 +282,8 @@ class VjobJob(Job[R]):
     # Results.
 
     def results(self) -> list[R]:
-        """Results of the function by rank, and None by rank of a script; raises its failure."""
+        """Return the function's results by rank, or a None for each rank of a script; raise the
+        run's failure."""
         self.wait()
         found = self._read_results() if self.has_function else None
         if found is not None:
@@ -289,7 +296,8 @@ class VjobJob(Job[R]):
         return [self._read_result(rank)[1] for rank in self._tasks]  # they came just now
 
     def exception(self) -> UncompletedJobError | FailedJobError | None:
-        """None where all is well; else the culprit's own traceback, and the verdict."""
+        """Return an error with the culprit's traceback and the verdict; None if the run
+        succeeded."""
         self.wait()
         if self.has_function and self._read_results() is not None:
             return None
@@ -302,7 +310,7 @@ class VjobJob(Job[R]):
         return self._build_error(view, rank, trace)
 
     def _wait_for_verdict(self, view: RunView) -> RunView:
-        """The run once its end is on record, or after VERDICT_S."""
+        """Return the run's view once its end is recorded, or after VERDICT_S."""
         deadline = time.monotonic() + VERDICT_S
         while not self.watcher.is_done(self.job_id, mode="cache") and time.monotonic() < deadline:
             time.sleep(1)
@@ -312,7 +320,7 @@ class VjobJob(Job[R]):
     def _build_error(
         self, view: RunView, rank: int, trace: str
     ) -> UncompletedJobError | FailedJobError:
-        """The error for a run that failed: a rank's traceback, else its last lines."""
+        """Build the error for a failed run, with the rank's traceback or else its last lines."""
         verdict = f"{self.name}: {view.record.message or view.state}"
         if view.record.state == records.REFUSED:
             return UncompletedJobError(verdict)
@@ -337,9 +345,9 @@ class VjobJob(Job[R]):
         )
 
     def _find_failed(self, view: RunView) -> tuple[int, str] | None:
-        """The rank to name and its traceback, if it left one; None where nothing failed.
+        """Return the rank to name and its traceback, if it left one; None if nothing failed.
 
-        The culprit by the verdict comes first: others fail because it did.
+        The verdict's culprit comes first, since the other ranks failed only because of it.
         """
         outcome = view.record.outcome
         is_bad = is_over(view) and view.record.verdict != "COMPLETED"
@@ -360,7 +368,7 @@ class VjobJob(Job[R]):
         return (order[0], "") if is_bad else None
 
     def _read_results(self) -> list[R] | None:
-        """Results of all ranks; None where one failed or left nothing."""
+        """Return the results of all ranks; None if a rank failed or left no result."""
         values = []
         for rank in self._tasks:
             kind, value = self._read_result(rank)
@@ -370,7 +378,7 @@ class VjobJob(Job[R]):
         return values
 
     def _read_result(self, rank: int) -> tuple[str, Any]:
-        """`success` or `error`, and the value; an empty word where the rank left no result."""
+        """Return `success` or `error`, and the value; an empty text if the rank left no result."""
         path = self.run.result_pickle(rank)
         deadline = time.monotonic() + (LANDING_S if self._ended_well(rank) else 0.0)
         while path.name not in list_names(path.parent):  # a listing makes NFS look again
@@ -391,7 +399,7 @@ class VjobJob(Job[R]):
         return found is not None and found.code == 0 and not has_left
 
     def _look(self) -> RunView:
-        """The run as it is now; not asked for again once it has ended."""
+        """Return the run's present view; an ended run is not queried again."""
         if not self.watcher.is_done(self.job_id, mode="cache"):
             self.watcher.get_info(self.job_id, mode="force")
         return self.watcher.view(self.job_id) or view_run(self.run)
@@ -414,12 +422,13 @@ class VjobJob(Job[R]):
         return f"More: vjob status {self.run.path}"
 
     def _get_logs_string(self, name: str) -> str | None:
-        """One rank's lines of all attempts: submitit's logs go on after a requeue, too."""
+        """Return one rank's lines of all attempts, since submitit's logs also continue after a
+        requeue."""
         outputs = self._find_outputs(self.paths.task_id, name[3:])
         return _decode(b"".join(one.read() for one in outputs)) if outputs else None
 
     def _find_outputs(self, rank: int, kind: str) -> list[RankOutput]:
-        """Output files of all attempts, oldest first."""
+        """Return a rank's output files of all attempts, oldest first."""
         return [
             locate_output(one, read_attempt_plan(self.run, one.number), rank, kind)
             for one in self.run.attempts()
@@ -430,12 +439,12 @@ class VjobJob(Job[R]):
 
 
 def _decode(data: bytes) -> str:
-    """The text of a log."""
+    """Decode the text of a log."""
     return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8", errors="replace").read()
 
 
 def read_pickle(path: Path) -> Any:
-    """Unpickle a result; VjobError unless file and folder are the caller's own."""
+    """Unpickle a result; raise VjobError unless file and folder belong to the caller."""
     import pickle
 
     with open_file(path) as handle:

@@ -1,9 +1,9 @@
-"""States of the runs that a Python process waits for, by one query to a scheduler for all of them.
+"""Poll the states of all runs that a Python process waits for, with one query to each scheduler.
 
-submitit asks sacct, which knows het jobs by other names and is not everywhere. Here the runs' own
-view is asked (jobs/runs/find.py): squeue once for all that have not ended, and the run folder. The
-interval grows as submitit's does (2 s, then half of the time since the last job came, at most
-`delay_s`); a run whose ranks have just ended is polled at once.
+submitit asks sacct, which names het jobs differently and is not available everywhere. This watcher
+uses the runs' own views (jobs/runs/find.py): one squeue for all runs that have not ended, and the
+run folders. The interval grows as submitit's does (2 s, then half of the time since the last job
+was registered, at most `delay_s`); a run whose ranks have just ended is polled at once.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ from vjob.jobs.runs.find import RunView, is_over, view_runs
 
 DELAY_S = 30
 SOONEST_S = 2.0
-"""Least time between two polls that the end of an attempt triggers."""
+"""Least seconds between two polls that the end of an attempt triggers."""
 SETTLE_S = 6.0
-"""Such polls go on for this long: an attempt writes its outcome before its batch script ends."""
+"""Seconds for which such polls continue, since an attempt writes its outcome before its batch
+script ends."""
 
 
 class VjobInfoWatcher(InfoWatcher):
-    """Shared by all jobs of this process, as submitit's watchers are."""
+    """Watcher that all jobs of this process share, as submitit's watchers are."""
 
     def __init__(self, delay_s: int = DELAY_S) -> None:
         super().__init__(delay_s)
         self._runs: dict[str, RunFolder] = {}
         self._views: dict[str, RunView] = {}
         self._ends: dict[str, tuple[float, float]] = {}
-        """When the last attempt of a run had its outcome written, and when that was first seen."""
+        """Time at which the outcome of a run's last attempt was written, and time at which it was
+        first seen."""
 
     def register_run(self, job_id: str, run: RunFolder) -> None:
         """Watch a job of this run."""
@@ -45,14 +47,15 @@ class VjobInfoWatcher(InfoWatcher):
             self.register_job(job_id)
 
     def view(self, job_id: str) -> RunView | None:
-        """The run's view of the last poll."""
+        """Return the run's view of the last poll; None before the first."""
         return self._views.get(job_id)
 
     def get_state(self, job_id: str, mode: str = "standard") -> str:
         return self.get_info(job_id, mode).get("State") or "UNKNOWN"
 
     def is_done(self, job_id: str, mode: str = "standard") -> bool:
-        """True once the run's end is on record: a state alone may be one that a requeue leaves."""
+        """Return True once the run's end is recorded; a final state alone may be followed by a
+        requeue."""
         if job_id in self._finished:
             return True
         self.get_info(job_id, mode)
@@ -66,7 +69,7 @@ class VjobInfoWatcher(InfoWatcher):
         return found
 
     def update(self) -> None:
-        """Poll all runs that have not ended, by one call of squeue or none."""
+        """Poll all runs that have not ended, with at most one call of squeue."""
         live = {job: self._runs[job] for job in self._registered - self._finished}
         if not live:
             return
@@ -105,7 +108,7 @@ class VjobInfoWatcher(InfoWatcher):
 
 
 def _describe(job: str, view: RunView) -> dict[str, str]:
-    """With the names that submitit's Slurm watcher has."""
+    """Describe a job with the field names of submitit's Slurm watcher."""
     return {
         "JobID": job,
         "State": view.state,

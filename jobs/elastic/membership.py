@@ -1,5 +1,5 @@
-"""More or fewer nodes for a run that morphs: `vjob grow` submits a job that joins it, `vjob shrink`
-lets nodes go at the next checkpoint.
+"""Change the number of nodes of a run that morphs: `vjob grow` submits a job that joins the run,
+`vjob shrink` releases nodes at the next checkpoint.
 
     conf, plan ─► reserve seats ─► batch.<group>.sh ─► scheduler ─► joins/<number>.job.json
                   (records/morphing.py)                                 its nodes follow the manager
@@ -55,25 +55,26 @@ from vjob.jobs.schedulers.job import After
 from vjob.jobs.submit.scripts import build_limits, render_batch
 
 SLOW_ASKED = "slow-asked"
-"""Event: the run itself asks a slow node to leave."""
+"""Event: the run itself asked a slow node to leave."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Members:
-    """Nodes that take part in a run now, as far as its files tell."""
+    """Nodes that now take part in a run, according to its files."""
 
     hosts: dict[int, str]
-    """Seats whose nodes are here."""
+    """Host names of present nodes, keyed by seat."""
     asked: int
-    """Nodes of the conf that are here; all of them before the manager has seen any."""
+    """Number of present nodes of the conf; all of the conf's nodes until the manager has seen
+    any."""
     joining: tuple[Join, ...]
-    """Joins whose nodes are here or will be."""
+    """Joins whose nodes are present or will be."""
     leaving: frozenset[int]
-    """Seats that were asked to leave before."""
+    """Seats that have already been asked to leave."""
 
     @property
     def waiting(self) -> tuple[Join, ...]:
-        """Joins none of whose nodes is here yet."""
+        """Joins of which no node is present yet."""
         return tuple(
             join for join in self.joining if not any(seat in self.hosts for seat in join.seats)
         )
@@ -86,9 +87,10 @@ class Members:
 def grow(
     run: RunFolder, *, count: int, queue: str | None, walltime_min: int | None, why: str = ""
 ) -> tuple[Join, str]:
-    """Submit a job of `count` nodes that joins the run; its join and its id.
+    """Submit a job of `count` nodes that joins the run; return the join and the job's id.
 
-    With `why` it is the run itself that asks, and no other such job may be on its way.
+    `why` is given if the run itself requests the nodes; then no other job that the run requested
+    may still be waiting.
     """
     if count < 1:
         raise InputError(f"--count {count}: must be at least 1")
@@ -138,10 +140,10 @@ def grow(
 
 
 def shrink(run: RunFolder, *, count: int | None, hosts: Sequence[str]) -> list[str]:
-    """Ask nodes to leave at the next checkpoint; what was done, in sentences.
+    """Ask nodes to leave at the next checkpoint; return sentences about what was done.
 
-    By count: first jobs that have yet to start, then the nodes that joined last, never the first
-    node, where the batch script runs.
+    With `count`, jobs that have not started are cancelled first, then the nodes that joined last
+    leave, but never the first node, where the batch script runs.
     """
     view, plan = _open(run, is_shrink=True)
     with _hold_shrinking(run):
@@ -149,8 +151,8 @@ def shrink(run: RunFolder, *, count: int | None, hosts: Sequence[str]) -> list[s
 
 
 def leave_out(run: RunFolder, seat: int, why: str) -> None:
-    """The run itself asks a slow node to leave at the next checkpoint; the manager says no where
-    too few would be left."""
+    """Ask a slow node, on behalf of the run itself, to leave at the next checkpoint; raise
+    InputError if too few nodes would be left."""
     view, plan = _open(run, is_shrink=True)
     with _hold_shrinking(run):
         members = read_members(view, plan)
@@ -163,7 +165,7 @@ def leave_out(run: RunFolder, seat: int, why: str) -> None:
 
 
 def read_slow_hosts(run: RunFolder) -> set[str]:
-    """Hosts that the run itself asked to leave: they are not to come back."""
+    """Return the hosts that the run itself asked to leave, which new jobs exclude."""
     return {
         str(event.get("node"))
         for event in read_lines(run.vjob_events)
@@ -173,7 +175,8 @@ def read_slow_hosts(run: RunFolder) -> set[str]:
 
 @contextmanager
 def _hold_shrinking(run: RunFolder) -> Iterator[None]:
-    """One who asks nodes to leave at a time: else two of them could leave too few."""
+    """Hold the lock for asking nodes to leave, since two requests at once could leave too few
+    nodes."""
     run.morph.make()
     with lock_file(run.morph.shrink_lock):
         yield
@@ -210,7 +213,7 @@ def _shrink(view: RunView, plan: Plan, count: int | None, hosts: Sequence[str]) 
 
 
 def read_members(view: RunView, plan: Plan) -> Members:
-    """From the manager's state and the nodes' signs of life."""
+    """Read the members of a run from the manager's state and the joins."""
     run = view.run
     state = read_state(run.morph) or ManagerState()
     hosts = {seat: name_host(run, seat) for seat in sorted(map(get_seat, state.nodes))}
@@ -227,7 +230,7 @@ def read_members(view: RunView, plan: Plan) -> Members:
 
 
 def read_leaving(run: RunFolder) -> frozenset[int]:
-    """Seats that were asked to leave."""
+    """Return the seats that were asked to leave."""
     stems = [name[:-5] for name in list_names(run.morph.leave(0).parent)]
     found = map(as_whole, stems)
     return frozenset(number for number in found if number is not None)
@@ -257,12 +260,13 @@ def _open(run: RunFolder, *, is_shrink: bool = False) -> tuple[RunView, Plan]:
 
 
 def read_submitted(run: RunFolder) -> JobConf:
-    """The conf as it was submitted; that its secrets are hidden in there does not matter here."""
+    """Read the conf as submitted, without secrets, which are not needed here."""
     return parse_conf(read_text(run.resolved), str(run.resolved), run.path)
 
 
 def choose_group(plan: Plan, queue: str | None) -> GroupPlan:
-    """The group of the conf that the new nodes are like: that of the queue, else the first."""
+    """Return the conf's group after which new nodes are modelled: the group of the queue, else the
+    first."""
     if queue is None:
         return plan.groups[0]
     return next((group for group in plan.groups if group.queue == queue), plan.groups[0])

@@ -92,7 +92,7 @@ def find_own_checkpoint(run: RunFolder) -> int | None:
 
 
 def read_node_names(attempt: AttemptFolder, plan: Plan) -> dict[int, str]:
-    """Host names by node index, as far as nodes reported."""
+    """Return host names by node index, for the nodes that have reported."""
     names = {}
     for number in range(plan.num_nodes):
         report = read_json(attempt.node_report(number))

@@ -17,7 +17,7 @@ from vjob.jobs.errors import InputError
 
 
 def is_ours(run: RunFolder) -> bool:
-    """True if the folder belongs to the user of this process."""
+    """Return True if the folder belongs to the user of this process."""
     try:
         return os.lstat(run.path).st_uid == os.geteuid()
     except OSError:

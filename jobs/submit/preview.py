@@ -28,12 +28,13 @@ if TYPE_CHECKING:
     from vjob.jobs.submit.sweep import Sweep
 
 MOST_FILES, MOST_LINES, MOST_WORDS, MOST_ITEMS = 8, 2000, 400, 100
-"""Shown of a run, a file, a line, and of a list with commas; the JSON has all."""
+"""Most files of a run, lines of a file, words of a line, and items of a comma-separated list that
+are shown; the JSON has everything."""
 
 
 def render_preview(ready: Prepared, after: AfterRuns = NO_RUNS) -> str:
-    """Render each file that a submit would write, headed by a shell comment with its name; of very
-    long ones the first and the last lines."""
+    """Render each file that a submit would write below a shell comment with its name; of a very
+    long file, only the first and last lines."""
     parts = list(_list_scripts(ready).items())
     parts += [(name, _comment(redact_string(text))) for name, text in ready.files.items()]
     value = _describe_plan(ready)
@@ -55,7 +56,7 @@ def render_preview(ready: Prepared, after: AfterRuns = NO_RUNS) -> str:
 
 
 def _shorten(text: str) -> str:
-    """The text without the middle of its long lists, and without its middle where it is long."""
+    """Shorten a text, dropping the middle of long lists and of a long text."""
     lines = _keep_ends(text.splitlines(keepends=True), MOST_LINES, "# ... {} more lines ...\n")
     return "".join(
         word if word.count(",") < MOST_ITEMS else ",".join(_keep_ends(word.split(","), 8))
@@ -65,7 +66,7 @@ def _shorten(text: str) -> str:
 
 
 def _keep_ends(items: list[str], most: int, left_out: str = " ... {} more ... ") -> list[str]:
-    """At most so many: the first, how many are left out, and the last."""
+    """Return at most `most` items: the first, a note on how many are omitted, and the last."""
     if len(items) <= most:
         return items
     last = most // 4

@@ -460,7 +460,7 @@ class _Moved:
     def map_env(
         self, env: Mapping[str, str], workdir: str, *, adds: bool = False, lead: str = ""
     ) -> dict[str, str]:
-        """The environment with PYTHONPATH pointing into the copy of the code.
+        """Return the environment with PYTHONPATH pointing into the copy of the code.
 
         `lead` comes first, then the entries, then packages installed from the code in editable
         mode. Without entries the last are added only if `adds` is true.

@@ -3,10 +3,10 @@
     --sweep a=1,2 --sweep b=x,y     a=1 b=x   a=1 b=y   a=2 b=x   a=2 b=y
     --sweep-file rows.csv           a run a row; with --sweep each row with each of the above
 
-All runs are resolved before the first is submitted, and all are taken back where one is refused.
-Runs that ask a scheduler for the same are one array of it, at most N at once. Others are jobs, and
-at most N at once is a chain: each run waits for the end of the one N before it, so that it holds on
-every scheduler without a process that watches.
+All runs are resolved before the first is submitted, and all are cancelled if one is refused. Runs
+that request the same from a scheduler form one array, of which at most N run at once. Other runs
+are separate jobs, limited to N at once by a chain: each run waits for the end of the run N before
+it, which works on every scheduler without a watching process.
 """
 
 from __future__ import annotations

@@ -18,26 +18,26 @@ ENDED: Mapping[str, Health] = {
     "CANCELLED": Health.CANCELLED,
     "REFUSED": Health.REFUSED,
 }
-"""The scheduler's words for ends that are not DEAD."""
+"""Final states of a run that do not mean DEAD, with their health."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRow:
-    """One run; None where nothing tells."""
+    """One run; None for what is not known."""
 
     run: str
     name: str
-    """Of its conf."""
+    """Name in its conf."""
     folder: str
-    """Empty where it was removed and the job goes on."""
+    """Empty if the folder was removed and the job goes on."""
     jobs: tuple[str, ...]
     state: str
-    """The scheduler's word, or how it ended."""
+    """The scheduler's state, or how the run ended."""
     is_over: bool
     submitted: float | None
     age_s: float | None
     verdict: Verdict | None
-    """None until it was judged."""
+    """None until the run was judged."""
     message: str
     """The verdict's reason, or what the record says."""
     step: int | None = None
@@ -46,10 +46,10 @@ class RunRow:
     left_s: float | None = None
     loss: float | None = None
     losses: tuple[float | None, ...] = ()
-    """Of its newest steps, for a small curve."""
+    """Losses of its newest steps, for a small curve."""
     attempt: int | None = None
     is_read: bool = True
-    """False where its logs were left for a later look, so that its steps are not known."""
+    """False if its logs were left for a later refresh, so that its steps are not known."""
 
     @property
     def target(self) -> str:
@@ -58,14 +58,15 @@ class RunRow:
 
     @property
     def health(self) -> str:
-        """The word of the verdict; before there is one, that for how the run ended."""
+        """The health of the verdict; without a verdict, that for how the run ended."""
         if self.verdict is not None:
             return self.verdict.health.value
         ended = ENDED.get(self.state, Health.DEAD) if self.is_over else Health.UNKNOWN
         return ended.value
 
     def as_json(self) -> dict[str, Any]:
-        """`state` is the verdict's word, `job_state` the scheduler's."""
+        """Return the row in JSON form: `state` is the verdict's health, `job_state` the scheduler's
+        state."""
         verdict = self.verdict
         return {
             "run": self.run,
@@ -87,7 +88,8 @@ class RunRow:
 
 
 def format_step(row: RunRow) -> str:
-    """`120/1000`, `120`, a dash where nothing tells, or `?` where nothing was read."""
+    """Format a run's step: `120/1000`, `120`, a dash if not known, or `?` if the logs were not
+    read."""
     if row.step is None:
         return "-" if row.is_read else "?"
     return f"{row.step}/{row.num_steps}" if row.num_steps else str(row.step)
@@ -98,7 +100,8 @@ def _format_time(seconds: float | None) -> str:
 
 
 def render_rows(rows: Sequence[RunRow], width: int) -> str:
-    """A table of this width, each reason whole: beside its run, or below where that is narrow."""
+    """Render a table of this width, with each reason in full: beside its run, or below it if there
+    is too little room."""
     if not rows:
         return "no runs yet; `vjob submit conf.yaml` makes one"
     cells: list[tuple[str, ...]] = [HEAD]

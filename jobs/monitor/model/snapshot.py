@@ -49,23 +49,23 @@ class JobRow:
     restarts: int = 0
     exit_code: str = ""
     end_cause: str = ""
-    """Why it ended by the scheduler's word alone; empty while it is not over, and where a program
-    of the job failed by itself."""
+    """Why the job ended, by the scheduler alone; empty while it is not over, or if a program of the
+    job failed by itself."""
     left_s: float | None = None
-    """Seconds until its time limit, by the scheduler's last answer; None where that has none."""
+    """Seconds until the time limit, by the scheduler's last answer; None if that has none."""
     limit_s: float | None = None
-    """Its time limit as the scheduler has it now."""
+    """The job's present time limit, by the scheduler."""
     started: float | None = None
     ends: float | None = None
-    """Its end, or the time at which the scheduler is going to end it."""
+    """The job's end, or the time at which the scheduler will end it."""
     preempted: float | None = None
     """Time at which the scheduler began to take its nodes for another job."""
     waiting: str = ""
-    """Why it waits: a name of `Waiting`; empty where it does not, or nothing tells."""
+    """Why the job waits: a name of `Waiting`; empty if it does not wait, or if not known."""
     dependency: str = ""
-    """Jobs that it waits for, as the scheduler writes them."""
+    """Jobs that this job waits for, as the scheduler writes them."""
     earlier: tuple[str, ...] = ()
-    """Ends of its earlier starts that are known, oldest first: names of `EndCause`."""
+    """Known ends of the job's earlier starts, oldest first: names of `EndCause`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,20 +76,20 @@ class Scheduler:
     """slurm or local; empty for a bare folder of logs."""
     jobs: tuple[JobRow, ...] = ()
     joined: tuple[JobRow, ...] = ()
-    """Jobs that brought more nodes to the run: how they fare is not how it does."""
+    """Jobs that joined the run with more nodes: their state is not the run's."""
     age_s: float = 0.0
-    """How old `jobs` is: the answer is shared by all commands, or the last good one."""
+    """Age of `jobs` in seconds: all commands share the last good answer."""
     problem: str = ""
-    """Why it did not answer this time."""
+    """Why the scheduler did not answer this time."""
     lost_nodes: Mapping[str, str] = field(default_factory=dict)
-    """Nodes of the job that the scheduler itself calls down, by its word for them."""
+    """Nodes of the job that the scheduler reports as down, with its word for it."""
     node_states: tuple[NodeState, ...] = ()
     """Nodes of the job that are lost, draining or under maintenance."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One step, or the mean of some, as a log line or a trace tells it."""
+    """Values of one step, or means of several steps, from a log line or a trace."""
 
     step: int
     step_s: float | None = None
@@ -97,10 +97,10 @@ class Point:
     grad_norm: float | None = None
     loss_scale: float | None = None
     skipped: int = 0
-    """Steps that were skipped since the point before."""
+    """Steps that were skipped since the previous point."""
     nan: int = 0
     at: float | None = None
-    """When it was printed, where that is known."""
+    """When the point was printed, if known."""
 
 
 def name_step(
@@ -132,9 +132,9 @@ class Progress:
     num_steps: int | None = None
     is_asked: bool = False
     """`num_steps` is the conf's, and no line has it: good for the time left, but a script may count
-    from 0, or not print its last steps."""
+    from 0, or may not print its last steps."""
     at: float | None = None
-    """When the step was done: at the latest so."""
+    """When the step was done, at the latest."""
     points: tuple[Point, ...] = ()
     """The last steps that were reported, oldest first; a few hundred at most."""
     source: str = ""
@@ -142,15 +142,14 @@ class Progress:
     first_step: int | None = None
     """The first step that this attempt is known to have done."""
     done: int | None = None
-    """Optimizer steps of this attempt, where they were counted."""
+    """Optimizer steps of this attempt, if they were counted."""
     is_counted: bool = False
-    """`step` is `done`: no line tells the program's own number, which is another one where it went
-    on from a checkpoint."""
+    """`step` is `done`: no line has the program's own number, which differs if the program
+    continued from a checkpoint."""
     unit: str = "step"
-    """`epoch` or `sample` where that is what lines count."""
+    """`epoch` or `sample`, if that is what lines count."""
     other: int | None = None
-    """Step of the source that was not taken, where lines and the counter of optimizer steps
-    disagree."""
+    """Step of the other source, if lines and the counter of optimizer steps disagree."""
     longest_s: float | None = None
     """The longest step of this attempt, by the counter."""
     early_times: tuple[float, ...] = ()
@@ -162,12 +161,12 @@ class Progress:
 
     @property
     def loss(self) -> float | None:
-        """The last one that was reported."""
+        """The last reported loss."""
         return next((point.loss for point in reversed(self.points) if point.loss is not None), None)
 
     @property
     def step_times(self) -> list[float]:
-        """Seconds a step of the points after the first steps, oldest first."""
+        """Seconds per step of the points after warm-up, oldest first."""
         first = self.first_step
         if first is None:
             first = self.points[0].step if self.points else 0
@@ -176,7 +175,8 @@ class Progress:
 
     @property
     def recent_times(self) -> list[float]:
-        """The times that the pace is computed from: the first ones while there are no others."""
+        """The times from which the pace is computed: those of the first steps while there are no
+        others."""
         first = [point.step_s for point in self.points if point.step_s is not None]
         return (self.step_times or first)[-PACE_STEPS:]
 
@@ -195,12 +195,12 @@ class Progress:
 
     @property
     def knows_end(self) -> bool:
-        """True where the lines themselves say how many steps there are."""
+        """True if the lines themselves have the number of steps."""
         return bool(self.num_steps) and not self.is_asked
 
     @property
     def is_last(self) -> bool:
-        """True once the last step that the lines speak of is done."""
+        """True once the last step, by the number of steps in the lines, is done."""
         return self.knows_end and max(self.step, self.done or 0) >= (self.num_steps or 0)
 
 
@@ -218,33 +218,33 @@ class Line:
     """A line of a log, where it stands, and what is known about lines like it."""
 
     text: str
-    """Made harmless for terminals."""
+    """Text made safe for terminals."""
     node: str = ""
     rank: int | None = None
     file: str = ""
-    """Relative to the attempt."""
+    """Path relative to the attempt."""
     kind: str = ""
-    """Name of a row of the catalogue; empty for a line like any other."""
+    """Name of a row of the catalogue; empty for an ordinary line."""
     num_same: int = 1
-    """How many ranks wrote it, or how often one did."""
+    """How many ranks wrote the line, or how often one did."""
     at: float | None = None
-    """From the line itself, where it begins with a time; else None."""
+    """Time with which the line itself begins; else None."""
     order: int = 0
     """Offset in its file: orders lines of the same file."""
     written_by: float | None = None
-    """It stood there by then: the last change of its file, which may be much later."""
+    """The latest time of writing: the last change of its file, which may be much later."""
     stream: str = ""
-    """`stdout` or `stderr`, where the agent kept them apart."""
+    """`stdout` or `stderr`, if the agent kept them apart."""
     last_at: float | None = None
-    """When it was written for the last time, by the clock of its node's agent."""
+    """When the line was last written, by the clock of its node's agent."""
     raised: str = ""
     """Place of an exception's line: `last` in the last traceback of its process, `earlier` in one
     before, `aside` in one of another thread or a destructor, `printed` without a traceback,
     `quoted` in the middle of a line. Empty for any other line."""
     is_before_steps: bool = False
-    """Lines about steps stand after it in its file."""
+    """Lines about steps follow this line in its file."""
     doubt: str = ""
-    """Why it cannot be what ended the job: a name of `rules.doubts.Doubt`."""
+    """Why the line cannot be the cause: a name of `rules.doubts.Doubt`."""
 
 
 ORDINARY = ("sw_power_cap",)
@@ -266,17 +266,17 @@ class Gpu:
     num_foreign: int | None = None
     """Processes that are none of ours."""
     ecc_errors: int | None = None
-    """Uncorrected ones since the driver was loaded."""
+    """Uncorrected errors since the driver was loaded."""
     throttle: str = ""
     """Why its clock is held down: `hw_thermal`, `hw_power_brake`, ..."""
     history: tuple[float | None, ...] = ()
     """Utilization, oldest first."""
     ranks: tuple[int, ...] = ()
-    """Ranks with a process on it; none where that is not known."""
+    """Ranks with a process on the GPU; empty if not known."""
 
     @property
     def held_down(self) -> str:
-        """The part of `throttle` that is no ordinary sight under full load."""
+        """The reasons in `throttle` that are not ordinary under full load."""
         words = self.throttle.split(", ")
         return ", ".join(word for word in words if word not in ORDINARY)
 
@@ -290,24 +290,24 @@ class Rank:
     stage: int | None = None
     """The first of `stages`: with every schedule also the rank's position in its pipeline."""
     stages: tuple[int, ...] = ()
-    """All that it holds: several with the schedules interleaved and zbv."""
+    """All stages of the rank: several with the schedules interleaved and zbv."""
     replica: int | None = None
     pid: int | None = None
-    """On its node, outside containers."""
+    """Process id on its node, outside containers."""
     process_state: str = ""
     """The kernel's letter: R, S, D (waits for a disk or a dead mount), T (stopped), Z."""
     cpu_percent: float | None = None
-    """Of one core, between the node's last two beats."""
+    """Use of one core, between the node's last two heartbeats."""
     step: int | None = None
-    """The last step that its trace has, or the number of optimizer steps of this attempt."""
+    """The last step in the rank's trace, or the number of optimizer steps of this attempt."""
     is_counted: bool = False
-    """`step` is that number."""
+    """`step` is the number of optimizer steps."""
     step_s: float | None = None
-    """Median of its last steps."""
+    """Median seconds of its last steps."""
     work_s: float | None = None
-    """Of those, the median time that it computed itself, waits left out."""
+    """Median seconds of own computation in these steps, without waits."""
     slow: SlowRank | None = None
-    """Set where nearly all of its last steps took it longer than its peers."""
+    """Set if the rank computed longer than its peers in nearly all of its last steps."""
     step_at: float | None = None
     device: str = ""
     exit: RankExit | None = None
@@ -347,9 +347,9 @@ class Node:
     phase: str = ""
     """container (being prepared), ready (waits for the others), running, done; empty: no report."""
     beat_at: float | None = None
-    """Its last sign of life that it wrote."""
+    """Time of the node's last heartbeat."""
     beat_every_s: float | None = None
-    """How soon it promised the next one; None where it does not say."""
+    """Announced seconds until the next heartbeat; None if not announced."""
     log_at: float | None = None
     """When anything was last written to its .out or .err."""
     out: tuple[str, ...] = ()
@@ -357,7 +357,7 @@ class Node:
     gpu: tuple[str, ...] = ()
     """The last lines of its files, made harmless."""
     num_lines: Mapping[str, int] = field(default_factory=dict)
-    """Lines of its out, err and gpu; only where they were asked for."""
+    """Lines of its out, err and gpu; only if they were requested."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Bytes, by out, err and gpu."""
     gpus: tuple[Gpu, ...] = ()
@@ -365,7 +365,7 @@ class Node:
     gpus_not_known: str = ""
     """Why none of its GPUs could be read in the last sample."""
     gpus_lost: tuple[int, ...] = ()
-    """Numbers of GPUs of ours that the driver has and cannot reach."""
+    """Numbers of the job's GPUs that the driver lists and cannot access."""
     faults: tuple[Finding, ...] = ()
     """Faults of its hardware since the attempt began; their rules are `Fault`s."""
     cpu_percent: float | None = None
@@ -385,7 +385,7 @@ class Echo:
     """WORLD_SIZE, PARTITION, ..."""
     said: str
     wanted: str | None
-    """None where neither conf nor plan tells."""
+    """None if neither conf nor plan has the setting."""
     line: Line
 
 
@@ -399,12 +399,12 @@ class Attempt:
     cause: str = ""
     """Name of the `EndCause` if the scheduler ended it; empty if it did not or was not asked."""
     step: int | None = None
-    """How far it came."""
+    """The last step of the attempt."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptView:
-    """The state of one attempt, as its own files tell it."""
+    """The state of one attempt, according to its own files."""
 
     attempt_started: float | None = None
     went_at: float | None = None
@@ -413,7 +413,7 @@ class AttemptView:
     ranks: tuple[Rank, ...] = ()
     progress: Progress | None = None
     doubt: Doubt | None = None
-    """The reason why there is no progress, where lines are there that may be about steps."""
+    """Why there is no progress, although some lines may be about steps."""
     loss: Point | None = None
     """The last loss whose line names no step."""
     phase: Phase | None = None
@@ -422,10 +422,10 @@ class AttemptView:
     phase_ended_at: float | None = None
     """When the last checkpoint or evaluation that is over ended, as far as lines tell."""
     errors: tuple[Line, ...] = ()
-    """Lines of a known kind, the likely first in time first; the same of many ranks once."""
+    """Lines of a known kind, the likely earliest first; equal lines of ranks once."""
     fatal: Line | None = None
-    """Of a bare folder, where nobody tells how ranks ended: a line of an error that ends a process,
-    after the last step."""
+    """In a bare folder, which does not show how ranks ended: the line of a fatal error after the
+    last step."""
     stop: Mapping[str, Any] | None = None
     """Who said that the attempt ends."""
     outcome: Outcome | None = None
@@ -475,21 +475,21 @@ class Snapshot(AttemptView):
     restarts: int = 0
     """How often failed attempts were restarted in the same job."""
     max_restarts: int | None = None
-    """The limit of these (`cluster.restarts`); None without a limit, and in a run that may morph,
-    which has rules of its own."""
+    """The limit of restarts (`cluster.restarts`); None without a limit, and in a run that may
+    morph, which has rules of its own."""
     morph: str = ""
     """`8 x 4 to 6 x 4` while the run changes its nodes."""
     waits_for_room: str = ""
     """The folder without room that its next attempt waits for."""
     left_out: tuple[str, ...] = ()
-    """Why a run that may morph does not use nodes that are or were there, a sentence each."""
+    """Sentences on why a run that may morph does not use nodes that are or were present."""
     morphs: tuple[str, ...] = ()
-    """`from 8 x 4 to 6 x 4, 12 s`: those of this job that are over."""
+    """`from 8 x 4 to 6 x 4, 12 s`: the completed morphs of this job."""
     world: int | None = None
     without_log: tuple[int, ...] = ()
     """Nodes of a bare folder's job that left no log there, by NODE_RANK."""
     other_jobs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Nodes of further jobs with logs in a bare folder, by master; their steps are left out."""
+    """Nodes of further jobs with logs in a bare folder, by master; their steps are ignored."""
     num_nodes: int | None = None
     """Nodes that the plan has; fewer in `nodes` means that some have left nothing yet."""
     echoes: tuple[Echo, ...] = ()
@@ -503,13 +503,13 @@ class Snapshot(AttemptView):
     new_files: NewFiles | None = None
     """New files in the copy of the code; looked for once the run is over."""
     clock_skew_s: float | None = None
-    """The file server's clock minus the one of this machine, where it is worth a word."""
+    """The file server's clock minus this machine's, if the difference is worth showing."""
     scheduler_lines: tuple[str, ...] = ()
     """The last lines of the batch script."""
     num_gpus: int | None = None
-    """GPUs that the plan asks for in all; 0 where ranks run on processors."""
+    """Total of GPUs that the plan requests; 0 if ranks run on processors."""
     state: str = ""
-    """One word for the run: of its jobs, or how it ended; empty for a bare folder."""
+    """State of the run in one word: of its jobs, or how it ended; empty for a bare folder."""
 
 
 class Health(Enum):
@@ -536,7 +536,7 @@ class Health(Enum):
 EXIT_CODES = {Health.DEAD: 10, Health.UNKNOWN: 11, Health.SLOW: 13, Health.STALLED: 14}
 EXIT_CODES |= {Health.FAILING: 15, Health.CANCELLED: 16, Health.REFUSED: 17}
 ENDED = (Health.DONE, Health.DEAD, Health.CANCELLED, Health.REFUSED)
-"""Nothing of it goes on."""
+"""Healths of a job that is over."""
 NEVER_STARTS = 12
 """Exit code of a pending job that will not start by itself."""
 
@@ -545,33 +545,33 @@ NEVER_STARTS = 12
 class Verdict:
     """Health of a job, and the findings that say why and what to do.
 
-    The rules make it without words; `judge` adds those of the job's context.
+    The rules make a verdict without sentences; `judge` adds those for the job's context.
     """
 
     health: Health
     main: Finding
-    """The finding of the rule that spoke; its `rule` is a heading of docs/verdicts.md."""
+    """The finding of the rule that applied; its `rule` is a heading of docs/verdicts.md."""
     details: tuple[Finding, ...] = ()
-    """What else belongs to it."""
+    """Further findings that belong to `main`."""
     others: tuple[Finding, ...] = ()
     """Secondary observations that do not change the verdict: a warm GPU, a full disk."""
     end: End | None = None
     """How the job ended, once it has."""
     phase: str = ""
-    """Of STARTING: container, rendezvous or warm-up."""
+    """Phase of STARTING: container, rendezvous or warm-up."""
     evidence: tuple[Line, ...] = ()
-    """Lines of logs that say so, the first the most telling."""
+    """Log lines that show it, the most telling first."""
     node: str = ""
     rank: int | None = None
     never_starts: bool = False
     context: Context = Context.CONF
     """What the job was started with, which decides the words of its remedies."""
     job: str = ""
-    """Its name in commands."""
+    """The job's name in commands."""
     reason: str = ""
     """`main` as one sentence."""
     advice: str = ""
-    """Its remedies: what to do next."""
+    """The remedies of `main`: what to do next."""
     facts: tuple[str, ...] = ()
     """`details` in words."""
     remarks: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Renders a snapshot and its verdict as plain text or JSON. Pure."""
+"""Render a snapshot and its verdict as plain text or JSON. Pure."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ NUM_POINTS = 5
 NUM_ERRORS = 10
 NUM_EVIDENCE = 3
 TELLS_RECORD = ("refused", "done", "dead")
-"""Rules whose sentence is the record's, where no fact says how the run ended."""
+"""Rules whose sentence is the record's, if no fact shows how the run ended."""
 
 
 def render_json(snapshot: Snapshot, verdict: Verdict | None) -> str:
-    """One line. A number that JSON lacks is its name: `"nan"`, `"inf"`."""
+    """Render one line of JSON. A number that JSON lacks is written as text: `"nan"`, `"inf"`."""
     value: dict[str, Any] = {"format": FORMAT, **vars(snapshot)}
     if verdict is not None:
         value["verdict"] = verdict.as_json()
@@ -67,7 +67,8 @@ def _name_numbers(value: Any) -> Any:
 
 
 def render(snapshot: Snapshot, verdict: Verdict | None, *, all_nodes: bool) -> str:
-    """Text for a terminal or a mail: what matters first, then the last lines of each node."""
+    """Render text for a terminal or a mail: the most important facts first, then the last lines of
+    each node."""
     nodes = snapshot.nodes if all_nodes else choose_nodes(snapshot, verdict)
     shown = verdict.evidence[:NUM_EVIDENCE] if verdict is not None else ()
     is_cancel = verdict is not None and verdict.health is Health.CANCELLED
@@ -92,7 +93,8 @@ def render(snapshot: Snapshot, verdict: Verdict | None, *, all_nodes: bool) -> s
 
 
 def choose_nodes(snapshot: Snapshot, verdict: Verdict | None) -> tuple[Node, ...]:
-    """Nodes to show: of a large run those blamed, failed or with known lines; first and last."""
+    """Choose the nodes to show: of a large run, those that are blamed, failed or have known lines,
+    and the first and last."""
     nodes = snapshot.nodes
     if len(nodes) <= MANY_NODES:
         return nodes
@@ -151,7 +153,7 @@ def _render_head(snapshot: Snapshot, verdict: Verdict | None, *, is_over: bool) 
 
 
 def _tells_end(snapshot: Snapshot, verdict: Verdict | None) -> bool:
-    """True where the verdict says how the run ended, as its record does."""
+    """Return True if the verdict says how the run ended, as its record does."""
     if verdict is None:
         return False
     run_end, end = snapshot.end, verdict.end
@@ -161,7 +163,8 @@ def _tells_end(snapshot: Snapshot, verdict: Verdict | None) -> bool:
 
 
 def format_queue_age(snapshot: Snapshot) -> str:
-    """`scheduler asked 12 s ago`: the age of its answer; empty where that is as of now."""
+    """Format the age of the scheduler's answer: `scheduler asked 12 s ago`; empty if the answer is
+    current."""
     scheduler = snapshot.scheduler
     is_live = snapshot.record_state == "submitted" and bool(scheduler.jobs)
     if not is_live or scheduler.problem or scheduler.age_s < 1:
@@ -191,15 +194,15 @@ def _render_job(job: JobRow) -> str:
 
 
 def _count_ends(snapshot: Snapshot) -> str:
-    """`: 1 failed, 5 stopped, 2 left no exit`."""
+    """Count how the ranks ended: `: 1 failed, 5 stopped, 2 left no exit`."""
     exits = [(one.exit.code, one.exit.stopped) for one in snapshot.ranks if one.exit is not None]
     words = count_ends(exits, (snapshot.world or 0) if snapshot.outcome is not None else 0)
     return f": {words}" if words else ""
 
 
 def format_progress(snapshot: Snapshot, *, is_over: bool) -> str:
-    """`step 30 of 50, 1.42 s a step (the median of the last 10 readings), loss 10.1772, 3 s ago`;
-    empty where nothing tells."""
+    """Format the progress, such as `step 30 of 50, 1.42 s a step (the median of the last 10
+    readings), loss 10.1772, 3 s ago`; empty if not known."""
     progress = snapshot.progress
     if progress is None:
         return ""
@@ -275,7 +278,7 @@ def _render_node(node: Node, now: float, how: str, *, is_over: bool) -> list[str
 
 
 def _render_script(snapshot: Snapshot) -> list[str]:
-    """Last lines of the batch script, where no rank is to blame."""
+    """Render the last lines of the batch script, if no rank is to blame."""
     blames_no_rank = snapshot.outcome is not None and snapshot.outcome.culprit_rank is None
     is_bad = snapshot.outcome is not None and snapshot.outcome.code != 0
     if not snapshot.scheduler_lines or (snapshot.nodes and not (blames_no_rank and is_bad)):
