@@ -8,5 +8,5 @@
     remedy.py     Remedy: what to do; `render` writes it in the words of a conf, of sbatch, ...
     finding.py    Finding: one observation with its values, evidence and remedies
 
-Imports nothing but the standard library and runs on Python 3.8: the agent on a node uses it.
+Imports only the standard library and runs on Python 3.8, because the agent on a node uses it.
 """

@@ -12,7 +12,7 @@ from typing import Any, Mapping, Optional, Tuple, Type, TypeVar
 from varuna_core.facts.known import Evidence, Sure
 
 END_VERSION = 1
-"""The version of `End` in files; a reader takes a later one as missing."""
+"""The version of `End` in files. A reader ignores an end of a later version."""
 
 
 class Actor(str, Enum):
@@ -30,7 +30,7 @@ class Actor(str, Enum):
 
 
 class EndCause(str, Enum):
-    """Causes of an end. The values stand in files and in JSON documents."""
+    """Causes of an end. The values are stored in files and in JSON documents."""
 
     # It ended well, or never ran.
     COMPLETED = "completed"
@@ -46,7 +46,8 @@ class EndCause(str, Enum):
     REQUEUED = "requeued"
     REVOKED = "revoked"
     ALLOCATION_ENDED = "allocation-ended"
-    """The job that it was a step of ended by itself: its batch script, or its shell."""
+    """The enclosing job, of which this one was a step, ended by itself: its batch script or its
+    shell exited."""
     NODE_FAIL = "node-fail"
     BOOT_FAIL = "boot-fail"
     LAUNCH_FAILED = "launch-failed"
@@ -70,7 +71,7 @@ class EndCause(str, Enum):
     NODE_LEFT = "node-left"
     NO_ROOM = "no-room"
     STOPPED = "stopped"
-    """Told to end from outside. Why, only the scheduler can say."""
+    """The run was asked to end from outside; only the scheduler can know why."""
     # The local supervisor; a list of machines.
     SUPERVISOR_DIED = "supervisor-died"
     SUPERVISOR_NOT_STARTED = "supervisor-not-started"
@@ -90,8 +91,8 @@ BY_SCHEDULER = frozenset(
         EndCause.ALLOCATION_ENDED,
     )
 )
-"""Causes for which a scheduler ends a job that did nothing wrong: what the ranks do then is its
-echo."""
+"""Causes for which a scheduler ends a job that did nothing wrong. Errors of the ranks at that time
+are only a consequence."""
 OF_RANK = frozenset(
     (
         EndCause.RANK_EXIT,
@@ -102,7 +103,7 @@ OF_RANK = frozenset(
         EndCause.NOT_A_NUMBER,
     )
 )
-"""Causes that lie in a rank."""
+"""Causes that originate in a rank."""
 OF_NODE = frozenset(
     (
         EndCause.NODE_FAIL,
@@ -114,27 +115,27 @@ OF_NODE = frozenset(
         EndCause.MACHINE_REBOOTED,
     )
 )
-"""Causes that lie in a node."""
+"""Causes that originate in a node."""
 
 
 @dataclass(frozen=True)
 class End:
-    """How something ended."""
+    """How a run, an attempt or a rank ended."""
 
     cause: EndCause
     actor: Actor = Actor.UNKNOWN
     by: str = ""
-    """Name of the user who ended it, where the scheduler tells."""
+    """Name of the user who ended it, if the scheduler reports the name."""
     code: Optional[int] = None
-    """Exit code of the attempt: the culprit's, or 128 + signal as a shell says it."""
+    """Exit code of the attempt: that of the culprit, or 128 + signal as in a shell."""
     signal: str = ""
-    """SIGKILL and the like; empty where no signal ended it."""
+    """Name of the signal that ended it, such as SIGKILL; empty if no signal did."""
     rank: Optional[int] = None
     node: str = ""
     within: str = ""
-    """The job that it was a step of, where it is that job which ended so."""
+    """Time of the end in seconds since the epoch."""
     at: Optional[float] = None
-    """Seconds since the epoch."""
+    """False if it ended before an attempt began; None if that is not known."""
     started: Optional[bool] = None
     """False where it ended before an attempt began; None where that is not known."""
     evidence: Tuple[Evidence, ...] = ()
@@ -143,7 +144,7 @@ class End:
 
 E = TypeVar("E", bound=Enum)
 _FORMER = {"completed-on-cancel": EndCause.CANCELLED}
-"""Words of an earlier vjob."""
+"""Names of causes in files of earlier versions."""
 _KINDS: Mapping[str, Tuple[type, ...]] = {
     "Optional[int]": (int, type(None)),
     "Optional[float]": (int, float, type(None)),
@@ -151,13 +152,13 @@ _KINDS: Mapping[str, Tuple[type, ...]] = {
     "int": (int,),
     "str": (str,),
 }
-"""Types that a file may give for an annotation."""
+"""Types that are accepted in a file for each annotation."""
 
 
 def parse_end(value: Any) -> Optional[End]:
-    """An `End` from JSON; None where it is missing, damaged or of a later version.
+    """Parse an `End` from JSON; None if it is missing, damaged or of a later version.
 
-    Keys that are not known are dropped, and words that are not known become UNKNOWN.
+    Unknown keys are dropped, and unknown words become UNKNOWN.
     """
     if not isinstance(value, dict) or not isinstance(value.get("version"), int):
         return None
@@ -180,7 +181,7 @@ def parse_end(value: Any) -> Optional[End]:
 
 
 def parse_cause(word: Any) -> EndCause:
-    """The cause of this word; UNKNOWN for any other."""
+    """Return the cause with this value; UNKNOWN for any other word."""
     return _parse_word(EndCause, _FORMER.get(str(word), word), EndCause.UNKNOWN)
 
 
@@ -199,7 +200,9 @@ def _parse_word(kind: Type[E], word: Any, default: E) -> E:
 
 
 def _read_fields(kind: Any, value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The plain fields of a dataclass that are in `value`; TypeError for one of a wrong type."""
+    """Return the plain fields of a dataclass that are in `value`; raise TypeError for a wrong
+    type.
+    """
     found = {}
     for one in fields(kind):
         kinds = _KINDS.get(str(one.type))

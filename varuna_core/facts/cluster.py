@@ -1,4 +1,4 @@
-"""Facts that a scheduler gives: why a job waits, and which nodes are not well.
+"""Facts that a scheduler reports: why a job is pending, and which nodes are not healthy.
 
 The rows of `catalogue.slurm.REASONS` give each of Slurm's reasons a `Waiting` and its remedies.
 """
@@ -17,7 +17,8 @@ class Waiting(str, Enum):
     HELD_BY_USER = "held-by-user"
     HELD_BY_ADMIN = "held-by-admin"
     HELD_AFTER_REQUEUE = "held-after-requeue"
-    """By somebody, or by the scheduler: it failed to start, or was requeued too often."""
+    """The job is held by a user or by the scheduler: it failed to start, or was requeued too
+    often."""
     # Something has to happen first.
     DEPENDENCY = "dependency"
     BEGIN_TIME = "begin-time"
@@ -28,20 +29,20 @@ class Waiting(str, Enum):
     RESOURCES = "resources"
     LICENSES = "licenses"
     LIMIT = "limit"
-    """A limit of the account or QOS that other jobs use up."""
+    """A limit of the account or QOS that running jobs use up."""
     BUDGET = "budget"
-    """A limit that jobs of the past use up, too."""
+    """A limit of the account or QOS that past jobs use up, too."""
     ARRAY_LIMIT = "array-limit"
     # The cluster is not ready for it.
     NODES_DOWN = "nodes-down"
     QUEUE_CLOSED = "queue-closed"
     BURST_BUFFER = "burst-buffer"
     SCHEDULER = "scheduler"
-    """The scheduler has yet to look at it."""
+    """The scheduler has not yet considered the job."""
     # It asks for what it cannot get.
     QUEUE_LIMIT = "queue-limit"
     JOB_LIMIT = "job-limit"
-    """A limit of the account or QOS for single jobs."""
+    """A limit of the account or QOS for a single job."""
     NOT_PERMITTED = "not-permitted"
     """The account, the QOS or the user may not use the queue."""
     CONSTRAINT = "constraint"
@@ -49,25 +50,25 @@ class Waiting(str, Enum):
 
 
 class NodeCondition(str, Enum):
-    """Conditions of a node that a run on it should know."""
+    """Conditions of a node that matter to a run on the node."""
 
     LOST = "lost"
-    """Its processes are gone, or nobody can reach them."""
+    """The node's processes are gone, or the node is unreachable."""
     DRAINING = "draining"
-    """It gets no new job; those that it has go on."""
+    """The node accepts no new jobs; its running jobs continue."""
     MAINTENANCE = "maintenance"
 
 
 @dataclass(frozen=True)
 class NodeState:
-    """One node that is not well."""
+    """The state of a node that is not healthy."""
 
     name: str
     condition: NodeCondition
     word: str
-    """The scheduler's own."""
+    """The scheduler's own word for the state."""
     reason: str = ""
-    """The admin's, or the scheduler's."""
+    """The reason that an administrator or the scheduler gave."""
     by: str = ""
     """User who gave the reason."""
     since: Optional[float] = None

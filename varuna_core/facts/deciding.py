@@ -1,7 +1,7 @@
-"""`choose_end`: the end of a run, from that of its last attempt and that of its job.
+"""`choose_end`: derive the end of a run from the ends of its last attempt and of its job.
 
-Each sees half. The ranks know that they were told to end, and not why; the scheduler knows that it
-ended a job at its limit, and not that a rank had failed before.
+Each of them knows only half. The ranks know that they were asked to end, but not why; the scheduler
+knows that it ended a job at its limit, but not that a rank had failed before.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from varuna_core.facts.known import Sure
 
 
 class Witness(IntEnum):
-    """Witnesses of an end, the one that counts first (docs/causes.md): a later one is heard where
-    none before it speaks."""
+    """Witnesses of an end, in order of precedence (docs/causes.md): a later witness counts only if
+    no earlier one has reported."""
 
     OUTSIDE = 1
     RANK = 2
@@ -33,9 +33,9 @@ FALLOUT = re.compile(
     r"|ConnectionError|Connection(Reset|Refused|Aborted)Error)\b"
     r"|[Cc]onnection (was )?(closed|reset|refused)|[Bb]roken pipe"
 )
-"""In the last words of a rank that lost another one: the engine's own, torch's and gloo's."""
+"""Words in the last line of a rank that lost a peer: errors of the engine, of torch and of gloo."""
 TOLD_SIGNALS = frozenset(("SIGTERM", "SIGINT", "SIGKILL"))
-"""Signals of which ranks die as the scheduler ends their job."""
+"""Signals by which ranks are killed when the scheduler ends their job."""
 LOST_HOST = frozenset(
     (
         EndCause.NODE_FAIL,
@@ -47,7 +47,7 @@ LOST_HOST = frozenset(
         EndCause.BATCH_KILLED,
     )
 )
-"""Causes of a job that takes its ranks with it."""
+"""Causes of a job's end that take its ranks down with it."""
 ECHOES = frozenset(
     (
         EndCause.CANCELLED,
@@ -57,13 +57,14 @@ ECHOES = frozenset(
         *BY_SCHEDULER,
     )
 )
-"""Causes of an attempt that tell of somebody who ended it, not of what went wrong in it."""
+"""Causes of an attempt's end that say only that something ended it, not what went wrong in it."""
 
 
 def has_own_cause(attempt: End) -> bool:
-    """True where a rank failed by itself, or a node was seen to be lost.
+    """True if a rank failed by itself, or if a node was seen to be lost.
 
-    Ranks without an exit file prove nothing: whoever the scheduler ends first leaves none.
+    Ranks without an exit file prove nothing: the ranks that the scheduler kills first leave none,
+    either.
     """
     if attempt.cause is EndCause.RANK_SIGNAL:
         return attempt.signal not in TOLD_SIGNALS
@@ -73,7 +74,7 @@ def has_own_cause(attempt: End) -> bool:
 
 
 def choose_end(attempt: Optional[End], job: Optional[End]) -> End:
-    """The end of a run; UNKNOWN where neither tells."""
+    """Return the end of a run; UNKNOWN if neither the attempt nor the job has one."""
     if attempt is None or job is None:
         return attempt or job or End(EndCause.UNKNOWN)
     if job.cause is EndCause.OOM_JOB and attempt.signal == "SIGKILL":
@@ -93,7 +94,7 @@ def choose_end(attempt: Optional[End], job: Optional[End]) -> End:
 
 
 def _may_name_node(attempt: End, job: End) -> bool:
-    """True where a node was lost, and that of the attempt may be the one.
+    """True if the job lost a node, and the node that the attempt names may be that node.
 
     Its agent left no exits, or a rank there died of SIGKILL, which a dying node sends first.
     """

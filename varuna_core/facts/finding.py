@@ -1,4 +1,4 @@
-"""`Finding`: one observation about a run, with what it rests on and what can be done."""
+"""`Finding`: one observation about a run, with its evidence and remedies."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from varuna_core.facts.remedy import Context, Remedy, render
 
 @dataclass(frozen=True)
 class Finding:
-    """One observation of a rule. Its sentence is rendered from `rule` and `values`."""
+    """One observation made by a rule. Its sentence is rendered from `rule` and `values`."""
 
     rule: str
-    """Name of the rule that made it; the key of its sentence."""
+    """Name of the rule that made the finding; the key of its sentence."""
     cause: Optional[EndCause] = None
-    """Set where the finding explains an end."""
+    """The cause of an end, if the finding explains one."""
     values: Mapping[str, Any] = field(default_factory=dict)
-    """Numbers and names for the sentence: plain JSON values, `Known` ones, or findings again."""
+    """Numbers and names for the sentence: plain JSON values, `Known` values, or nested findings."""
     evidence: Tuple[Evidence, ...] = ()
     remedies: Tuple[Remedy, ...] = ()
 
 
 def dump_finding(finding: Finding, context: Context, job: str = "") -> Dict[str, Any]:
-    """A finding as plain JSON values, its remedies also in the words of a context."""
+    """Convert a finding to plain JSON values; its remedies are also rendered for a context."""
     return {
         "rule": finding.rule,
         "cause": finding.cause.value if finding.cause is not None else None,
@@ -41,7 +41,7 @@ def dump_finding(finding: Finding, context: Context, job: str = "") -> Dict[str,
 
 
 def dump_value(value: Any) -> Any:
-    """A value as JSON: `{value, evidence}` or `{not_known, evidence}` where it is a `Known`."""
+    """Convert a value to JSON: a `Known` becomes `{value, evidence}` or `{not_known, evidence}`."""
     if isinstance(value, Value):
         return {"value": dump_value(value.value), "evidence": dump_value(value.evidence)}
     if isinstance(value, NotKnown):

@@ -1,4 +1,4 @@
-"""`Hang`: a training that no longer makes steps, with the rank that holds it up and the witness.
+"""`Hang`: a training that no longer makes steps, with the rank that blocks it and the evidence.
 
 Its sentence is rendered by `sentences.describe_hang`; code compares witnesses, never sentences.
 """
@@ -13,31 +13,32 @@ HANG_VERSION = 1
 
 
 class HangWitness(str, Enum):
-    """The observation that shows a hang. The values stand in files."""
+    """Kind of observation that proves or suggests a hang. The values are stored in files."""
 
     STOPPED = "stopped"
-    """The kernel's state T, without a tracer and without a terminal that could have done it."""
+    """A process is in the kernel's state T (stopped), and neither a tracer nor a terminal caused
+    it."""
     DEAD = "dead"
-    """The process has ended, and nobody has reaped it."""
+    """A process has ended, and its parent has not reaped it."""
     MISMATCHED = "mismatched"
-    """All ranks wait, and called different collectives under the same number."""
+    """All ranks wait, but in different collectives with the same sequence number."""
     SILENT = "silent"
-    """No rank does anything: no processor time, no file, no line, the same stacks throughout."""
+    """No rank is active: no processor time, no file, no line of output, and unchanged stacks."""
     SPINNING = "spinning"
-    """One rank computes while all others wait for it, which healthy ranks do too."""
+    """One rank computes while all others wait for it, which also happens in a healthy run."""
     LOST = "lost"
-    """The agent of one node gives no sign of life, or its link to the others is cut, and all other
+    """The agent of one node sends no heartbeat, or its link to the others is broken, and all other
     ranks wait."""
     UNKNOWN = "unknown"
 
 
 CERTAIN = frozenset((HangWitness.STOPPED, HangWitness.DEAD, HangWitness.MISMATCHED))
-"""Witnesses after which no training goes on by itself."""
+"""Witnesses after which no training continues by itself."""
 OF_ONE_NODE = frozenset((HangWitness.STOPPED, HangWitness.DEAD, HangWitness.LOST))
-"""Witnesses that blame one node: a run that morphs goes on without it."""
+"""Witnesses that blame one node: a run that may morph continues without the node."""
 
 SAID_EARLY = CERTAIN | {HangWitness.LOST}
-"""Witnesses that are told before anything is done."""
+"""Witnesses that are reported before any action is taken."""
 
 
 class HangAction(str, Enum):
@@ -51,38 +52,38 @@ class HangAction(str, Enum):
 
 @dataclass(frozen=True)
 class Hang:
-    """A hang, as the agents saw it."""
+    """A hang, as the agents observed it."""
 
     witness: HangWitness
     since: float
     """Time of the last progress, in seconds since 1970."""
     seen_at: float
     rank: Optional[int] = None
-    """The odd rank; None where no rank is."""
+    """The rank that differs from the others; None if no rank does."""
     node: str = ""
     nodes: int = 0
-    """Number of nodes that stood."""
+    """Number of nodes that hung."""
     collective: str = ""
     """The collective that some ranks called and the others did not, such as `all_reduce 5`."""
     group: str = ""
     called_by: Tuple[int, ...] = ()
     missing: Tuple[int, ...] = ()
     other: str = ""
-    """The collective that the missing ranks called in its place, if that is known."""
+    """The collective that the missing ranks called instead, if known."""
     place: str = ""
-    """Innermost frame of the odd rank: `sleep (train.py:33)`."""
+    """Innermost frame of `rank`: `sleep (train.py:33)`."""
     last_call: str = ""
-    """The last collective that all ranks called, where they called the same; of a mute rank, the
-    one in which the others wait."""
+    """The last collective that all ranks called, if they called the same; for a mute rank, the
+    collective in which the others wait."""
     is_mute: bool = False
-    """Python of the odd rank does not run, though its process does."""
+    """True if the Python of `rank` does not run although its process exists."""
     below: int = 0
-    """The process below the odd rank that is stopped; 0 where it is the rank's own."""
+    """The stopped process below `rank`; 0 if it is the rank's own process."""
     action: HangAction = HangAction.REPORT
     acts_at: Optional[float] = None
-    """Time at which the action is taken, where it is only suspected so far."""
+    """Time at which the action will be taken, while the hang is only suspected."""
     until: Optional[float] = None
-    """Time at which the steps went on, or the ranks were ended."""
+    """Time at which the steps continued, or at which the ranks were ended."""
     version: int = HANG_VERSION
 
     def as_json(self) -> Dict[str, Any]:
@@ -90,7 +91,7 @@ class Hang:
 
 
 def parse_hang(value: Any) -> Optional[Hang]:
-    """A `Hang` from JSON; None where it is missing, damaged or of a later version."""
+    """Parse a `Hang` from JSON; None if it is missing, damaged or of a later version."""
     if not isinstance(value, Mapping) or value.get("version") != HANG_VERSION:
         return None
     try:

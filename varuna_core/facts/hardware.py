@@ -1,7 +1,8 @@
-"""Faults of hardware, as drivers and the kernel report them.
+"""Hardware faults, as drivers and the kernel report them.
 
-A fault is a `Finding` whose rule is a `Fault`. Its values are those of `make_fault`, and what the
-sampler adds: since when, and whose rank it is. Its sentence is in `sentences.py`.
+A fault is a `Finding` whose rule is a `Fault`. Its values are those of `make_fault`, and those that
+the sampler adds: the time since when it exists, and the affected rank. `sentences.py` has its
+sentence.
 """
 
 from __future__ import annotations
@@ -18,27 +19,27 @@ class Fault(str, Enum):
     """Kind of a hardware fault; its value is the `rule` of the `Finding` about it."""
 
     LOST = "gpu-lost"
-    """The driver has the GPU and cannot reach it."""
+    """The driver knows the GPU but cannot reach it."""
     XID = "gpu-xid"
     """A numbered message of NVIDIA's driver."""
     KERNEL = "gpu-kernel"
     """A message of another vendor's driver."""
     ECC = "gpu-ecc"
-    """Uncorrected errors of its memory since the attempt began."""
+    """Uncorrected memory errors of a GPU since the attempt began."""
     REMAP = "gpu-remap"
-    """A row of its memory waits to be replaced, or could not be."""
+    """A row of the GPU's memory needs to be remapped, or the remapping failed."""
     RESET = "gpu-reset"
     """The driver says that the GPU needs a reset, or its node a restart."""
     NVLINK = "gpu-nvlink"
-    """Links to other GPUs that are down."""
+    """NVLinks of a GPU to other GPUs are down."""
     NVLINK_ERRORS = "gpu-nvlink-errors"
     PORT_DOWN = "port-down"
     PORT_SLOW = "port-slow"
-    """A port whose rate is below what it was, or below that of ports of its make."""
+    """A port whose rate is lower than before, or than the rate of ports of the same model."""
     PORT_ERRORS = "port-errors"
-    """Errors or retransmits that grow."""
+    """Errors or retransmits of a port that increase."""
     HOST_MEMORY = "host-memory"
-    """Errors of the node's memory."""
+    """Errors of the node's main memory."""
 
 
 class Xid(Enum):
@@ -72,12 +73,12 @@ XIDS: Mapping[int, Tuple[Xid, str]] = {
 }
 """Kinds and meanings of the numbers, in short. https://docs.nvidia.com/deploy/xid-errors/"""
 FATAL_XIDS = frozenset((48, 62, 64, 74, 79, 95, 119, 120, 140))
-"""Numbers after which a GPU works only once it is reset, repaired or replaced, as NVIDIA's list of
-them says."""
+"""Numbers after which, by NVIDIA's list, a GPU works again only once it is reset, repaired or
+replaced."""
 
 
 def match_xid(kind: Xid) -> str:
-    """Return a pattern of the driver's lines that have a number of this kind."""
+    """Return a pattern for the driver's lines that have a number of this kind."""
     numbers = sorted(number for number, (one, _) in XIDS.items() if one is kind)
     return rf"\bXid \(.*?\): ({'|'.join(map(str, numbers))})\b"
 
@@ -100,11 +101,11 @@ def make_fault(
     text: str = "",
     source: str = "",
 ) -> Finding:
-    """Return the finding about a part: a GPU's number, or the name of a port or module.
+    """Return the finding about a part, which is a GPU's number or the name of a port or module.
 
-    `count` is how many there are, None where there is nothing to count; `code` the driver's number
-    for it; `detail` a word of ours for what it is, such as the name of a counter; `text` what the
-    driver said.
+    `count` is the number of errors, None if there is nothing to count; `code` the driver's number
+    for the fault; `detail` vjob's own word for it, such as the name of a counter; `text` the
+    driver's message.
     """
     values: Dict[str, Any] = {"part": str(part)}
     more = {"count": count, "code": code, "detail": detail or None}
@@ -118,7 +119,7 @@ def make_fault(
 
 
 def is_grave(finding: Finding) -> bool:
-    """Tell whether the part is unfit for work until somebody repairs or resets it."""
+    """Return True if the part cannot be used until somebody repairs or resets it."""
     values = finding.values
     if finding.rule == Fault.XID.value:
         return values.get("code") in FATAL_XIDS
@@ -141,7 +142,7 @@ def dump_faults(faults: Sequence[Finding]) -> list[Dict[str, Any]]:
 
 
 def parse_fault(value: Mapping[str, Any]) -> Optional[Finding]:
-    """Return the fault of such a line; None where it has none that is known here."""
+    """Parse a fault from a line of samples; None if it has no fault that this version knows."""
     try:
         fault = Fault(value["rule"])
     except (KeyError, ValueError):

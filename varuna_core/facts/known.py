@@ -1,7 +1,7 @@
-"""Values with the evidence they rest on, or the reason why they are not known.
+"""Values with their evidence, or the reason why they are not known.
 
-A figure that rests on one line of four hundred says so in `Evidence.seen` and `expected`. Nothing
-is concluded from a `NotKnown`.
+A figure that was derived from one line of four hundred says so in `Evidence.seen` and `expected`.
+Nothing is concluded from a `NotKnown`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ T = TypeVar("T")
 
 
 class Sure(str, Enum):
-    """How far a piece of evidence carries."""
+    """How reliable a piece of evidence is."""
 
     MEASURED = "measured"
-    """Read off a clock, a counter or an exit code by vjob itself."""
+    """Measured by vjob itself with a clock, a counter or an exit code."""
     REPORTED = "reported"
-    """Said by the scheduler, the kernel, a driver or the program."""
+    """Reported by the scheduler, the kernel, a driver or the program."""
     INFERRED = "inferred"
     """Concluded from other facts, such as the absence of a file."""
     ESTIMATED = "estimated"
@@ -31,17 +31,17 @@ class Evidence:
     """One source for a value or a cause, and how much of the whole it covers."""
 
     source: str
-    """Where it is from: `sacct`, `exit file`, `rank stderr`, `trace`, `pynvml`, `legacy`."""
+    """The source: `sacct`, `exit file`, `rank stderr`, `trace`, `pynvml`, `legacy`."""
     sure: Sure = Sure.REPORTED
     file: str = ""
     line: int = 0
-    """Line number in `file`, from 1; 0 where it is not known."""
+    """Line number in `file`, from 1; 0 if it is not known."""
     text: str = ""
-    """The line or the scheduler's word itself."""
+    """The text of the line, or the scheduler's word."""
     seen: int = 0
     """Number of items that were read, such as steps or GPUs."""
     expected: Optional[int] = None
-    """Number of items that there are; None where that is not known."""
+    """Number of items that exist; None if that is not known."""
     since: Optional[float] = None
     until: Optional[float] = None
 
@@ -56,7 +56,7 @@ class Value(Generic[T]):
 
 @dataclass(frozen=True)
 class NotKnown:
-    """A value that is not known, and the reason."""
+    """The reason why a value is not known."""
 
     reason: str
     evidence: Tuple[Evidence, ...] = ()
@@ -64,7 +64,7 @@ class NotKnown:
 
 @dataclass(frozen=True)
 class Within(Generic[T]):
-    """Bounds of a value: what is proved, and what is not excluded."""
+    """Bounds of a value: what is proved, and what cannot be excluded."""
 
     low: T
     high: T
@@ -76,13 +76,13 @@ Bounded = Union[Value[T], Within[T], NotKnown]
 
 
 def value_of(known: Bounded[T]) -> Optional[T]:
-    """The value; None where it is not known, or only within bounds."""
+    """Return the value; None if it is not known, or known only within bounds."""
     return known.value if isinstance(known, Value) else None
 
 
 def as_json(known: Bounded[Any]) -> Dict[str, Any]:
-    """`{"value", "evidence"}`, `{"low", "high", "evidence"}` or, with the reason, `{"not_known",
-    "evidence"}`."""
+    """Return `{"value", "evidence"}`, `{"low", "high", "evidence"}` or, with the reason,
+    `{"not_known", "evidence"}`."""
     evidence = [asdict(one) for one in known.evidence]
     if isinstance(known, NotKnown):
         return {"not_known": known.reason, "evidence": evidence}

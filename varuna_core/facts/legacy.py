@@ -1,9 +1,9 @@
-"""Ends of run folders that an earlier vjob wrote. The only module that matches English sentences.
+"""Ends in run folders of earlier versions. Only this module matches English sentences.
 
-Such folders have no `end` in record.json and no end.json. What stands there is used in this order:
-an `end`, the kind of stop, exit code 112 or 113 and the culprit, the scheduler's word, cancel
-events, and last the beginnings of messages. Where these leave it open the cause is UNKNOWN. Nothing
-in the folder is changed.
+Such folders have no `end` in record.json and no end.json. The first of these that settles the cause
+is used: an `end`, the kind of stop, exit code 112 or 113 and the culprit, the scheduler's word,
+cancel events, and the beginnings of messages. If none does, the cause is UNKNOWN. Nothing in the
+folder is changed.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ WORDS: Mapping[str, EndCause] = {
     "BOOT_FAIL": EndCause.BOOT_FAIL,
     "OUT_OF_MEMORY": EndCause.OOM_JOB,
 }
-"""The scheduler's words, as records keep them in `verdict`."""
+"""The scheduler's words as records store them in `verdict`, and their causes."""
 SUPERVISED = ("local", "ssh")
-"""Schedulers whose jobs are said to have lost a node when their supervisor was killed."""
+"""Schedulers whose jobs are reported to have lost a node when their supervisor was killed."""
 BEGINNINGS: Mapping[str, EndCause] = {
     "never started: ": EndCause.DEPENDENCY_FAILED,
     "the supervisor of this job was killed": EndCause.SUPERVISOR_DIED,
@@ -49,11 +49,13 @@ BEGINNINGS: Mapping[str, EndCause] = {
     "local has forgotten the job": EndCause.FORGOTTEN,
     "ssh has forgotten the job": EndCause.FORGOTTEN,
 }
-"""How messages of ended runs begin, and what they mean."""
+"""Beginnings of the messages of ended runs, and the causes that they stand for."""
 
 
 def read_stop_cause(stop: Mapping[str, Any]) -> Optional[EndCause]:
-    """The cause that only the reason of an old stop.json tells; None where its kind says enough."""
+    """Return the cause that only the reason in an old stop.json gives; None if its kind is
+    enough.
+    """
     said = str(stop.get("reason"))
     if stop.get("kind") != "lost":
         return None
@@ -63,7 +65,7 @@ def read_stop_cause(stop: Mapping[str, Any]) -> Optional[EndCause]:
 
 
 def read_attempt_end(outcome: Mapping[str, Any], stop: Optional[End]) -> End:
-    """The end of an attempt from its outcome.json, and from its stop.json where it has one."""
+    """Return the end of an attempt from its outcome.json and, if it has one, its stop.json."""
     code, reason = int(outcome["code"]), str(outcome["reason"])
     rank, node = outcome.get("culprit_rank"), str(outcome.get("culprit_node") or "")
     signal = str(outcome.get("culprit_signal") or "")
@@ -103,7 +105,7 @@ def read_end(
     stop: Optional[End],
     events: Sequence[Mapping[str, Any]],
 ) -> Optional[End]:
-    """The end of a run by its record.json; None where that says nothing of an end."""
+    """Return the end of a run from its record.json; None if the record mentions no end."""
     written = parse_end(record.get("end"))
     if written is not None:
         return written
@@ -132,7 +134,7 @@ def _read_job(
     *,
     is_started: bool,
 ) -> Optional[End]:
-    """Read the scheduler's last word on the job, as far as the record kept it."""
+    """Read the scheduler's last word about the job, if the record has it."""
     cause = WORDS.get(str(record.get("verdict")))
     said = next((BEGINNINGS[x] for x in BEGINNINGS if message.startswith(x)), None)
     if cause is EndCause.NODE_FAIL and record.get("scheduler") in SUPERVISED:

@@ -1,7 +1,7 @@
-"""Parts of a plan that its profile does not cover, and how far a prediction may be off for each.
+"""Parts of a plan that its profile does not cover, and the possible error of a prediction for each.
 
-A factor is the measured time over the one that was derived instead: bounds that hold in nine of ten
-cases, from the benchmark that its evidence names, or the reason why there are none.
+A factor is the measured time divided by the derived time: bounds that hold in nine of ten cases,
+taken from the benchmark that the evidence names, or the reason why there are none.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ class Lack(str, Enum):
     """Kinds of parts that were not measured, or not compared."""
 
     SIZE = "size"
-    """Micro-batches of another size than those that were measured."""
+    """Micro-batches whose size differs from the measured sizes."""
     ESTIMATE = "estimate"
-    """Times of a GPU from data sheets."""
+    """Times of a GPU that were estimated from data sheets."""
     LINK = "link"
     SUM = "sum"
-    """A sum over replicas, by rings over links instead of a group like theirs."""
+    """An all-reduce over replicas that was estimated from rings over links, not measured in such a
+    group."""
     MEMORY = "memory"
-    """A GPU named without its size."""
+    """A GPU that is named without the size of its memory."""
     MODEL = "model"
-    """A script's own model and sequence length, which nobody but the script knows."""
+    """The model and sequence length of a user's script, which only the script knows."""
     SOFTWARE = "software"
 
 
@@ -36,11 +37,11 @@ class NotCovered:
 
     lack: Lack
     subject: str
-    """The GPU, the two GPUs of a link, or the group of ranks that it concerns."""
+    """The GPU, the two GPUs of a link, or the group of ranks that is concerned."""
     factor: Bounded[float]
     wanted: Optional[int] = None
     measured: Tuple[int, ...] = ()
-    """The profile's sizes, where the lack is one of sizes; `wanted` is then the plan's."""
+    """The profile's sizes if `lack` is SIZE; `wanted` then has the plan's sizes."""
 
     def as_json(self) -> Dict[str, Any]:
         return {
@@ -53,7 +54,7 @@ class NotCovered:
 
 
 def read_not_covered(value: Any) -> NotCovered | None:
-    """Read what `as_json` wrote; None for anything else."""
+    """Parse the output of `as_json`; None for anything else."""
     try:
         factor = value["factor"]
         evidence = tuple(
@@ -76,7 +77,9 @@ def read_not_covered(value: Any) -> NotCovered | None:
 
 
 def describe_lack(one: NotCovered) -> str:
-    """A sentence without its end: what was not measured, and how far such times were off."""
+    """Return a sentence without its full stop: what was not measured, and how large the error of
+    such times was.
+    """
     sizes = ", ".join(map(str, one.measured))
     said = {
         Lack.SIZE: f"micro-batch {one.wanted} was not measured on {one.subject}, only {sizes}",

@@ -1,17 +1,17 @@
-"""Partition: how many segments of the model each stage holds.
+"""Partition: the number of the model's segments that each stage holds.
 
-A model that passes n cuts has n + 1 segments. `0-11-8-8-8-8-5-0` says how many blocks between cuts
-(there are n - 1) each stage holds; what lies before the first cut and after the last one goes,
-uncounted, to the first and the last stage. A text that sums to n + 1 counts every segment.
+A model with n cuts has n + 1 segments. `0-11-8-8-8-8-5-0` gives the number of blocks between cuts
+(there are n - 1) on each stage; the segments before the first cut and after the last one are not
+counted and belong to the first and the last stage. A text that sums to n + 1 counts every segment.
 
     n = 4 cuts      seg 0 | block | block | block | seg 4
     "1-0-2"         ---stage 0--- (stage 1) -----stage 2----
     "2-0-3"         the same, every segment counted
 
-Schedules with several stages a rank have a number for each stage.
+If a schedule places several stages on a rank, the partition has a number for each stage.
 
-Text is parsed once, where it comes in: from a conf, a script's argument, or a file of a run. Files
-and variables hold the text again (`spell`); all else passes the type.
+Text is parsed once, at input: from a conf, a script's argument, or a file of a run. Files and
+variables store the text again (`spell`); all other code passes the type.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _NUMBER = re.compile(r"[0-9]{1,6}")
 
 
 class PartitionError(ValueError):
-    """A text that is no partition."""
+    """Raised for a text that is not a valid partition."""
 
 
 class Partition:
-    """Segments of each stage, in the order of the stages."""
+    """The number of segments of each stage, in the order of the stages."""
 
     __slots__ = ("counts",)
     counts: Tuple[int, ...]
@@ -42,7 +42,7 @@ class Partition:
 
     @classmethod
     def parse(cls, text: str) -> Partition:
-        """Read `0-11-8`; the error names the first word that is no number."""
+        """Parse a text such as `0-11-8`; the error names the first word that is not a number."""
         words = text.split("-")
         for at, word in enumerate(words, 1):
             if not _NUMBER.fullmatch(word):
@@ -54,7 +54,9 @@ class Partition:
 
     @classmethod
     def find(cls, text: str) -> Optional[Partition]:
-        """The partition in a text of a log or of an older run; None where it is something else."""
+        """Return the partition in a text from a log or an older run; None if the text is something
+        else.
+        """
         try:
             return cls.parse(text.strip())
         except PartitionError:
@@ -62,7 +64,9 @@ class Partition:
 
     @classmethod
     def take(cls, value: Union[str, Sequence[int], Partition]) -> Partition:
-        """The argument of a script: text, in which spaces do no harm, or numbers."""
+        """Convert a script's argument, which is text (spaces are ignored) or a sequence of
+        numbers.
+        """
         if isinstance(value, Partition):
             return value
         if isinstance(value, str):
@@ -77,7 +81,7 @@ class Partition:
         return "-".join(map(str, self.counts))
 
     def find_problem(self, num_segments: int) -> Optional[Problem]:
-        """Return how the partition does not fit a model of so many segments; None where it fits.
+        """Return why the partition does not fit a model with this many segments; None if it fits.
 
         sum: the numbers add up to neither all segments nor the blocks between cuts. ends: they
         count all segments, but the first or the last stage lacks the one that only it can hold.
@@ -87,19 +91,21 @@ class Partition:
         return None if sum(self.counts) == num_segments - 2 else "sum"
 
     def with_ends(self, num_segments: int) -> Partition:
-        """The same with every segment counted."""
+        """Return the same partition with every segment counted."""
         return self._add_ends(1) if sum(self.counts) == num_segments - 2 else self
 
     def without_ends(self, num_segments: int) -> Partition:
-        """The same with blocks between cuts alone counted."""
+        """Return the same partition with only blocks between cuts counted."""
         return self._add_ends(-1) if sum(self.counts) == num_segments else self
 
     def blocks(self, layers: Optional[int]) -> Partition:
-        """The partition in blocks between cuts, as runs print it; unchanged if `layers` is None."""
+        """Return the partition in blocks between cuts, as runs print it; unchanged if `layers` is
+        None.
+        """
         return self if layers is None else self.without_ends(layers + 2)
 
     def ranges(self, num_cuts: int, num_stages: int) -> List[range]:
-        """The segments of each stage; an empty range for a stage that holds none."""
+        """Return the range of segments of each stage; it is empty for a stage without segments."""
         if len(self.counts) != num_stages:
             raise PartitionError(
                 f"partition {self.spell()!r} has {len(self.counts)} numbers for {num_stages} stages"

@@ -1,11 +1,11 @@
-"""`Remedy`: what a user can do, as a type; `render` writes it in the words of the job at hand.
+"""`Remedy`: an action that a user can take, as a type; `render` words it for the job at hand.
 
-A job that vjob submitted has a conf, so a remedy names keys of the conf. A job that somebody
-submitted with their own sbatch script has options of sbatch. A run on this machine, a run on a list
-of machines and a call from Python have their own words again. Where a remedy does not exist in a
-context, `render` returns an empty string: no user is told to set a key that their job lacks.
+A job that vjob submitted has a conf, so its remedies name keys of the conf. A job that was
+submitted with a user's own sbatch script has options of sbatch. Local runs, runs on a list of
+machines and calls from Python also have their own words. If a remedy does not exist in a context,
+`render` returns an empty string, so no user is asked to set a key that their job lacks.
 
-To add a thing that remedies can name: a member of `Target` and a row of `SPELLINGS`.
+To add a target of remedies, add a member to `Target` and a row to `SPELLINGS`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Callable, Dict, FrozenSet, Iterable, List, Mapping, Optional,
 
 
 class Context(str, Enum):
-    """Ways to start a job; each has its own words for a remedy."""
+    """Ways to start a job; each has its own wording of a remedy."""
 
     CONF = "conf"
     """A conf on Slurm or on another scheduler."""
     ALLOCATION = "allocation"
-    """A conf that runs as a step of a job that was there before."""
+    """A conf that runs as a step inside an existing job."""
     SBATCH = "sbatch"
-    """A script of the user's own, submitted with sbatch; vjob only looks at it."""
+    """A user's own script, submitted with sbatch; vjob only monitors it."""
     LOCAL = "local"
     """A conf with `scheduler: local`."""
     MACHINES = "machines"
@@ -39,11 +39,11 @@ class Action(str, Enum):
     LOWER = "lower"
     RAISE = "raise"
     CHANGE = "change"
-    """Give it another value, which the user knows best."""
+    """Change the target to another value, which only the user can choose."""
     ADD = "add"
     """Add a value to a list, such as a mount or an argument."""
     REMOVE = "remove"
-    """Take a value out of a list."""
+    """Remove a value from a list."""
     EXCLUDE = "exclude"
     MAKE_ROOM = "make-room"
     MOVE = "move"
@@ -54,7 +54,7 @@ class Action(str, Enum):
     CANCEL = "cancel"
     WAIT = "wait"
     ASK_ADMIN = "ask-admin"
-    """Have an administrator do what the detail says."""
+    """Ask an administrator to do what the detail says."""
     TELL_ADMIN = "tell-admin"
     INSPECT = "inspect"
     RUN = "run"
@@ -63,7 +63,7 @@ class Action(str, Enum):
 
 
 class Target(str, Enum):
-    """The thing that a remedy changes or looks at."""
+    """The thing that a remedy changes or examines."""
 
     # The cluster.
     QUEUE = "queue"
@@ -91,10 +91,10 @@ class Target(str, Enum):
     LOG_FOLDER = "log-folder"
     PORT = "port"
     MASTER_PORT = "master-port"
-    """The port, where no conf gives it."""
+    """The port, if no conf sets it."""
     INTERFACE = "interface"
     INTERFACE_VARIABLES = "interface-variables"
-    """The interface, where no conf gives it."""
+    """The network interface, if no conf sets it."""
     # The program and its training.
     PROGRAM = "program"
     """Arguments of the program."""
@@ -138,7 +138,7 @@ class Target(str, Enum):
     LOGIN = "login"
     """A login on a machine by ssh."""
     NODE_STATE = "node-state"
-    """The state of a node, as the scheduler or the node itself tells it."""
+    """The state of a node, as the scheduler or the node itself reports it."""
     EXPECTED_START = "expected-start"
 
 
@@ -158,18 +158,18 @@ NEED_TARGET = frozenset(
 
 @dataclass(frozen=True)
 class Remedy:
-    """One thing to do."""
+    """One action to take."""
 
     action: Action
     target: Optional[Target] = None
     value: str = ""
-    """What to set the target to, a job's id, a node's name, a command to run."""
+    """The new value of the target, a job's id, a node's name, or a command to run."""
     detail: str = ""
-    """The rest of the sentence. It names no key, option or command of one context."""
+    """The rest of the sentence. It must not name a key, option or command of one context only."""
     when: str = ""
     """A condition, without its `if`."""
     instead: bool = False
-    """It is an alternative to the remedy before it, not a further step."""
+    """True if the remedy is an alternative to the previous one, not a further step."""
 
     def __post_init__(self) -> None:
         if self.target is None and self.action in NEED_TARGET:
@@ -184,20 +184,20 @@ def _everywhere(name: str) -> Dict[Context, str]:
 
 
 def _conf(key: str, sbatch: str = "") -> Dict[Context, str]:
-    """The spelling of a conf key that any scheduler has."""
+    """Return the spelling of a conf key that every scheduler supports."""
     words = {context: key for context in _BY_CONF}
     return {**words, Context.SBATCH: sbatch} if sbatch else words
 
 
 def _of_scheduler(key: str, option: str = "", **others: str) -> Dict[Context, str]:
-    """The spelling of a key that only a batch scheduler has."""
+    """Return the spelling of a conf key that only batch schedulers support."""
     words = {Context.CONF: key, Context.PYTHON: key}
     words.update({Context(name): word for name, word in others.items()})
     return {**words, Context.SBATCH: option} if option else words
 
 
 def _command(words: str, call: str) -> Dict[Context, str]:
-    """A command of vjob, and the call that does the same in Python."""
+    """Return the spelling of a vjob command, and of the equivalent call in Python."""
     return {**_everywhere(f"`vjob {words}`"), Context.PYTHON: f"`{call}`"}
 
 
@@ -300,11 +300,12 @@ SPELLINGS: Mapping[Target, Mapping[Context, str]] = {
     ),
     Target.EXPECTED_START: _of_scheduler("`squeue --start`", "`squeue --start`"),
 }
-"""The name of each target in each context; a context that is missing has no such thing."""
+"""The name of each target in each context; in a context without an entry the target does not
+exist."""
 
 
 def context_of(scheduler: str, *, has_conf: bool = True) -> Context:
-    """The context of a job by the name of its scheduler in records and plans."""
+    """Return the context of a job from the name of its scheduler in records and plans."""
     if not has_conf:
         return Context.SBATCH
     contexts = {"local": Context.LOCAL, "ssh": Context.MACHINES, "allocation": Context.ALLOCATION}
@@ -323,17 +324,18 @@ COMMANDS: FrozenSet[Target] = frozenset(
         Target.EXPECTED_START,
     )
 )
-"""Targets that are commands; JOB in them becomes the remedy's value, a job or a machine."""
+"""Targets that are commands; JOB in a command is replaced by the remedy's value, a job or a
+machine."""
 ABSENT: FrozenSet[Tuple[Action, Context]] = frozenset(
     (Action.RELEASE, context) for context in (Context.LOCAL, Context.MACHINES, Context.ALLOCATION)
 )
-"""Actions that a context does not have, whatever they are done to."""
+"""Actions that do not exist in a context, whatever their target."""
 
 
 def render(remedy: Remedy, context: Context, job: str = "") -> str:
-    """The remedy as a clause without a full stop; empty where it does not exist in `context`.
+    """Render a remedy as a clause without a full stop; empty if it does not exist in `context`.
 
-    `job` is the job or machine that commands are to name; else they say JOB.
+    `job` is the job or machine that commands name; without it they contain the word JOB.
     """
     if (remedy.action, context) in ABSENT:
         return ""
@@ -367,7 +369,7 @@ def render_all(remedies: Iterable[Remedy], context: Context, job: str = "") -> s
 
 
 def explain(meaning: str, remedies: Iterable[Remedy], context: Context, job: str = "") -> str:
-    """The meaning of a message and what to do about it; either may be missing."""
+    """Join the meaning of a message and what to do about it; either may be missing."""
     return ": ".join(part for part in (meaning, render_all(remedies, context, job)) if part)
 
 
@@ -381,7 +383,7 @@ def _change(verb: str) -> Callable[[Remedy, str], str]:
 
 
 def _say(default: str) -> Callable[[Remedy, str], str]:
-    """A clause of its own words, or the command in `value` where there is one."""
+    """Return the remedy's own clause, or the command in `value` if there is one."""
 
     def clause(remedy: Remedy, name: str) -> str:
         return f"`{remedy.value}`" if remedy.value else default

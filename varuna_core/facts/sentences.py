@@ -1,9 +1,8 @@
-"""`describe_end`: the sentence for an `End`. The only place that puts a cause into words.
+"""`describe_end`: render the sentence for an `End`. Only this module puts a cause into words.
 
-A sentence has a main clause, and after semicolons what vjob itself did about the end. The main
-clause is a phrase of this file, or, for causes that were seen by somebody who named what was wrong
-(a check before the start, a node that missed another one), the words of that witness: the text of
-the first piece of evidence.
+A sentence has a main clause, followed after semicolons by what vjob itself did about the end. The
+main clause is a phrase of this file or, for causes whose witness named the problem (a check before
+the start, a node that missed another one), the text of the first piece of evidence.
 """
 
 from __future__ import annotations
@@ -17,24 +16,24 @@ from varuna_core.facts.hardware import XIDS, Fault
 from varuna_core.facts.known import Evidence
 
 NOTES = "vjob"
-"""Source of evidence that is a note of vjob's own about what it did then, a clause each."""
+"""Source of evidence that is vjob's own note about what it did then, one clause each."""
 REMEDY = "container message"
-"""Source of evidence that is the remedy of a message of the container's runtime."""
+"""Source of evidence that is the remedy of a container runtime's message."""
 SCHEDULER = "scheduler"
-"""Source of what the scheduler says of a job."""
+"""Source of evidence that the scheduler reports about a job."""
 STOP = "stop.json"
-"""Source of the words with which an attempt was asked to end."""
+"""Source of the message with which an attempt was asked to end."""
 LEFT_SHORT = "signal.json"
-"""Source of the step and the number of steps with which ranks left when they were asked to."""
+"""Source of the step, and of the total number of steps, at which ranks left when asked to."""
 LAST_LINE = "rank stderr"
-"""Source of evidence that is the last line a rank wrote."""
+"""Source of evidence that is the last line that a rank wrote."""
 RAISED = "exception"
-"""Source of evidence that is the exception which ended a rank: from its TORCHELASTIC_ERROR_FILE,
-else from its last traceback. An earlier vjob wrote `error file`."""
+"""Source of evidence that is the exception which ended a rank: from its TORCHELASTIC_ERROR_FILE, or
+else from its last traceback. Earlier versions of vjob wrote `error file`."""
 
 
 def describe_end(end: End) -> str:
-    """One sentence without a full stop; never empty."""
+    """Return one sentence without a full stop; it is never empty."""
     clause = _OWN_WORDS[end.cause](end) if end.cause in _OWN_WORDS else _quote(end)
     if end.within and end.cause is not EndCause.ALLOCATION_ENDED:
         clause = f"job {end.within}, which it ran inside, ended: {clause}"
@@ -45,7 +44,7 @@ def describe_end(end: End) -> str:
 
 
 def name_rank(rank: Optional[int], node: str) -> str:
-    """`rank 3 on n061`, as far as known."""
+    """Return `rank 3 on n061`, or as much of it as is known."""
     parts = [f"rank {rank}"] if rank is not None else []
     if node:
         parts.append(f"on {node}" if parts else node)
@@ -93,11 +92,13 @@ PHRASES: Mapping[EndCause, str] = {
     EndCause.MACHINE_LIST_EMPTY: "the list of machines is empty",
     EndCause.UNKNOWN: "nothing tells why it ended",
 }
-"""The cause where nothing more is known about it."""
+"""Phrases for causes about which nothing more is known."""
 
 
 def describe_hang(hang: Hang) -> str:
-    """One sentence without a full stop: who is in which collective, who is not, and where."""
+    """Describe a hang in one sentence without a full stop: who is in which collective, who is
+    missing, and where.
+    """
     who = name_rank(hang.rank, hang.node)
     at = f" at {hang.place}" if hang.place else ""
     if hang.witness is HangWitness.STOPPED and hang.below:
@@ -134,7 +135,7 @@ def describe_hang(hang: Hang) -> str:
 
 
 def _name_ranks(ranks: Iterable[int]) -> str:
-    """`ranks 0-3, 5`."""
+    """Return text such as `ranks 0-3, 5`."""
     found: list[list[int]] = []
     for rank in sorted(ranks):
         if found and rank == found[-1][1] + 1:
@@ -150,7 +151,7 @@ _ADDED = (NOTES, REMEDY)
 
 
 def _quote(end: End) -> str:
-    """The words of the first witness, else the phrase."""
+    """Return the text of the first witness, or else the phrase."""
     return _first_text(end) or PHRASES[end.cause]
 
 
@@ -182,7 +183,7 @@ def _cancelled(end: End) -> str:
 
 
 def _rank(end: End) -> str:
-    """A rank that ended by itself, with its exception, else the last line that it wrote."""
+    """Describe a rank that ended by itself, with its exception or else its last line."""
     if end.rank is None:
         return _quote(end)
     raised, last = _find(end, RAISED) or _find(end, "error file"), _find(end, LAST_LINE)
@@ -191,15 +192,15 @@ def _rank(end: End) -> str:
 
 
 def describe_exit(code: Optional[int], signal: Optional[str], raised: str, last: str) -> str:
-    """How a rank ended, and the exception or the last line that it wrote. A line before a signal
-    may be any: it is quoted as what it is, and is no cause."""
+    """Describe how a rank ended, with its exception or its last line. A line before a signal may be
+    unrelated: it is quoted as the last line, not as the cause."""
     how = f"was ended by {signal}" if signal else f"exited {code}"
     between = "; the last line that it wrote: " if signal and not raised else ": "
     return between.join(filter(None, (how, raised or last)))
 
 
 def _memory(end: End) -> str:
-    """A rank that was killed as the memory of its node was used up."""
+    """Describe a rank that was killed because its node ran out of memory."""
     proof = _find(end, SCHEDULER)
     why = PHRASES[EndCause.OOM_JOB if proof is not None else EndCause.OOM_HOST]
     return why if end.rank is None else f"{_rank(end)}: {why}"
@@ -248,7 +249,7 @@ def _waited_in_vain(end: End) -> str:
 
 
 def _with_reason(end: End) -> str:
-    """The phrase, and the scheduler's own word for it."""
+    """Return the phrase with the scheduler's own word for the cause."""
     said = _first_text(end)
     return f"{_phrase(end)} ({said})" if said else _phrase(end)
 
@@ -277,11 +278,14 @@ _OWN_WORDS: Mapping[EndCause, Callable[[End], str]] = {
     EndCause.SUPERVISOR_DIED: _phrase,
     EndCause.SUPERVISOR_NOT_STARTED: _with_reason,
 }
-"""Causes whose clause is made of the end's own fields. All others quote their first witness."""
+"""Functions for causes whose clause is built from the end's own fields. All others quote their
+first witness."""
 
 
 def describe_fault(fault: Finding, node: str) -> str:
-    """One sentence without a full stop about a fault of hardware, as far as the driver tells it."""
+    """Describe a hardware fault in one sentence without a full stop, as far as the driver reports
+    it.
+    """
     values = fault.values
     part = str(values["part"])
     who = f"GPU {part} of {node}" if fault.rule.startswith("gpu-") else f"{part} of {node}"

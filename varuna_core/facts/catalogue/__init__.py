@@ -7,5 +7,6 @@
     tables.py        all rows by scope, with those of plug-ins; the search for one; known_lines.json
     patterns.py      the check that no pattern takes long on any line
 
-A new row is all that a new message needs: a pattern, a meaning, remedies. Imports the facts alone.
+To support a new message, add one row: a pattern, a meaning and remedies. This package imports only
+`varuna_core.facts`.
 """

@@ -1,4 +1,4 @@
-"""Messages that container runtimes end with, what they mean, and what to do.
+"""The last messages that container runtimes print when they fail, with their meanings and remedies.
 
 Taken from the projects' issues and from real runs (enroot 4.1.2, charliecloud 0.31, podman 4.3.1,
 apptainer 1.4.5, squashfs-tools 4.5.1); tests/varuna_core/facts/catalogue/test_containers.py holds
@@ -22,18 +22,18 @@ from varuna_core.facts.cause import EndCause
 from varuna_core.facts.remedy import Action, Remedy, Target
 
 UNPRIVILEGED = ("enroot", "charliecloud", "podman", "apptainer", "pyxis")
-"""Those that make user namespaces."""
+"""Runtimes that create user namespaces."""
 UNPACKING = ("enroot", "charliecloud", "podman", "apptainer", "docker")
-"""Those that may use the store of unpacked images in the scratch folder."""
+"""Runtimes that may store unpacked images in the scratch folder."""
 FETCHING = ("enroot", "pyxis", "podman", "docker", "apptainer")
-"""Those that ask registries."""
+"""Runtimes that contact image registries."""
 ALL = (*UNPRIVILEGED, "docker")
 
 
 def container(
     name: str, runtimes: Tuple[str, ...], pattern: str, meaning: str, *remedies: Remedy
 ) -> KnownLine:
-    """A message that a container runtime ends with."""
+    """Build the row of a message that a container runtime prints when it fails."""
     return make_row(
         Scope.CONTAINER,
         Proof.CAUSE,

@@ -1,7 +1,7 @@
-"""Remedies by cause: what can be done about an end, where no log line tells more.
+"""Remedies by cause: what a user can do about an end if no known line of a log gives better advice.
 
-`explain_end` is the sentence that a record keeps: with the remedies only where the ranks were never
-started, since no log of theirs is there to look at.
+`explain_end` renders the sentence that a record stores. It includes remedies only if the ranks were
+never started, because then there are no logs of ranks to examine.
 """
 
 from __future__ import annotations
@@ -57,10 +57,11 @@ REMEDIES: Mapping[EndCause, Tuple[Remedy, ...]] = {
     EndCause.SUPERVISOR_DIED: (RESUBMIT,),
     EndCause.SUPERVISOR_NOT_STARTED: (LOGS,),
 }
-"""The remedies of a cause. A cause without a row has none of its own: its witness names it."""
+"""The remedies of each cause. A cause without a row has no remedies of its own, because its witness
+already names the problem."""
 
 CRASHES = frozenset(("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE"))
-"""Signals by which a process ends itself, after its own fault."""
+"""Signals that a process receives because of its own error."""
 HANG_REMEDIES: Tuple[Remedy, ...] = (
     Remedy(
         Action.INSPECT,
@@ -68,10 +69,10 @@ HANG_REMEDIES: Tuple[Remedy, ...] = (
         detail="the next time that it hangs, before you raise the time limit",
     ),
 )
-"""The remedies of a job that made no step for long before it reached its time limit."""
+"""The remedies of a job that made no steps for a long time before it reached its time limit."""
 
 NEVER_BEGAN = frozenset((EndCause.LAUNCH_FAILED, EndCause.NO_OUTPUT))
-"""Causes of a job whose batch script never ran."""
+"""Causes of a job whose batch script never started."""
 RESUMABLE = frozenset(
     (
         EndCause.TIME_LIMIT,
@@ -85,7 +86,9 @@ RESUMABLE = frozenset(
 
 
 def list_remedies(end: End, *, checkpoint_step: Optional[int] = None) -> Tuple[Remedy, ...]:
-    """The remedies of this end; `checkpoint_step` is that of the checkpoint to go on from."""
+    """Return the remedies of an end; `checkpoint_step` is the step of the checkpoint to resume
+    from.
+    """
     found = REMEDIES.get(end.cause, ())
     if end.cause is EndCause.TIME_LIMIT and end.code == 0:
         found = (RESUBMIT,)  # it stayed within the limit by itself
@@ -108,7 +111,9 @@ def list_remedies(end: End, *, checkpoint_step: Optional[int] = None) -> Tuple[R
 
 
 def refine_end(end: End) -> End:
-    """The end with the cause that its exception tells, where it tells more than that it is one."""
+    """Return the end with the cause that its exception implies, if that is more specific than the
+    fact that an exception was raised.
+    """
     said = next((one.text for one in end.evidence if one.source == RAISED), "")
     if end.cause is not EndCause.RANK_EXCEPTION or not said:
         return end
@@ -118,6 +123,6 @@ def refine_end(end: End) -> End:
 
 
 def explain_end(end: End, context: Context) -> str:
-    """The sentence of a record."""
+    """Render the sentence about an end that a record stores."""
     remedies = REMEDIES[end.cause] if end.cause in NEVER_BEGAN else ()
     return explain(describe_end(end), remedies, context)

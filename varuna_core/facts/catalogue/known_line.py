@@ -1,7 +1,8 @@
 """`KnownLine`: one row of the catalogue of messages.
 
-A line is the cause of an end only if it has the right scope and stream, stands near the end of the
-rank that failed first, and nothing that succeeded came after it. Otherwise it is a warning.
+A known line is the cause of an end only if it has the right scope and stream, is near the end of
+the output of the rank that failed first, and is not followed by a line that shows success.
+Otherwise it is a warning.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ class Scope(str, Enum):
     """A container runtime, before the ranks start."""
     SSH = "ssh"
     SUBMIT = "submit"
-    """The scheduler's command, as it refuses a job."""
+    """The scheduler's submit command when it rejects a job."""
     PENDING = "pending"
-    """The scheduler's reason for a job that waits, or ended before its script began."""
+    """The scheduler's reason why a job is pending, or ended before its batch script started."""
 
 
 class Stream(str, Enum):
@@ -44,65 +45,66 @@ class Proof(str, Enum):
     """Strength of a known line as evidence."""
 
     CAUSE = "cause"
-    """It may be why the rank ended."""
+    """The line may be the cause of the rank's end."""
     FALLOUT = "fallout"
-    """It tells of a failure elsewhere; the cause only where there is nothing else."""
+    """The line reports a failure elsewhere; it is the cause only if nothing better is found."""
     WARNING = "warning"
-    """Worth showing; not a failure."""
+    """The line is worth showing but is not a failure."""
     IGNORE = "ignore"
-    """It looks like a failure and is none."""
+    """The line looks like a failure but is not one."""
 
 
 class Fate(str, Enum):
-    """Future of a job that waits for one of its scheduler's reasons."""
+    """The outlook of a pending job, by the scheduler's reason."""
 
     PASSES = "passes"
-    """Time, other jobs or an admin end it; the job then starts as it is."""
+    """The reason goes away by itself, or an admin removes it; the job then starts unchanged."""
     NEVER = "never"
-    """The job, or what it asks for, has to be changed first."""
+    """The job cannot start until the job or its request is changed."""
     ENDED = "ended"
-    """No reason to wait: how a job ended, kept by the scheduler in the same field."""
+    """The job has already ended; the scheduler stores the end in the same field as pending
+    reasons."""
 
 
 TEARDOWN_S = 900.0
-"""A process that an error has ended may wait so long for its peers before it exits: NCCL's watchdog
-gives them up to ten minutes."""
+"""Longest time for which a process that failed may wait for its peers before it exits: NCCL's
+watchdog waits for up to ten minutes."""
 
 
 @dataclass(frozen=True)
 class KnownLine:
-    """A message that is known, what it proves, and what to do about it."""
+    """A known message, what it proves, and what to do about it."""
 
     name: str
-    """Unique within its scope."""
+    """Name of the row, unique within its scope."""
     pattern: str
-    """Regular expression that is searched for in one line, cut at 4 kB."""
+    """Regular expression that is searched for in a single line, truncated to 4 kB."""
     scope: Scope
     stream: Stream = Stream.ANY
     proof: Proof = Proof.CAUSE
     cause: Optional[EndCause] = None
-    """The cause that it stands for; None where it says only how the program failed."""
+    """The cause that the line stands for; None if the line only says how the program failed."""
     meaning: str = ""
-    """A clause that explains the message, where the message does not say it itself."""
+    """A clause that explains the message; empty if the message explains itself."""
     remedies: Tuple[Remedy, ...] = ()
     only: Tuple[str, ...] = ()
-    """Container runtimes, schedulers or accelerators that it is about; empty for all."""
+    """Container runtimes, schedulers or accelerators to which the row applies; empty for all."""
     within_s: float = 60.0
-    """Longest time between the line and the end that it may explain, where it has a time."""
+    """Maximum time between the line and an end that it may explain, if the line has a time."""
     first_failed_only: bool = True
-    """It counts as a cause only on the rank that failed first."""
+    """True if the line counts as a cause only on the rank that failed first."""
     fatal: bool = False
-    """The process that this befell cannot go on."""
+    """True if the process that printed the line cannot continue."""
     fate: Optional[Fate] = None
-    """Set for the scheduler's reasons."""
+    """Set only for the scheduler's pending reasons."""
     waits: Optional[Waiting] = None
-    """Set for its reasons to wait."""
+    """Set only for the scheduler's reasons for which a job waits."""
     before: str = ""
     """The row of ours that a plug-in's row comes before; else it comes after all that
     explain something."""
 
     def explain(self, context: Context, job: str = "") -> str:
-        """The meaning and the remedies in the words of a context."""
+        """Return the meaning and the remedies, worded for a context."""
         return explain(self.meaning, self.remedies, context, job)
 
 
@@ -115,7 +117,9 @@ def make_row(
     *remedies: Remedy,
     **more: Any,
 ) -> KnownLine:
-    """One row of a table; an error that ends its process may stand long before the end."""
+    """Build one row of a table. A row for an error that ends its process may match long before the
+    end.
+    """
     if more.get("fatal"):
         more.setdefault("within_s", TEARDOWN_S)
     return KnownLine(name, pattern, scope, proof=proof, meaning=meaning, remedies=remedies, **more)

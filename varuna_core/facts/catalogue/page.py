@@ -63,7 +63,7 @@ NAMES = {
 
 
 def render_page() -> str:
-    """The whole page."""
+    """Render the whole page."""
     rows = "".join(f"| {witness.value} | {WITNESSES[witness]} |\n" for witness in Witness)
     return HEAD.replace("{witnesses}", rows) + "".join(
         f"{_render_row(cause)}\n" for cause in EndCause

@@ -1,7 +1,7 @@
-"""The check that a pattern of the catalogue takes a bounded time on any line.
+"""Check that a pattern of the catalogue takes bounded time on any line.
 
-Python's `re` backtracks and cannot be interrupted, and a line of a log may be anything. So a
-pattern is judged by its structure when it is loaded:
+Python's `re` backtracks and cannot be interrupted, and a log may contain any line. So the structure
+of each pattern is checked when the pattern is loaded:
 
     (a+)+b        refused: a repeat in a repeat, and nothing that tells one turn from the next
     (\\w+\\.)*b     allowed: each turn ends with a dot, which \\w does not match
@@ -22,9 +22,10 @@ except ImportError:
     import sre_parse as _parse
 
 MOST_CHARS = 4096
-"""Lines are cut at so many characters before a pattern meets them."""
+"""Lines are truncated to this many characters before patterns are applied."""
 MOST_STEPS = 4 * MOST_CHARS**2
-"""Combinations that a pattern may have: a second or two on a slow machine, for a hostile line."""
+"""Most combinations that a pattern may have: a second or two on a slow machine for a hostile
+line."""
 _LATIN = 256
 _OTHERS = (0x660, 0x3B1, 0x2003, 0x2022)
 """A digit, a letter, a space and a sign: they stand for all characters beyond Latin-1."""
@@ -48,7 +49,7 @@ class PatternError(ValueError):
 
 
 def check_pattern(pattern: str) -> None:
-    """Refuse a pattern that is not valid, or that may take long on some line."""
+    """Raise PatternError if the pattern is invalid or may take too long on some line."""
     if count_steps(pattern) > MOST_STEPS:
         raise PatternError(
             f"{pattern!r} may take long on a long line: have fewer repeats whose end is open, such "
@@ -57,8 +58,8 @@ def check_pattern(pattern: str) -> None:
 
 
 def count_steps(pattern: str) -> int:
-    """Steps that the pattern may take on a line of MOST_CHARS; PatternError for one that is not
-    valid, or whose steps double with each character."""
+    """Return the most steps that the pattern may take on a line of MOST_CHARS characters. Raise
+    PatternError if it is invalid, or if its steps double with each character."""
     try:
         items = list(_parse.parse(pattern))
     except (re.error, RecursionError, OverflowError) as error:
@@ -67,7 +68,7 @@ def count_steps(pattern: str) -> int:
 
 
 def _list_branches(items: List[Item]) -> List[List[Item]]:
-    """The alternatives of a whole pattern; some may be anchored, and others not."""
+    """Return the alternatives of a whole pattern; some may be anchored, and others not."""
     if len(items) == 1 and str(items[0][0]) == "BRANCH":
         return [list(branch) for branch in items[0][1][1]]
     return [items]
@@ -79,9 +80,10 @@ def _steps_on_line(items: Sequence[Item]) -> int:
 
 
 def _cost(items: Sequence[Item], after: FrozenSet[int]) -> Tuple[int, int]:
-    """Ways in which these items may match at one place, and the steps to try them all.
+    """Return the number of ways in which these items may match at one position, and the number of
+    steps to try all of them.
 
-    `after` are the characters that may follow them.
+    `after` is the set of characters that may follow the items.
     """
     ways, steps = 1, 1
     for at, (operation, value) in enumerate(items):
@@ -129,7 +131,9 @@ def _is_plain(body: Sequence[Item]) -> bool:
 
 
 def _is_delimited(body: Sequence[Item]) -> bool:
-    """True if the first or last character of each turn can stand nowhere else in it."""
+    """True if the first or last character of each repetition cannot occur elsewhere in the
+    repetition.
+    """
     if len(body) == 1 and str(body[0][0]) == "SUBPATTERN":
         return _is_delimited(list(body[0][1][-1]))
     for ends, rest in ((body[-1:], body[:-1]), (body[:1], body[1:])):
@@ -139,7 +143,9 @@ def _is_delimited(body: Sequence[Item]) -> bool:
 
 
 def _literal_start(items: Sequence[Item]) -> int:
-    """Number of literal characters that the pattern begins with: it starts less often."""
+    """Return the number of literal characters with which the pattern begins: the more there are,
+    the fewer positions have to be tried.
+    """
     number = 0
     for operation, value in items:
         name = str(operation)
@@ -155,7 +161,7 @@ def _literal_start(items: Sequence[Item]) -> int:
 
 
 def _is_anchored(items: Sequence[Item]) -> bool:
-    """True if the pattern can match at the beginning of a text alone."""
+    """True if the pattern can match only at the beginning of a text."""
     for operation, value in items[:1]:
         name = str(operation)
         if name == "AT":
@@ -168,7 +174,9 @@ def _is_anchored(items: Sequence[Item]) -> bool:
 
 
 def _first(items: Sequence[Item]) -> Tuple[FrozenSet[int], bool]:
-    """Characters that these items may begin with, and whether they may match nothing."""
+    """Return the characters with which these items may begin, and True if they may match
+    nothing.
+    """
     found = _NONE
     for operation, value in items:
         name = str(operation)
@@ -192,7 +200,7 @@ def _first(items: Sequence[Item]) -> Tuple[FrozenSet[int], bool]:
 
 
 def _chars(items: Iterable[Item]) -> FrozenSet[int]:
-    """All characters that these items may match."""
+    """Return all characters that these items may match."""
     found = _NONE
     for operation, value in items:
         name = str(operation)
@@ -210,7 +218,9 @@ def _chars(items: Iterable[Item]) -> FrozenSet[int]:
 
 
 def _set_of(name: str, value: Any) -> FrozenSet[int]:
-    """The characters of one item, in both cases: flags may ignore the case."""
+    """Return the characters of one item in both cases, since flags may make the pattern ignore
+    case.
+    """
     if name == "LITERAL":
         return _both_cases(value)
     if name == "NOT_LITERAL":

@@ -1,9 +1,10 @@
-"""Lines of ranks, their libraries and launchers: what they mean, and what to do.
+"""Lines that ranks, their libraries and launchers print: their meanings and remedies.
 
-Patterns meet the line without the tags of ranks and times before it. Errors count on standard error
-alone: a script that catches an exception and prints it goes on. Rows with `Stream.ANY` are of tools
-that write to standard output. tests/jobs/monitor/log_lines/test_errors.py holds the messages, as
-the tools print them. One table, however long.
+Patterns are matched without the tags of ranks and times before a line. Errors count only on
+standard error, since a script that catches an exception and prints it continues. Rows with
+`Stream.ANY` are for tools that write to standard output.
+tests/jobs/monitor/log_lines/test_errors.py has the messages as the tools print them. The file has
+one table, however long.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from varuna_core.facts.remedy import Action, Remedy, Target
 PYTHON_EXCEPTION = "python exception"
 """Name of the row for an exception of any kind."""
 ATTEMPT_ENDED = "attempt ended"
-"""Name of the lines that say how an attempt ended, with an error or a bare exit code."""
+"""Name of the lines that say how an attempt ended: with an error or only with an exit code."""
 REFUSED_BY_VJOB = "refused by vjob"
 """Name of the lines by which an agent ends an attempt: its outcome has the same words."""
 
@@ -67,7 +68,7 @@ NEVER = (
     ),
 )
 
-"""Looked for first: a line that one of these matches is a line like any other."""
+"""Rows that are tried first: a line that matches one of these is ignored."""
 
 WARNED = (
     ignore(
@@ -76,7 +77,7 @@ WARNED = (
     ),
 )
 
-"""The same, after what container runtimes warn of before they give up."""
+"""Rows for warnings, tried after the warnings that container runtimes print before they fail."""
 
 QUOTES = (
     fallout(
@@ -91,7 +92,7 @@ QUOTES = (
     ),
 )
 
-"""Lines of ours that quote an error that stands elsewhere, whatever that is."""
+"""Lines of vjob that quote an error printed elsewhere, whatever that error is."""
 
 CUDA = (
     cause(
@@ -474,7 +475,7 @@ ENDS = (
 )
 
 _NUMBER_ALONE = r"(?!:\s*[-+]?[\d.]+(e[-+]?\d+)?%?\s*($|[,|;]))"
-"""A metric: MeanSquaredError: 0.012."""
+"""Excludes a metric, such as `MeanSquaredError: 0.012`."""
 
 PYTHON = (
     cause(
@@ -628,5 +629,5 @@ ROWS = (
     *PYTHON,
     *LOGGED,
 )
-"""In order: the first that matches counts, so rows go from what proves most to what proves least,
-and from special to general."""
+"""All rows in order. The first match counts, so rows are sorted from strong to weak evidence and
+from specific to general."""

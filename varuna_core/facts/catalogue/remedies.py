@@ -1,4 +1,4 @@
-"""Remedies that many rows share, and short ways to write those that are one clause."""
+"""Remedies that many rows share, and short constructors for remedies of one clause."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from varuna_core.facts.remedy import Action, Remedy, Target
 
 
 def do(clause: str, **more: Any) -> Remedy:
-    """A clause that is the same in every context."""
+    """Return a remedy whose clause is the same in every context."""
     return Remedy(Action.INSPECT, detail=clause, **more)
 
 
 def look_at(command: str, detail: str = "", **more: Any) -> Remedy:
-    """The output of a command that does not belong to vjob."""
+    """Return a remedy that suggests the output of a command that does not belong to vjob."""
     return Remedy(Action.INSPECT, value=command, detail=detail, **more)
 
 

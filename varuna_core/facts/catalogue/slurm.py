@@ -1,6 +1,6 @@
-"""Slurm: lines in the logs of a job, refusals of sbatch, and reasons of a job that waits.
+"""Slurm's messages: lines in the logs of a job, refusals of sbatch, and reasons of pending jobs.
 
-Up to 22.05, and wherever EnforcePartLimits is off, sbatch accepts what can never start.
+Up to version 22.05, and if EnforcePartLimits is off, sbatch accepts jobs that can never start.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ LOG_LINES = (
         "srun ended the others: look at the first rank that failed",
     ),
 )
-"""What Slurm and the kernel write into the logs of a job."""
+"""Lines that Slurm and the kernel write into the logs of a job."""
 
 FEWER_NODES = Remedy(Action.LOWER, Target.NODES)
 LESS_TIME = Remedy(Action.LOWER, Target.WALLTIME)
@@ -205,7 +205,7 @@ REFUSALS = (
         Remedy(Action.SET, Target.SCHEDULER, "local", "to run on this machine", instead=True),
     ),
 )
-"""What sbatch says when it refuses a job; searched for in all that it wrote."""
+"""Messages that sbatch prints when it rejects a job; they are searched for in all of its output."""
 
 
 def _reason(
@@ -216,7 +216,9 @@ def _reason(
     *remedies: Remedy,
     **more: Any,
 ) -> KnownLine:
-    """A reason, named by the first of Slurm's words for it unless `name` is given."""
+    """Build the row of a reason. Its name is the first of Slurm's words for it unless `name` is
+    given.
+    """
     name = more.pop("name", "") or pattern.partition("|")[0].replace(".", " ")
     whole = rf"^(?:{pattern})(?![A-Za-z])"
     proof = Proof.CAUSE if fate is Fate.ENDED else Proof.WARNING
@@ -411,5 +413,5 @@ REASONS = (
         "that was the end of it before",
     ),
 )
-"""Slurm's job_reason_codes.html, all of it, and the sentences that slurmctld writes in place of a
-code. The first row that matches counts."""
+"""All reasons in Slurm's job_reason_codes.html, and the sentences that slurmctld writes in place of
+a code. The first row that matches counts."""

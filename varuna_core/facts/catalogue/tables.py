@@ -1,8 +1,8 @@
-"""All rows of the catalogue by scope, the search for the row of a text, and known_lines.json.
+"""All rows of the catalogue by scope, the lookup of the row for a text, and known_lines.json.
 
-Lines of logs are looked up in one table that spans the scopes: what container runtimes say comes
-before what ranks say in the same words, and a fault of the GPU before the CUDA error that follows
-from it (`log_rows`).
+Lines of logs are looked up in one table that spans the scopes (`log_rows`): messages of container
+runtimes come before the same messages of ranks, and a GPU fault before the CUDA error that it leads
+to.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ PLACES_IN_LOGS: Mapping[Scope, str] = {
     Scope.NODE: "cuda out of memory",
     Scope.SCHEDULER: "not a number",
 }
-"""The row about ranks that the rows of another scope come before in logs."""
+"""For each other scope, the row about ranks before which its rows are inserted in `log_rows`."""
 MOST_TEXT = 64 * 1024
-"""Characters at the end of a text of several lines that are searched."""
+"""Number of characters at the end of a text of several lines that are searched."""
 
 
 class CatalogueError(ValueError):
-    """Rows that cannot stand in one table; the message says why."""
+    """Raised for rows that conflict in one table; the message says why."""
 
 
 GENERAL_FROM = rank_output.PYTHON_EXCEPTION
-"""The first of the last rows, which fit any error and explain none."""
+"""Name of the first of the general rows, which match any error and explain none."""
 
 
 def merge_rows(ours: Rows, theirs: Iterable[KnownLine]) -> Rows:
-    """Rows of one scope with those of plug-ins: before ours that say only that something failed,
-    unless they name the row to precede.
+    """Return the rows of one scope with those of plug-ins. A plug-in's row is inserted before the
+    general rows, or before the row that its `before` names.
 
-    Raises CatalogueError for a name that is there already or a `before` that is not, PatternError
-    for a pattern that may take long.
+    Raise CatalogueError if a name already exists or a `before` does not, and PatternError for a
+    pattern that may take too long.
     """
     merged: List[KnownLine] = list(ours)
     for row in theirs:
@@ -75,7 +75,7 @@ class Catalogue:
         self._rows = {scope: _check_names(rows.get(scope, ())) for scope in Scope}
 
     def add(self, theirs: Iterable[KnownLine]) -> Catalogue:
-        """A catalogue with the rows of one plug-in too."""
+        """Return a catalogue that also has the rows of one plug-in."""
         found: Dict[Scope, List[KnownLine]] = {}
         for row in theirs:
             found.setdefault(row.scope, []).append(row)
@@ -83,7 +83,9 @@ class Catalogue:
         return Catalogue({**self._rows, **more})
 
     def rows(self, scope: Scope, only: Collection[str] = ()) -> Rows:
-        """The rows of a scope in order; with `only` those about one of these runtimes."""
+        """Return the rows of a scope in order; if `only` is set, those that apply to one of its
+        members.
+        """
         wanted = set(only)
         return tuple(
             row
@@ -95,11 +97,11 @@ class Catalogue:
         return next((row for row in self._rows[scope] if row.name == name), None)
 
     def match(self, scope: Scope, text: str, only: Collection[str] = ()) -> Optional[KnownLine]:
-        """The first row of a scope that a text matches; the text may have several lines."""
+        """Return the first row of a scope that matches a text, which may have several lines."""
         return match_rows(self.rows(scope, only), text)
 
     def log_rows(self) -> Rows:
-        """The rows for lines of logs, in the order in which they are tried."""
+        """Return the rows for lines of logs, in the order in which they are tried."""
         places = {name: scope for scope, name in PLACES_IN_LOGS.items()}
         found: List[KnownLine] = []
         for row in self._rows[Scope.RANK]:
@@ -110,7 +112,7 @@ class Catalogue:
 
 
 def match_rows(rows: Iterable[KnownLine], text: str) -> Optional[KnownLine]:
-    """The first row that a text matches; its lines are cut at `MOST_CHARS`."""
+    """Return the first row that matches a text; its lines are truncated to `MOST_CHARS`."""
     cut = cut_lines(text)
     return next((row for row in rows if compile_pattern(row.pattern).search(cut)), None)
 
@@ -121,7 +123,7 @@ def cut_lines(text: str) -> str:
 
 @lru_cache(maxsize=1024)
 def compile_pattern(pattern: str) -> "re.Pattern[str]":
-    """A compiled pattern: most rows are never met, so none is compiled before it is."""
+    """Compile a pattern at its first use, since most rows are never tried."""
     return re.compile(pattern)
 
 
@@ -140,7 +142,7 @@ BUILT_IN = Catalogue(
 
 
 def dump_rows(rows: Iterable[KnownLine]) -> List[Dict[str, Any]]:
-    """Rows as plain JSON values, without fields that have their default."""
+    """Convert rows to plain JSON values, without fields that have their default."""
     usual = asdict(KnownLine("", "", Scope.RANK))
     return [
         {
@@ -153,7 +155,7 @@ def dump_rows(rows: Iterable[KnownLine]) -> List[Dict[str, Any]]:
 
 
 def parse_rows(value: Any) -> Rows:
-    """Rows from the values of their JSON; rows that make no sense to this version are left out."""
+    """Parse rows from their JSON; rows that this version does not understand are skipped."""
     found = []
     for item in value if isinstance(value, list) else []:
         try:
@@ -197,7 +199,9 @@ def _parse_remedy(item: Dict[str, Any]) -> Remedy:
 
 
 def rows_of_pairs(pairs: Sequence[Tuple[str, str]]) -> Rows:
-    """Rows about containers from the `remedies` of an older run: patterns and what to do."""
+    """Return rows about containers from the `remedies` of an older run: pairs of a pattern and a
+    remedy.
+    """
     return tuple(
         KnownLine(
             f"row {number}",
