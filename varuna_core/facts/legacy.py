@@ -54,8 +54,7 @@ BEGINNINGS: Mapping[str, EndCause] = {
 
 def read_stop_cause(stop: Mapping[str, Any]) -> Optional[EndCause]:
     """Return the cause that only the reason in an old stop.json gives; None if its kind is
-    enough.
-    """
+    enough."""
     said = str(stop.get("reason"))
     if stop.get("kind") != "lost":
         return None

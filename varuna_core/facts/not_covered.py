@@ -78,8 +78,7 @@ def read_not_covered(value: Any) -> NotCovered | None:
 
 def describe_lack(one: NotCovered) -> str:
     """Return a sentence without its full stop: what was not measured, and how large the error of
-    such times was.
-    """
+    such times was."""
     sizes = ", ".join(map(str, one.measured))
     said = {
         Lack.SIZE: f"micro-batch {one.wanted} was not measured on {one.subject}, only {sizes}",

@@ -55,8 +55,7 @@ class Partition:
     @classmethod
     def find(cls, text: str) -> Optional[Partition]:
         """Return the partition in a text from a log or an older run; None if the text is something
-        else.
-        """
+        else."""
         try:
             return cls.parse(text.strip())
         except PartitionError:
@@ -65,8 +64,7 @@ class Partition:
     @classmethod
     def take(cls, value: Union[str, Sequence[int], Partition]) -> Partition:
         """Convert a script's argument, which is text (spaces are ignored) or a sequence of
-        numbers.
-        """
+        numbers."""
         if isinstance(value, Partition):
             return value
         if isinstance(value, str):
@@ -100,8 +98,7 @@ class Partition:
 
     def blocks(self, layers: Optional[int]) -> Partition:
         """Return the partition in blocks between cuts, as runs print it; unchanged if `layers` is
-        None.
-        """
+        None."""
         return self if layers is None else self.without_ends(layers + 2)
 
     def ranges(self, num_cuts: int, num_stages: int) -> List[range]:

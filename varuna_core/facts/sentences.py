@@ -97,8 +97,7 @@ PHRASES: Mapping[EndCause, str] = {
 
 def describe_hang(hang: Hang) -> str:
     """Describe a hang in one sentence without a full stop: who is in which collective, who is
-    missing, and where.
-    """
+    missing, and where."""
     who = name_rank(hang.rank, hang.node)
     at = f" at {hang.place}" if hang.place else ""
     if hang.witness is HangWitness.STOPPED and hang.below:
@@ -284,8 +283,7 @@ first witness."""
 
 def describe_fault(fault: Finding, node: str) -> str:
     """Describe a hardware fault in one sentence without a full stop, as far as the driver reports
-    it.
-    """
+    it."""
     values = fault.values
     part = str(values["part"])
     who = f"GPU {part} of {node}" if fault.rule.startswith("gpu-") else f"{part} of {node}"

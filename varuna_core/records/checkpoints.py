@@ -1,6 +1,7 @@
-"""Complete checkpoints in a folder: their names and manifests, no more.
+"""Find the complete checkpoints in a folder by their names and manifests.
 
-`varuna_core.checkpoint` writes and loads them; this is for whoever watches, too, and has no torch.
+`varuna_core.checkpoint` writes and loads checkpoints; this module does not import torch, so tools
+that only monitor a run can use it, too.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from varuna_core.records.files import (
 NAME = re.compile(r"varuna_ckpt_(\d+)(?:\.(.+\.\d+|x)\.(partial|removed|damaged))?")
 MANIFEST = "manifest.json"
 MOST_FOLDERS = 1000
-"""Limit on the folders below one that are looked at for new files."""
+"""Most folders below a folder that are searched for new files."""
 DAMAGE = "damage.json"
-"""In a checkpoint that was set aside: why."""
+"""File in a damaged checkpoint that says why it could not be loaded."""
 TRACKERS = ("latest_checkpointed_iteration.txt", "latest")
-"""What Megatron-LM and DeepSpeed write once a checkpoint is complete."""
+"""Files that Megatron-LM and DeepSpeed write once a checkpoint is complete."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class Complete:
 
     @property
     def written_at(self) -> float:
-        """Seconds since the epoch, by the file system's clock."""
+        """Return the time of the checkpoint in seconds since the epoch, by the file system's
+        clock."""
         return (self.path / MANIFEST).stat().st_mtime
 
 
@@ -51,7 +53,7 @@ def name_of(iteration: int) -> str:
 
 
 def list_complete(store: Path) -> list[Complete]:
-    """Oldest iteration first."""
+    """List the complete checkpoints, the oldest iteration first."""
     found: dict[int, Path] = {}
     # A short name sorts before a partial one of the same iteration, and wins.
     for name in sorted(list_names(store)):
@@ -62,10 +64,11 @@ def list_complete(store: Path) -> list[Complete]:
 
 
 def find_fit(store: Path, known: Optional[set[Path]] = None) -> Optional[Complete]:
-    """The newest complete one whose files have the sizes that its manifest names.
+    """Return the newest complete checkpoint whose files have the sizes in its manifest.
 
-    For whoever only watches: a load checks all that it reads. Those in `known` were fit at an
-    earlier look, and are not read again: a manifest has a line for each piece of each tensor.
+    This check is for monitoring; a load verifies everything that it reads. Checkpoints in `known`
+    passed an earlier check and are not read again, because a manifest has a line for each shard of
+    each tensor.
     """
     known = set() if known is None else known
     for found in reversed(list_complete(store)):
@@ -87,7 +90,7 @@ def _is_fit(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class Damaged:
-    """A checkpoint that could not be loaded, and was set aside."""
+    """A checkpoint that could not be loaded and was renamed."""
 
     iteration: int
     path: str
@@ -95,7 +98,7 @@ class Damaged:
 
 
 def list_damaged(store: Path) -> list[Damaged]:
-    """Oldest iteration first."""
+    """List the damaged checkpoints, the oldest iteration first."""
     found = []
     for name in sorted(list_names(store)):
         match = NAME.fullmatch(name)
@@ -109,22 +112,23 @@ def list_damaged(store: Path) -> list[Damaged]:
 
 @dataclass(frozen=True)
 class Skipped:
-    """Saves in a row that the folder of checkpoints could not take."""
+    """Consecutive saves that failed because the checkpoint folder could not store them."""
 
     iteration: int
-    """Of the last one."""
+    """Iteration of the last of these saves."""
     count: int
     since: float
     folder: str
     reason: str
     no_room: bool
-    """False where the disk or the file server failed."""
+    """False if the disk or the file server failed, instead of being full."""
     waits: bool = False
-    """The last one is tried again and again: nothing is trained meanwhile."""
+    """True if the last save is retried until it succeeds; the training waits meanwhile."""
 
 
 def note_skipped(path: Path, store: Path, one: Skipped) -> None:
-    """Add this save to those in a row, if it can be written; several ranks may note the same."""
+    """Add a save to the consecutive skipped saves, if the file can be written; several ranks may
+    note the same save."""
     before = parse_skipped(read_json(path))
     if before is not None:
         newest = find_newest(store)
@@ -138,7 +142,7 @@ def note_skipped(path: Path, store: Path, one: Skipped) -> None:
 
 
 def parse_skipped(value: Any) -> Optional[Skipped]:
-    """None where it is not what `note_skipped` writes."""
+    """Parse the content that `note_skipped` writes; None for anything else."""
     if not isinstance(value, dict):
         return None
     iteration, count, since = (value.get(name) for name in ("iteration", "count", "since"))
@@ -158,13 +162,13 @@ _PROBE_BYTES = 1 << 20
 
 
 def lacks_room(reason: str) -> bool:
-    """True if the last line of a rank says that a disk or a quota was full."""
+    """True if the last line of a rank says that a disk or a quota is full."""
     return _LACKS_ROOM.search(reason) is not None
 
 
 def find_full(run: Path, store: Optional[Path]) -> Optional[Path]:
-    """The run folder, or that of its checkpoints, if it has no room to go on with: for another
-    checkpoint like the newest there is."""
+    """Return the run folder, or the checkpoint folder, if it has too little room to continue; the
+    checkpoint folder needs room for one more checkpoint as large as the newest."""
     if not _has_room(run, _PROBE_BYTES):
         return run
     if store is None or _has_room(store, _PROBE_BYTES + _measure_newest(store)):
@@ -181,7 +185,8 @@ def _measure_newest(store: Path) -> int:
 
 
 def _has_room(folder: Path, num_bytes: int) -> bool:
-    """By what the disk says, and by a file: of a quota only that tells."""
+    """Check the free space that the disk reports, and write a file, since only a write reveals a
+    full quota."""
     place = next((one for one in (folder, *folder.parents) if one.is_dir()), None)
     if place is None:
         return True
@@ -205,19 +210,19 @@ class Newest:
 
     step: int
     written: float
-    """By the file system's clock."""
+    """Time of the checkpoint, by the file system's clock."""
 
 
 def find_newest(store: Path) -> Optional[Newest]:
-    """None where there is none, or the folder cannot be read."""
+    """Return the newest complete checkpoint; None if there is none or the folder cannot be read."""
     found = [_read_manifest(complete) for complete in list_complete(store)[-1:]]
     found += [_read_tracker(store / name) for name in TRACKERS]
     return max(filter(None, found), key=lambda newest: newest.step, default=None)
 
 
 def count_written(store: Path, since: float) -> int:
-    """Number of files, whatever their format, that were written below a folder since then, by the
-    file server's clock."""
+    """Count the files, of any format, that were written below a folder since a time by the file
+    server's clock."""
     count = 0
     for folder, _, names in itertools.islice(os.walk(store), MOST_FOLDERS):
         for name in names:

@@ -1,7 +1,7 @@
 """Exits of ranks, and the outcome of an attempt: the first rank to fail is the culprit.
 
-srun's own exit code hides the culprit (a rank's exit 9 shows as 143 once its peers were killed),
-so each agent writes how its ranks ended and the verdict is made from those.
+srun's own exit code hides the culprit (a rank's exit code 9 appears as 143 once its peers have been
+killed), so each agent records how its ranks ended, and the verdict is based on those records.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from varuna_core.records.requests import HANG, LEFT, REQUEUE, read_stop
 from varuna_core.records.runfolder import AttemptFolder
 
 NODE_LOST = 113
-"""Exit code of an attempt whose culprit left no exit code: its node was lost."""
+"""Exit code of an attempt whose culprit left no exit code because its node was lost."""
 HUNG = 114
-"""Exit code of an attempt whose ranks made no steps any more."""
+"""Exit code of an attempt whose ranks stopped making steps."""
 NOT_READY = 112
-"""Exit code of an attempt that preflight refused or whose nodes never met."""
+"""Exit code of an attempt that preflight rejected, or whose nodes did not all connect."""
 EXIT_RESERVE = 4096
-"""Bytes kept for the exit of a rank; its last_error is bounded by the agent to fit."""
+"""Bytes reserved for the exit of a rank; the agent truncates last_error to fit."""
 BY_EXCEPTION = 1
-"""Exit code of a Python process that an exception ended."""
+"""Exit code of a Python process that was ended by an exception."""
 NODE_FAILURE = re.compile(r"srun: error: Node failure on (\S+)")
 LAST_LINES = 400
-"""The most last lines of a batch script's log that are searched."""
+"""Number of lines at the end of a batch script's log that are searched."""
 _NAME = re.compile(r"(node-)?\d+\.json")
 
 
@@ -58,32 +58,33 @@ class RankExit:
     rank: int
     node: str
     code: int
-    """Exit code, or 128 + signal as a shell would say it."""
+    """Exit code, or 128 + signal as in a shell."""
     signal: str | None
-    """SIGKILL and the like, where a signal ended the rank."""
+    """Name of the signal that ended the rank, such as SIGKILL; None if no signal did."""
     stopped: bool
-    """True where the agent itself ended the rank: then it is no culprit."""
+    """True if the agent itself ended the rank; such a rank is never the culprit."""
     started: float
     ended: float
     last_error: str
     """Last line that the rank wrote to stderr."""
     exception: str = ""
-    """Name and message of the exception that ended it: from its error file, else from the last
-    traceback on its stderr, where it exited 1."""
+    """Name and message of the exception that ended the rank: from its error file or, if the rank
+    exited 1, from the last traceback on its stderr."""
     is_uncaught: bool | None = None
-    """Its Python tells that nobody caught `exception`; False: that no exception ended it. None
-    where it tells nothing: then the exception is likely the cause, and no more."""
+    """True if the rank's Python reports that nobody caught `exception`, and False if it reports
+    that no exception ended it. None if it reports nothing; `exception` is then only the likely
+    cause."""
     unwritten: int = 0
-    """Bytes of its node's logs that could not be written until then."""
+    """Bytes of the node's logs that could not be written until then."""
 
     @property
     def last_words(self) -> str:
-        """The exception, else the last line of stderr, which may be anything."""
+        """The exception, or else the last line of stderr, which may be unrelated."""
         return self.exception or self.last_error
 
     @property
     def how(self) -> str:
-        """`exited 1: ValueError: x`, or `was ended by SIGTERM`."""
+        """Describe the exit: `exited 1: ValueError: x`, or `was ended by SIGTERM`."""
         return describe_exit(self.code, self.signal, self.exception, self.last_error)
 
 
@@ -92,7 +93,7 @@ class Outcome:
     """outcome.json: how an attempt ended."""
 
     code: int
-    """What the batch script exits with: 0, or the culprit's own code."""
+    """Exit code of the batch script: 0, or the culprit's own code."""
     reason: str
     """One sentence naming the culprit, rendered from the `End` in end.json."""
     culprit_rank: int | None
@@ -129,7 +130,7 @@ def rank_exit(
     is_uncaught: bool | None = None,
     unwritten: int = 0,
 ) -> RankExit:
-    """From `Popen.returncode`, which is negative for a signal."""
+    """Build a RankExit from `Popen.returncode`, which is negative for a signal."""
     name = (name_signal(-returncode) or f"signal {-returncode}") if returncode < 0 else None
     code = 128 - returncode if returncode < 0 else returncode
     words = (error, exception, is_uncaught, unwritten)
@@ -137,7 +138,7 @@ def rank_exit(
 
 
 def name_signal(number: int) -> str:
-    """SIGKILL and the like; empty for a number of none."""
+    """Return the name of a signal, such as SIGKILL; empty if the number is not a signal."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -145,22 +146,23 @@ def name_signal(number: int) -> str:
 
 
 MOST_ERROR_BYTES = 1024 * 1024
-"""A larger error file says nothing: it would be read for one line."""
+"""Size limit of an error file: a larger one is ignored."""
 EXCEPTION_CHARS = 500
 
 
 @dataclass(frozen=True)
 class RankException:
-    """An error file: the exception that ended a rank, as torch's `record` decorator writes it."""
+    """Content of an error file: the exception that ended a rank, as torch's `record` decorator
+    writes it."""
 
     text: str
-    """Name and the first line of the message."""
+    """Name of the exception and the first line of its message."""
     stack: tuple[str, ...]
-    """Lines of the traceback, where it has one."""
+    """Lines of the traceback; empty if the file has none."""
 
 
 def read_exception(path: Path) -> RankException | None:
-    """The exception in an error file; None where there is none. The rank may write anything."""
+    """Read the exception in an error file, which may have any content; None if there is none."""
     try:
         content = parse_json(read_bytes(path, MOST_ERROR_BYTES, follows=False))["message"]
         is_whole = isinstance(content, dict)
@@ -175,9 +177,9 @@ def read_exception(path: Path) -> RankException | None:
 
 
 def read_uncaught(path: Path) -> str | None:
-    """The exception that nobody caught, by the Python of a rank as it ended (trace/startup); empty
-    if it ended without one. None if nothing tells: it was killed, it left by os._exit, or several
-    programs ran one after the other and disagree."""
+    """Read the uncaught exception that the rank's Python recorded as it ended (trace/startup);
+    empty if it ended without one. None if that is not known: the rank was killed, it exited by
+    os._exit, or several programs ran in sequence and disagree."""
     try:
         said = read_bytes(path, MOST_ERROR_BYTES, follows=False)
     except OSError:
@@ -189,9 +191,11 @@ def read_uncaught(path: Path) -> str | None:
 
 
 class NodeExits:
-    """Exits of a node's ranks, written by its agent: one file, whole at each rank's end.
+    """Exits of a node's ranks, written by its agent to one file that is complete after each rank's
+    end.
 
-    It has room for all of them from the start, in blanks: the ranks' own output may fill the disk.
+    Room for all exits is reserved with blanks at the start, because the ranks' own output may fill
+    the disk.
     """
 
     def __init__(self, attempt: AttemptFolder, index: int, num_ranks: int) -> None:
@@ -200,11 +204,11 @@ class NodeExits:
         self._values: list[RankExit] = []
 
     def reserve(self) -> None:
-        """Keep room for the file."""
+        """Reserve disk space for the file."""
         reserve(self._reserve, self._size)
 
     def write(self, value: RankExit) -> None:
-        """Add an exit to the file; OSError where there is no room after all."""
+        """Add an exit to the file; raise OSError if the disk has no room despite the reserve."""
         self._values.append(value)
         content = {"exits": [_to_plain(one) for one in self._values]}
         if self._reserve.exists():
@@ -216,7 +220,7 @@ class NodeExits:
             self._overwrite(content)
 
     def _overwrite(self, content: Any) -> None:
-        """On a full disk, in the blocks that the file has."""
+        """Overwrite the file in place, so that a full disk does not matter."""
         os.rename(self._path, self._reserve)
         try:
             write_reserved(self._reserve, self._path, content)
@@ -226,13 +230,14 @@ class NodeExits:
 
 
 def _to_plain(value: RankExit) -> dict[str, Any]:
-    """Without what nothing tells: older readers refuse fields that they do not know."""
+    """Convert to JSON without fields that have their default: older readers reject unknown
+    fields."""
     later = {"exception": "", "is_uncaught": None, "unwritten": 0}
     return {name: one for name, one in asdict(value).items() if later.get(name, value) != one}
 
 
 def read_exits(attempt: AttemptFolder, world: int) -> dict[int, RankExit]:
-    """Every rank's exit that landed."""
+    """Read the exits of all ranks that have one so far."""
     found = {}
     folder = attempt.exit(0).parent
     for name in list_names(folder):
@@ -244,7 +249,7 @@ def read_exits(attempt: AttemptFolder, world: int) -> dict[int, RankExit]:
 
 
 def read_exit(attempt: AttemptFolder, plan: Plan, rank: int) -> RankExit | None:
-    """How one rank ended; None as long as nothing says so."""
+    """Read the exit of one rank; None if it has none so far."""
     for path in (attempt.node_exits(plan.node_of_rank(rank).index), attempt.exit(rank)):
         for value in parse_exits(read_json(path)):
             if value.rank == rank:
@@ -253,8 +258,8 @@ def read_exit(attempt: AttemptFolder, plan: Plan, rank: int) -> RankExit | None:
 
 
 def find_exited(attempt: AttemptFolder, plan: Plan, ranks: Iterable[int]) -> set[int]:
-    """Those of these ranks whose exits have landed, by a listing of the folder: a look-up of a name
-    may be answered by a cache."""
+    """Return those of `ranks` that have an exit. The folder is listed, because the lookup of a
+    single name may be answered from an NFS cache."""
     names = set(list_names(attempt.exit(0).parent))
     wanted = set(ranks)
     found = {rank for rank in wanted if attempt.exit(rank).name in names}
@@ -266,8 +271,8 @@ def find_exited(attempt: AttemptFolder, plan: Plan, ranks: Iterable[int]) -> set
 
 
 def parse_exits(value: Any) -> list[RankExit]:
-    """Exits in the file of a node, or of a rank as before; another version's are as good as
-    missing."""
+    """Parse the exits in a node's file, or in a rank's file of older run folders; those of another
+    version are ignored."""
     if not isinstance(value, dict):
         return []
     listed = value.get("exits", [value])
@@ -277,16 +282,18 @@ def parse_exits(value: Any) -> list[RankExit]:
 
 @dataclass(frozen=True)
 class Judgement:
-    """How an attempt ended: the fact, and the outcome in words and numbers made of it.
+    """How an attempt ended: the `End`, and the outcome that is rendered from it.
 
-    Two files, for older readers refuse an outcome.json with one key more.
+    They are stored in two files because older readers reject an outcome.json with an additional
+    key.
     """
 
     end: End
     outcome: Outcome
 
     def with_note(self, clause: str) -> Judgement:
-        """The same end with a note of what vjob did about it; the same where there is none."""
+        """Return the judgement with a note of what vjob did about the end; unchanged if `clause` is
+        empty."""
         if not clause:
             return self
         note = Evidence(NOTES, Sure.MEASURED, text=clause)
@@ -295,7 +302,7 @@ class Judgement:
 
 
 def conclude(end: End, missing: list[int]) -> Judgement:
-    """The judgement on an attempt that ended so; `missing` are ranks that left no exit file."""
+    """Build the judgement on an attempt from its end; `missing` are ranks that left no exit."""
     code = end.code if end.code is not None else NODE_LOST
     culprit = (end.rank, end.node or None, end.signal or None)
     return Judgement(end, Outcome(code, describe_end(end), *culprit, missing, end.at or 0.0))
@@ -310,10 +317,10 @@ def judge_exits(
 ) -> Judgement:
     """Judge how an attempt ended, from the files that its ranks and nodes left.
 
-    The culprit is the earliest rank that failed by itself; a rank that only reports a lost peer
-    counts after all others. Without one it is the sender of the stop (`stop` is stop.json), unless
-    that may only follow from a lost node; else the node whose ranks left nothing. `node_names` maps
-    known node indices to host names.
+    The culprit is the earliest rank that failed by itself; a rank that only reports a lost peer is
+    chosen only if there is no other. If no rank failed, the culprit is the sender of the stop
+    (`stop` is stop.json), unless the stop may only be a consequence of a lost node; otherwise it is
+    the node whose ranks left no exits. `node_names` maps known node indices to host names.
     """
     missing = [rank for rank in range(plan.world) if rank not in exits]
     said = stop or {}
@@ -346,7 +353,8 @@ def judge_exits(
 def find_node_failure(logs: Iterable[Path], attempt: int) -> End | None:
     """Find the failure of a node that Slurm reported in the logs of an attempt's batch scripts.
 
-    srun names the node. The line of slurmstepd names the node that it runs on, which may be well.
+    srun names the failed node. The line of slurmstepd names the node on which it runs, which may be
+    healthy.
     """
     names: dict[str, None] = {}
     is_told = False
@@ -364,12 +372,12 @@ def find_node_failure(logs: Iterable[Path], attempt: int) -> End | None:
 
 
 def is_fallout(item: RankExit) -> bool:
-    """True for a rank whose last words tell of another one's end."""
+    """True if the rank's last line reports the end of another rank."""
     return not item.signal and FALLOUT.search(item.last_words) is not None
 
 
 def end_of_rank(first: RankExit) -> End:
-    """The end of an attempt by the exit of the rank that ended it."""
+    """Return the end of an attempt from the exit of the rank that ended it."""
     cause = EndCause.RANK_EXCEPTION if first.exception else EndCause.RANK_EXIT
     sure = Sure.REPORTED if first.is_uncaught else Sure.INFERRED
     raised = Evidence(RAISED, sure, text=first.exception)
@@ -389,7 +397,8 @@ def end_of_rank(first: RankExit) -> End:
 
 
 def end_of_stop(stop: Mapping[str, Any]) -> End:
-    """The end that stop.json speaks of. Its writer knows the cause; older ones wrote none."""
+    """Return the end that stop.json describes. Its writer gives the cause, except in older
+    versions."""
     code = int(stop.get("code", NODE_LOST))
     node, rank = stop.get("node"), stop.get("rank")
     cause, actor = STOP_CAUSES.get(str(stop.get("kind")), (EndCause.UNKNOWN, Actor.UNKNOWN))
@@ -419,11 +428,11 @@ STOP_CAUSES: Mapping[str, tuple[EndCause, Actor]] = {
     REQUEUE: (EndCause.REQUEUED, Actor.RANK),
     LEFT: (EndCause.COMPLETED, Actor.RANK),
 }
-"""Cause and actor of each kind of stop whose writer names no cause."""
+"""Cause and actor of each kind of stop, for a stop.json that gives no cause."""
 
 
 def read_judgement(attempt: AttemptFolder) -> Judgement | None:
-    """How an attempt ended; None where nobody judged it."""
+    """Read how an attempt ended; None if it has not been judged."""
     outcome = read_outcome(attempt)
     if outcome is None:
         return None
@@ -431,15 +440,15 @@ def read_judgement(attempt: AttemptFolder) -> Judgement | None:
 
 
 def parse_judged(outcome: Outcome, written: Any, stop: Mapping[str, Any] | None) -> End:
-    """The end of an attempt that was judged: what end.json has, else what an older vjob left."""
+    """Return the end of a judged attempt from end.json, or as an older vjob recorded it."""
     end = parse_end(written)
     said = None if stop is None else end_of_stop(stop)
     return end or legacy.read_attempt_end(asdict(outcome), said)
 
 
 def read_reason(attempt: AttemptFolder) -> str | None:
-    """Why an attempt that is over ended: its outcome, or the stop, where nobody judged it because
-    the batch script died with its host or was ended by Slurm."""
+    """Return why an attempt ended, from its outcome. If there is none, because the batch script
+    died with its host or was killed by Slurm, use the reason of its stop."""
     outcome, stop = read_outcome(attempt), read_stop(attempt)
     if outcome is not None:
         return outcome.reason
@@ -447,7 +456,7 @@ def read_reason(attempt: AttemptFolder) -> str | None:
 
 
 def write_judgement(attempt: AttemptFolder, value: Judgement) -> None:
-    """Write end.json, then outcome.json, for which others wait."""
+    """Write end.json, then outcome.json, since other processes wait for the latter."""
     write_json(attempt.end, asdict(value.end))
     write_outcome(attempt, value.outcome)
 

@@ -1,7 +1,8 @@
-"""Atomic writers, and the readers of what others wrote, which have a budget of bytes and names.
+"""Atomic writers, and readers of untrusted files with limits on bytes and names.
 
-Run folders lie on shared file systems where a reader may see a torn last line or a missing file;
-nothing here raises for those. Readers elsewhere go through these: tests/test_architecture.py.
+Run folders are on shared file systems, where a reader may see a torn last line or a missing file;
+these readers do not raise errors for them. All other modules read through them
+(tests/test_architecture.py).
 """
 
 from __future__ import annotations
@@ -21,24 +22,25 @@ from typing import Any, BinaryIO, Dict, Iterator, List, Optional, Tuple, Type, T
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 STORE_FAILED = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENOTCONN)
-"""Errors of a disk or file server that a later try may not meet."""
+"""Errors of a disk or file server that may be gone at a retry."""
 PRIVATE_FILE = 0o600
 PRIVATE_FOLDER = 0o700
 MOST_BYTES = 1 << 28
-"""Of a file that is read whole; none of ours is near it."""
+"""Size limit of a file that is read whole; vjob's own files are far smaller."""
 READ_BYTES = 1 << 16
 GROUP_READS = 0o040
 OTHERS_READ = 0o044
 SHARED_FILE = 0o640
 SHARED_FOLDER = 0o2750
-"""Files that are written into it belong to its group."""
+"""Mode of a shared folder: new files in it belong to its group."""
 
 
 def write_atomic(path: Path, text: str, mode: int = PRIVATE_FILE, *, lasts: bool = True) -> None:
     """Write a temporary file beside `path`, sync it, and rename it over `path`.
 
-    A file that `vjob share` opened to a group stays open to it. What says only that its writer
-    lives need not outlast a power cut: without `lasts` nobody waits for the disk.
+    A file that `vjob share` opened to a group stays readable for the group. With `lasts=False` the
+    file is not synced to disk, for content such as a heartbeat that need not survive a power
+    failure.
     """
     try:
         _replace(path, text, mode, lasts)
@@ -73,7 +75,7 @@ def _replace(path: Path, text: str, mode: int, lasts: bool) -> None:
 
 
 def _is_shared(path: Path) -> bool:
-    """True if the group may read the file, and new ones of its folder are the same group's."""
+    """True if the group may read the file, and new files in its folder belong to the same group."""
     try:
         old = os.lstat(path)
         return bool(
@@ -87,21 +89,22 @@ def _is_shared(path: Path) -> bool:
 
 
 def _part_of(path: Path) -> Path:
-    """A name beside `path` that no other host, process or thread uses, and nobody can guess."""
+    """Return a name beside `path` that no other host, process or thread uses, and nobody can
+    guess."""
     who = f"{os.uname().nodename}.{os.getpid()}.{secrets.token_hex(8)}"
     return path.with_name(f".{path.name}.{who}.part")
 
 
 def write_json(path: Path, value: Any, mode: int = PRIVATE_FILE, *, lasts: bool = True) -> None:
-    """`value` as indented JSON, landing atomically."""
+    """Write `value` atomically as indented JSON."""
     write_atomic(path, json.dumps(value, indent=1, ensure_ascii=True) + "\n", mode, lasts=lasts)
 
 
 def write_first(path: Path, value: Any) -> bool:
-    """Land `value` whole only if `path` does not exist yet; whether we were the first.
+    """Write `value` only if `path` does not exist yet; return True if this call created it.
 
-    A hard link fails on an existing name even over NFS; where links are unsupported the file is
-    created exclusively and written in place, so that a reader may see it torn for a moment.
+    A hard link fails if the name exists, even over NFS. If links are unsupported, the file is
+    created exclusively and written in place, so a reader may briefly see an incomplete file.
     """
     part = _part_of(path).with_suffix(".first")
     write_json(part, value)
@@ -130,12 +133,13 @@ def _create_exclusively(path: Path, data: bytes) -> bool:
 
 
 def reserve(path: Path, size: int) -> None:
-    """Fill `path` with blanks, so that `write_reserved` works on a disk that became full."""
+    """Fill `path` with blanks, so that `write_reserved` works even after the disk is full."""
     write_atomic(path, " " * size)
 
 
 def write_reserved(reserved: Path, path: Path, value: Any) -> None:
-    """Write JSON over the blanks in place, needing no new block, and rename it to `path`."""
+    """Write JSON over the blanks in place, without allocating blocks, and rename the file to
+    `path`."""
     data = json.dumps(value, ensure_ascii=True).encode()
     with open(reserved, "r+b") as handle:
         if len(data) > os.fstat(handle.fileno()).st_size:
@@ -147,7 +151,8 @@ def write_reserved(reserved: Path, path: Path, value: Any) -> None:
 
 
 def find_errno(error: BaseException) -> int:
-    """Number of the system's error that this one is or was raised from; 0 without one."""
+    """Return the errno of this error or of the error that it was raised from; 0 if there is
+    none."""
     found: Optional[BaseException] = error
     while found is not None:
         if isinstance(found, OSError) and found.errno:
@@ -157,7 +162,8 @@ def find_errno(error: BaseException) -> int:
 
 
 def describe_failure(error: OSError) -> str:
-    """`/scratch/a: No space left on device`, and what to do where the disk is at fault."""
+    """Describe an error, such as `/scratch/a: No space left on device`, and what to do if the disk
+    is at fault."""
     text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
     if error.errno in NO_ROOM:
         return f"{text}; make room there, then run it again"
@@ -167,7 +173,8 @@ def describe_failure(error: OSError) -> str:
 
 
 def describe_room(folder: Path) -> str:
-    """`1.5 GB free`, of the disk where the folder is or would be; empty where nobody tells."""
+    """Return the free space, such as `1.5 GB free`, on the disk where the folder is or would be;
+    empty if it is not known."""
     for place in (folder, *folder.parents):
         with contextlib.suppress(OSError):
             facts = os.statvfs(place)
@@ -181,15 +188,16 @@ def format_free(num_bytes: float) -> str:
 
 
 def is_listed(path: Path) -> bool:
-    """True if the file is there, by listing its folder.
+    """True if a listing of the folder contains the file.
 
-    An NFS client may answer a plain look-up from its cache of missing names for a minute.
+    An NFS client may answer the lookup of a single name from its cache of missing names for a
+    minute.
     """
     return path.name in list_names(path.parent)
 
 
 def list_names(folder: Path) -> list[str]:
-    """The names in a folder; none where it is missing."""
+    """Return the names in a folder; empty if it is missing."""
     try:
         return os.listdir(folder)
     except OSError:
@@ -197,7 +205,7 @@ def list_names(folder: Path) -> list[str]:
 
 
 def scan(folder: Path) -> List["os.DirEntry[str]"]:
-    """The entries of a folder; none where it is missing."""
+    """Return the entries of a folder; empty if it is missing."""
     try:
         with os.scandir(folder) as entries:
             return list(entries)
@@ -206,17 +214,18 @@ def scan(folder: Path) -> List["os.DirEntry[str]"]:
 
 
 def list_files(folder: Path, pattern: str = "*") -> List[Path]:
-    """The paths in a folder under such a name, sorted; nothing where the folder is missing."""
+    """Return the sorted paths in a folder that match a pattern; empty if the folder is missing."""
     return [folder / name for name in sorted(fnmatch.filter(list_names(folder), pattern))]
 
 
 def is_closed(path: Path) -> bool:
-    """True if the file is there, and this user may not read it."""
+    """True if the file exists but this user may not read it."""
     return os.path.lexists(path) and not os.access(path, os.R_OK)
 
 
 def is_foreign_link(path: Path) -> bool:
-    """True for a link that another user made: it may lead to what only its reader may see."""
+    """True for a link that another user made: it may point to a file that only the reader may
+    see."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -225,13 +234,13 @@ def is_foreign_link(path: Path) -> bool:
 
 
 def open_to_read(path: Path, *, follows: bool = True) -> int:
-    """Descriptor of a regular file; OSError for others, which may never end or never answer, and
-    for a link that another user made, without `follows` for any link."""
+    """Open a regular file and return its descriptor. Raise OSError for other files, whose reading
+    may never end, for a link that another user made and, unless `follows` is set, for any link."""
     return _open_regular(path, follows)[0]
 
 
 def _open_regular(path: Path, follows: bool = True) -> Tuple[int, int]:
-    """Descriptor and size."""
+    """Return the descriptor and the size of a regular file."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         fd = os.open(path, flags | os.O_NOFOLLOW)
@@ -249,13 +258,13 @@ def _open_regular(path: Path, follows: bool = True) -> Tuple[int, int]:
 
 
 def open_file(path: Path, *, follows: bool = True) -> BinaryIO:
-    """`open_to_read` as a file."""
+    """Open a file with `open_to_read` and return a file object."""
     return os.fdopen(open_to_read(path, follows=follows), "rb")
 
 
 def skip_hole(handle: BinaryIO) -> None:
-    """Go on where the next bytes are stored: a log that was cut while its program wrote on begins
-    with a hole as large as it was."""
+    """Seek past a hole to the next stored bytes: a log that was truncated while its program kept
+    writing begins with a hole as large as the removed part."""
     fd, at = handle.fileno(), handle.tell()
     raw = os.lseek(fd, 0, os.SEEK_CUR)
     try:
@@ -267,7 +276,7 @@ def skip_hole(handle: BinaryIO) -> None:
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES, *, follows: bool = True) -> bytes:
-    """The content of a regular file of at most so many bytes; OSError for others."""
+    """Read a regular file of at most `most` bytes; raise OSError for other files."""
     fd, size = _open_regular(path, follows)
     try:
         parts, left = [], most
@@ -286,7 +295,7 @@ def read_text(path: Path, errors: str = "strict", most: int = MOST_BYTES) -> str
 
 
 def read_json(path: Path) -> Any:
-    """The parsed file, or None where it is missing, torn or not JSON."""
+    """Read and parse a file; None if it is missing, torn or not JSON."""
     try:
         return parse_json(read_bytes(path))
     except OSError:
@@ -294,7 +303,7 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(text: Union[str, bytes]) -> Any:
-    """The value of a text that anybody may have written; None where it is no JSON."""
+    """Parse untrusted JSON text; None if it is invalid."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -302,17 +311,17 @@ def parse_json(text: Union[str, bytes]) -> Any:
 
 
 def parse_object(text: Union[str, bytes]) -> Dict[str, Any]:
-    """The object of such a text; empty where it is none."""
+    """Parse untrusted JSON text that holds an object; empty if it does not."""
     value = parse_json(text)
     return value if isinstance(value, dict) else {}
 
 
 MOST_DIGITS = 18
-"""What has more counts nothing that there is."""
+"""Numbers with more digits are not valid counts."""
 
 
 def as_whole(text: str) -> Optional[int]:
-    """The number that a text is; None for anything but a few decimal digits."""
+    """Convert a text to a number; None for anything but a few decimal digits."""
     is_number = len(text) <= MOST_DIGITS and text.isascii() and text.isdecimal()
     return int(text) if is_number else None
 
@@ -321,9 +330,9 @@ T = TypeVar("T")
 
 
 def expect_types(one: T) -> T:
-    """A dataclass that was made of a file's JSON; TypeError where a field is not what it says.
+    """Return a dataclass that was built from JSON; raise TypeError if a field has a wrong type.
 
-    A number that no clock, count or size can have is refused too.
+    A number that no clock, count or size can have is rejected, too.
     """
     for name, kind in _list_fields(type(one)):  # type: ignore[arg-type]
         if not _is_of(getattr(one, name), kind):
@@ -332,7 +341,7 @@ def expect_types(one: T) -> T:
 
 
 def make(kind: Type[T], value: Any) -> Optional[T]:
-    """A dataclass of a file's JSON; None where it is of another version, or none of ours."""
+    """Build a dataclass from a file's JSON; None if it is of another version or another format."""
     try:
         return expect_types(kind(**value)) if isinstance(value, dict) else None
     except TypeError:
@@ -340,7 +349,7 @@ def make(kind: Type[T], value: Any) -> Optional[T]:
 
 
 def as_number(value: Any) -> Optional[float]:
-    """A number of a file; None for anything else, and for a value that nothing can have."""
+    """Return a number from a file; None for anything else, and for an impossible value."""
     return float(value) if _is_of(value, "float") else None
 
 
@@ -350,7 +359,7 @@ def _list_fields(kind: Any) -> Tuple[Tuple[str, str], ...]:
 
 
 def _is_of(value: Any, kind: str) -> bool:
-    """By the text of the annotation, which Python 3.8 cannot always evaluate."""
+    """Check a value against the text of an annotation, which Python 3.8 cannot always evaluate."""
     options = _cut(kind, "|")
     if len(options) > 1:
         return any(_is_of(value, option) for option in options)
@@ -380,7 +389,7 @@ def _is_of(value: Any, kind: str) -> bool:
 
 @functools.lru_cache(maxsize=None)
 def _cut(text: str, mark: str) -> Tuple[str, ...]:
-    """At the marks that stand in no bracket."""
+    """Split at the marks that are outside of brackets."""
     parts, depth = [""], 0
     for sign in text:
         depth += (sign == "[") - (sign == "]")
@@ -392,7 +401,7 @@ def _cut(text: str, mark: str) -> Tuple[str, ...]:
 
 
 def append_line(path: Path, value: Any) -> None:
-    """One JSON line in one write, so that lines of one writer never interleave."""
+    """Append one JSON line with a single write, so that lines of one writer never interleave."""
     line = json.dumps(value, ensure_ascii=True).encode() + b"\n"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, PRIVATE_FILE)
     try:
@@ -407,12 +416,12 @@ def append_line(path: Path, value: Any) -> None:
 
 
 MOST_LINES = 100_000
-"""Of JSON, at the end of a file; a run's events are some hundreds."""
+"""Most lines of JSON that are read at the end of a file; a run has some hundreds of events."""
 
 
 def read_lines(path: Path) -> Iterator[Any]:
-    """Return the values of the last MOST_LINES lines of a file of JSON lines. A line that is cut,
-    or that is not JSON, is left out."""
+    """Yield the values of the last MOST_LINES lines of a file of JSON lines. A line that is cut or
+    is not JSON is skipped."""
     try:
         data = read_bytes(path)
     except OSError:
@@ -426,10 +435,11 @@ def read_lines(path: Path) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def lock_file(path: Path, *, waits: bool = True) -> Iterator[bool]:
-    """Exclusive lock on a file, released when the process exits; yields whether we hold it.
+    """Hold an exclusive lock on a file, which is released when the process exits; yield True if it
+    is held.
 
-    Without `waits` it does not block while another process holds it. On a file system without locks
-    everybody gets it.
+    With `waits=False` the call does not block while another process holds the lock. On a file
+    system without locks every caller gets it.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE)
     try:

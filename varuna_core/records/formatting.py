@@ -1,4 +1,4 @@
-"""Numbers, durations and tables as people read them."""
+"""Format numbers, durations and tables for people."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Iterable, List, Optional, Sequence
 
 
 def format_duration(seconds: float) -> str:
-    """`42 s`, `12 min`, `2 h 5 min`, `3 d 4 h`; `ever` where it is not finite."""
+    """Format a duration: `42 s`, `12 min`, `2 h 5 min`, `3 d 4 h`; `ever` if it is not finite."""
     if not math.isfinite(seconds):
         return "ever"
     if seconds < 1:
@@ -29,7 +29,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """A time that may be short: `85 µs`, `134.2 ms`, `5.888 s`, `12 min`."""
+    """Format a time that may be short: `85 µs`, `134.2 ms`, `5.888 s`, `12 min`."""
     if 0 < abs(seconds) < 0.001:
         return f"{seconds * 1e6:.0f} µs"
     if not seconds:
@@ -40,17 +40,17 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_pace(seconds: float) -> str:
-    """Time of a step: `8.52 ms`, `0.305 s`, `12.4 s`, `12 min`."""
+    """Format the time of a step: `8.52 ms`, `0.305 s`, `12.4 s`, `12 min`."""
     return f"{seconds:.3g} s" if 0.01 <= seconds < 120 else format_seconds(seconds)
 
 
 def format_share(share: float) -> str:
-    """`0.5 %`, `42 %`."""
+    """Format a fraction: `0.5 %`, `42 %`."""
     return f"{100 * share:.2g} %" if abs(share) < 0.0995 else f"{100 * share:.0f} %"
 
 
 def format_size(count: int) -> str:
-    """`812 B`, `36 KiB`, `1.4 GiB`."""
+    """Format a number of bytes: `812 B`, `36 KiB`, `1.4 GiB`."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
@@ -60,7 +60,7 @@ def format_size(count: int) -> str:
 
 
 def join_numbers(numbers: Iterable[int], between: str = ",") -> str:
-    """0, 1, 2, 5 as `0-2,5`."""
+    """Join numbers as ranges: 0, 1, 2, 5 becomes `0-2,5`."""
     parts: List[List[int]] = []
     for number in sorted(set(numbers)):
         if parts and number == parts[-1][1] + 1:
@@ -71,20 +71,22 @@ def join_numbers(numbers: Iterable[int], between: str = ",") -> str:
 
 
 def align_columns(rows: Sequence[Sequence[str]]) -> List[str]:
-    """The rows of a table as lines: columns as wide as their widest cell, two spaces apart."""
+    """Format the rows of a table as lines: each column is as wide as its widest cell, with two
+    spaces between columns."""
     widths = [max(map(len, column)) for column in zip(*rows)]  # noqa: B905 - Python 3.8
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 LEAST_BESIDE = 40
-"""Columns that the last cell of a wrapped table has, or it stands below its row."""
+"""Minimum width of the last cell of a wrapped table; if there is less room, the cell is placed
+below its row."""
 
 
 def wrap_columns(rows: Sequence[Sequence[str]], width: int) -> List[str]:
-    """The rows of a table as lines of this width, nothing cut: the last cell wraps.
+    """Format the rows of a table as lines of this width without truncation: the last cell wraps.
 
-    Beside the others; where they leave little room, below them, as do other last cells that do not
-    fit. Only a word that is longer than a line makes one longer.
+    The last cell wraps beside the others, or is placed below its row if there is too little room
+    beside them. A line is longer than `width` only if a single word is.
     """
     heads = align_columns([row[:-1] for row in rows])
     start = 2 + max(map(len, heads))
@@ -116,16 +118,17 @@ _PIECE = re.compile(
            | \S+ )""",
     re.VERBOSE,
 )
-"""A word with the space before it. A command is one, so that it can be copied from its line."""
+"""A word with the space before it. A command counts as one word, so that it can be copied from its
+line."""
 _NUMBER = re.compile(r"\s*\d+\. ")
 _GAP = re.compile(r"\S(\s{2,})(?=\S)")
 
 
 def wrap_text(text: str, width: Optional[int]) -> str:
-    """Text in lines of this width, broken between words; None leaves it as it is.
+    """Wrap text at this width between words; if `width` is None, return it unchanged.
 
-    Only a word or a command that is longer than a line makes one longer. What goes on begins below
-    the last cell of a row, the text of a numbered point, or two spaces further in.
+    A line is longer than `width` only if a single word or command is. Continuation lines are
+    indented to the last cell of a row, to the text of a numbered item, or by two more spaces.
     """
     if width is None:
         return text
@@ -158,9 +161,9 @@ _NUMBERED = re.compile(r"(.*?)(\d{0,9})\Z", re.DOTALL)
 
 
 def fold_names(names: Iterable[str]) -> str:
-    """Names of nodes as one text, in their order, numbers at their ends as ranges: `a[1-2,4],b`."""
+    """Join names of nodes in their order, with numbers at their ends as ranges: `a[1-2,4],b`."""
     groups: list[tuple[str, list[list[str]]]] = []
-    """Of adjacent names that begin alike: how they begin, and the ranges of what follows."""
+    """Adjacent names with a common beginning: the beginning, and the ranges of what follows."""
     for name in names:
         stem, number = _NUMBERED.match(name).groups()  # type: ignore[union-attr]
         if not (number and groups and groups[-1][0] == stem and groups[-1][1][0][0]):

@@ -1,4 +1,4 @@
-"""Unique names of this machine and its processes, and the environment that jobs inherit."""
+"""Unique names of this machine and of processes, and the environment that jobs inherit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ KEPT = (
 
 
 def identify_machine() -> str:
-    """This machine since its last start: pids mean nothing elsewhere, or after the next one."""
+    """Return a name of this machine since its last boot: process ids are meaningless elsewhere or
+    after the next boot."""
     try:
         boot = read_text(Path("/proc/sys/kernel/random/boot_id")).strip()
     except OSError:
@@ -33,7 +34,8 @@ def identify_machine() -> str:
 
 
 def start_time(pid: int) -> str | None:
-    """A process' start in clock ticks: with the pid it names one process for ever."""
+    """Return a process' start in clock ticks: together with the pid it identifies a process
+    uniquely."""
     try:
         text = read_text(Path(f"/proc/{pid}/stat"))
     except OSError:
@@ -43,9 +45,10 @@ def start_time(pid: int) -> str | None:
 
 
 def clean_environment(environ: Mapping[str, str]) -> Dict[str, str]:
-    """Variables that a job inherits from the submitting shell: enough to find programs.
+    """Return the variables that a job inherits from the submitting shell: enough to find programs.
 
-    SLURM_* and SBATCH_* of a surrounding job, conda's and Python's own would all leak otherwise.
+    Otherwise SLURM_* and SBATCH_* of a surrounding job and variables of conda and Python would
+    leak.
     """
     found = {name: environ[name] for name in KEPT if name in environ}
     found.setdefault("PATH", os.defpath)

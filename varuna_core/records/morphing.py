@@ -3,15 +3,15 @@
     morph/epochs/<n>.claim.json     a manager has taken the run over; the last claim counts
     morph/epochs/<n>.manager.json   the state of that manager, which `vjob` reads too
 
-Each start of a manager claims the epoch after the last one, by a file that lands once
-(`write_first`), and writes what it repeats under the number of its own: what it writes late, when
-another has taken over, lies where nobody looks any more (docs/morph_design.md).
+Each manager that starts claims the next epoch with a file that can be created only once
+(`write_first`), and writes its changing state under the number of its own epoch: if it writes late,
+after another manager has taken over, nobody reads the file (docs/morph_design.md).
 
 A node is named by its seat, an index in the run's plan, and by the key of its agent: `3/9f2c`.
 
-A join is a job that brings more nodes: a group behind those of the run's plan, whose seats stay its
-own when it is gone. Two who ask at once get different ones: a file lands once (`write_first`), and
-whoever comes second reads what the first one took and asks again."""
+A join is a job that adds nodes: a group after those of the run's plan, whose seats are not reused
+when the nodes are gone. Two joins that are requested at once get different seats: a file can be
+created only once (`write_first`), and the later request reads the earlier one and tries again."""
 
 from __future__ import annotations
 
@@ -36,80 +36,81 @@ GATHERING, RUNNING, SAVING, STOPPING, JUDGING, ENDED = (
     "gathering", "running", "saving", "stopping", "judging", "ended",
 )  # fmt: skip
 MORPH, REQUEUE, END = "morph", "requeue", "end"
-"""What comes after the attempt, a weightier one after a lighter one."""
+"""Actions after the attempt, in order of increasing precedence."""
 
 
 @dataclass(frozen=True)
 class ManagerState:
-    """All that decides what the manager does next."""
+    """The state that determines what the manager does next."""
 
     phase: str = GATHERING
     attempt: int = -1
-    """The last one that was started."""
+    """Number of the attempt that was started last."""
     earlier: int = -1
-    """The last one of the jobs before."""
+    """Number of the last attempt of the previous jobs."""
     nodes: Tuple[str, ...] = ()
-    """Nodes that are here, sorted."""
+    """Nodes that are present, sorted."""
     members: Tuple[str, ...] = ()
     """Nodes of the attempt."""
     ended: Tuple[str, ...] = ()
     """Members whose ranks have ended."""
     fenced: Tuple[str, ...] = ()
     leaving: Tuple[str, ...] = ()
-    """Nodes that the next attempt is not to use."""
+    """Nodes that the next attempt must not use."""
     after: str = MORPH
     asked: bool = False
-    """Whether we asked the ranks to save and leave."""
+    """True if the ranks were asked to save and leave."""
     grow_at: Optional[float] = None
-    """When the nodes that joined since the attempt started are counted."""
+    """Time at which the nodes that joined since the attempt started are counted."""
     why: str = ""
-    """Why the attempt ends, as far as somebody told."""
+    """Reason why the attempt ends, if it is known."""
     saved: int = -1
-    """Iteration of the furthest complete checkpoint that was ever seen: what a new one is held to,
-    so that a run whose newest ones are damaged again and again makes no progress."""
+    """Iteration of the furthest complete checkpoint ever seen. New checkpoints are compared with
+    it, so that a run whose newest checkpoints are damaged repeatedly counts as making no progress.
+    """
     whole: int = -1
-    """That of the newest one that is there."""
+    """Iteration of the newest complete checkpoint that exists."""
     base: int = -1
-    """`saved` when the attempt started."""
+    """Value of `saved` when the attempt started."""
     mark: int = -1
-    """Furthest step of a script without checkpoints of Varuna's (morph/furthest.py)."""
+    """Furthest step of a script that does not use Varuna's checkpoints (morph/furthest.py)."""
     base_mark: int = -1
-    """`mark` when the attempt started."""
+    """Value of `mark` when the attempt started."""
     fruitless: int = 0
-    """Attempts in a row without progress: neither `saved` nor `mark` rose."""
+    """Consecutive attempts without progress: neither `saved` nor `mark` increased."""
     room: str = ""
-    """Folder without room: the next attempt waits for it."""
+    """Folder that is full: the next attempt waits until it has room."""
     suspect: str = ""
-    """The node on which the last of them failed."""
+    """The node on which the last attempt without progress failed."""
     left_out: Tuple[str, ...] = ()
-    """Why nodes that were well are out, a sentence each."""
+    """Reasons why healthy nodes are excluded, one sentence each."""
     gather_until: float = 0.0
     deadline: Optional[float] = None
-    """When the phase ends at the latest; none while ranks train."""
+    """Latest end of the phase; None while ranks train."""
     code: int = 0
-    """Of the attempt that ended last, at the end that of the job."""
+    """Exit code of the attempt that ended last; at the end, that of the job."""
     requeue: bool = False
     session: str = ""
-    """The start of the batch script that this manager belongs to: job id and restart."""
+    """The start of the batch script to which this manager belongs: job id and restart count."""
     cancels: int = 0
-    """So many asks to cancel are of before a person started the run again."""
+    """Number of cancel requests that were made before a user restarted the run."""
 
     @property
     def gone(self) -> Tuple[str, ...]:
-        """Members that the attempt lost."""
+        """Return the members that the attempt lost."""
         here = frozenset(self.nodes)
         return tuple(node for node in self.members if node not in here)
 
     @property
     def free(self) -> Tuple[str, ...]:
-        """Nodes that the next attempt may use."""
+        """Return the nodes that the next attempt may use."""
         if not self.leaving:
             return self.nodes
         return tuple(node for node in self.nodes if node not in self.leaving)
 
     @property
     def living(self) -> Tuple[str, ...]:
-        """Members that owe their end."""
+        """Return the members that are present and whose ranks have not ended."""
         here, ended = frozenset(self.nodes), frozenset(self.ended)
         return tuple(n for n in self.members if n in here and n not in ended)
 
@@ -124,7 +125,7 @@ def get_seat(node: str) -> int:
 
 @dataclass(frozen=True)
 class Claim:
-    """epochs/<n>.claim.json."""
+    """Content of epochs/<n>.claim.json."""
 
     session: str
     host: str
@@ -133,16 +134,17 @@ class Claim:
 
 
 class Replaced(Exception):
-    """A later manager owns the run."""
+    """Raised if a later manager owns the run."""
 
 
 CLAIM = ".claim.json"
 CLAIM_READS, CLAIM_READ_S = 20, 0.5
-"""For a claim that is there and cannot be read: half written, or the file server is in trouble."""
+"""Number of reads, and seconds between them, for a claim that exists but cannot be read: it is half
+written, or the file server is in trouble."""
 
 
 def read_newest_epoch(folder: MorphFolder) -> int:
-    """The newest epoch that was claimed; -1 before the first."""
+    """Return the newest epoch that was claimed; -1 before the first claim."""
     names = list_names(folder.epochs)
     numbers = [name[: -len(CLAIM)] for name in names if name.endswith(CLAIM)]
     found = map(as_whole, numbers)
@@ -154,10 +156,10 @@ def read_claim(folder: MorphFolder, epoch: int) -> Optional[Claim]:
 
 
 def claim_epoch(folder: MorphFolder, session: str) -> int:
-    """Take the run over for a manager of this session; raises Replaced where a later one has it.
+    """Take over the run for a manager of this session; raise Replaced if a later session owns it.
 
-    Each start of a manager has an epoch of its own: what a killed one had under way may land after
-    its successor has begun.
+    Each manager that starts has its own epoch, because pending writes of a killed manager may
+    arrive after its successor has started.
     """
     own = asdict(Claim(session, os.uname().nodename, os.getpid(), round(time.time(), 3)))
     while True:
@@ -169,8 +171,8 @@ def claim_epoch(folder: MorphFolder, session: str) -> int:
 
 
 def is_outdated(folder: MorphFolder, session: str, newest: int) -> bool:
-    """True if a later session has claimed the run. The last claim's is later than one that has an
-    earlier claim, and than an earlier start of the same job."""
+    """True if a later session has claimed the run. The session of the last claim is later than a
+    session with an earlier claim, and than an earlier start of the same job."""
     owners = (_find_session(folder, epoch) for epoch in range(newest, -1, -1))
     readable = (owner for owner in owners if owner)
     last = next(readable, session)
@@ -184,10 +186,10 @@ def is_outdated(folder: MorphFolder, session: str, newest: int) -> bool:
 
 
 def _find_session(folder: MorphFolder, epoch: int) -> str:
-    """Whose an epoch is; empty where its manager died over its claim.
+    """Return the session of an epoch; empty if its manager died while it wrote the claim.
 
-    A claim that is there and cannot be read now is not nobody's: an earlier session would take the
-    run back from a later one.
+    A claim that exists but cannot be read now is read again, because treating it as unowned would
+    let an earlier session take the run back from a later one.
     """
     for _ in range(CLAIM_READS):
         claim, state = read_claim(folder, epoch), parse_state(read_json(folder.manager(epoch)))
@@ -199,8 +201,8 @@ def _find_session(folder: MorphFolder, epoch: int) -> str:
 
 
 def claim_attempt(attempt: AttemptFolder, epoch: int, session: str) -> bool:
-    """Take the attempt's number for this session; False where an earlier one has it, which was
-    late. Raises Replaced where a later one has it."""
+    """Claim the attempt's number for this session; return False if a late claim of an earlier
+    session holds it. Raise Replaced if a later session has it."""
     attempt.make()
     if write_first(attempt.owner, {"epoch": epoch, "session": session}):
         return True
@@ -217,7 +219,7 @@ def write_state(folder: MorphFolder, epoch: int, state: ManagerState) -> None:
 
 
 def read_state(folder: MorphFolder) -> Optional[ManagerState]:
-    """The newest; None where there is none yet, or of another version."""
+    """Read the newest state; None if there is none yet or it is of another version."""
     newest = read_newest_epoch(folder)
     for epoch in range(newest, -1, -1):
         value = read_json(folder.manager(epoch))
@@ -227,7 +229,7 @@ def read_state(folder: MorphFolder) -> Optional[ManagerState]:
 
 
 def parse_state(value: Any) -> Optional[ManagerState]:
-    """From the dict of its file."""
+    """Parse a state from its JSON."""
     if not isinstance(value, dict) or not isinstance(value.get("session"), str):
         return None
     return make(
@@ -238,22 +240,22 @@ def parse_state(value: Any) -> Optional[ManagerState]:
 
 @dataclass(frozen=True)
 class Join:
-    """joins/<number>.json: what was asked for; it never changes."""
+    """Content of joins/<number>.json: what was requested; it never changes."""
 
     number: int
     group: GroupPlan
     asked: float
-    """When, in seconds since the epoch."""
+    """Time of the request in seconds since the epoch."""
     host: str
     pid: int
-    """Who asked, on `host`, as long as there is no job."""
+    """The process on `host` that made the request, as long as there is no job."""
     pid_start: Optional[str]
     by_itself: bool = False
-    """Whether the run asked for it (`vjob tend`), and no person."""
+    """True if the run itself (`vjob tend`), not a user, made the request."""
 
     @property
     def name(self) -> str:
-        """The name of its group, batch script and logs."""
+        """The name of the join's group, batch script and logs."""
         return self.group.name
 
     @property
@@ -263,15 +265,15 @@ class Join:
 
 @dataclass(frozen=True)
 class JoinJob:
-    """joins/<number>.job.json: what became of it in the scheduler."""
+    """Content of joins/<number>.job.json: the join's job in the scheduler."""
 
     job: Optional[str]
-    """None where it refused."""
+    """Id of the job; None if the scheduler rejected it."""
     reason: str = ""
 
 
 def read_joins(folder: MorphFolder) -> List[Join]:
-    """All joins, in the order in which seats were given out."""
+    """Read all joins, in the order in which seats were assigned."""
     names = set(list_names(folder.joins))
     found: List[Join] = []
     while f"{len(found)}.json" in names:
@@ -283,7 +285,7 @@ def read_joins(folder: MorphFolder) -> List[Join]:
 
 
 def read_join_job(folder: MorphFolder, join: Join) -> Optional[JoinJob]:
-    """None as long as the scheduler has not answered."""
+    """Read the job of a join; None as long as the scheduler has not answered."""
     return make(JoinJob, read_json(folder.join_job(join.number)))
 
 
@@ -292,7 +294,8 @@ def write_join_job(folder: MorphFolder, join: Join, value: JoinJob) -> None:
 
 
 def reserve_seats(folder: MorphFolder, build: Callable[[Sequence[Join]], Join]) -> Join:
-    """Write the join that `build` makes of those before it; it may refuse by raising."""
+    """Write the join that `build` returns, given the previous joins; `build` may refuse by
+    raising."""
     folder.make()
     while True:
         join = build(read_joins(folder))
@@ -301,7 +304,7 @@ def reserve_seats(folder: MorphFolder, build: Callable[[Sequence[Join]], Join]) 
 
 
 def add_joins(plan: Plan, joins: Sequence[Join]) -> Plan:
-    """The run's plan with the nodes that were asked for later behind its own."""
+    """Return the run's plan with the nodes of joins appended."""
     if not joins or plan.morphing is None:
         return plan
     joined = sum(join.group.count for join in joins)

@@ -1,4 +1,4 @@
-"""nodes/<index>.json: what preflight found on a node, and where the node is."""
+"""nodes/<index>.json: the results of preflight on a node, and the node's address."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ FAIL = "fail"
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that preflight looked at."""
+    """One item that preflight checked."""
 
     name: str
     status: str
-    """ok, warn or fail."""
+    """Result of the check: ok, warn or fail."""
     text: str
 
 
 @dataclass(frozen=True)
 class NodeReport:
-    """A node before its ranks start."""
+    """The state of a node before its ranks start."""
 
     index: int
     host: str
     group: str
     address: str | None
-    """Own address on the way to the master."""
+    """The node's own address on the route to the master."""
     interface: str | None
     gpus: int | None
-    """GPUs that the ranks will see; None where they were not counted."""
+    """GPUs that the ranks will see; None if they were not counted."""
     clock_offset_s: float | None
     """The file server's clock minus this node's."""
     opened: float
-    """The time in the master.json that the node goes by."""
+    """The time in the master.json that the node uses."""
     ready: bool
-    """False as long as the container is being prepared."""
+    """False while the container is being prepared."""
     checks: tuple[Check, ...]
     environment: tuple[str, ...]
-    """Names of the variables that enter the container; never their values."""
+    """Names of the variables that are passed to the container; never their values."""
 
     @property
     def ok(self) -> bool:
@@ -69,7 +69,7 @@ def read_report(attempt: AttemptFolder, index: int) -> NodeReport | None:
 
 
 def read_reports(attempt: AttemptFolder) -> dict[int, NodeReport]:
-    """The reports that landed, by node index."""
+    """Read the reports that have been written, by node index."""
     names = list_names(attempt.node_report(0).parent)
     numbers = (as_whole(name[:-5]) for name in names)
     indices = sorted(index for index in numbers if index is not None)

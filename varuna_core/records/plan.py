@@ -1,7 +1,7 @@
-"""The plan: who runs what. Made by `jobs`, read by the node agent and the runtime.
+"""The plan: which node runs what. `jobs` makes it; the node agent and the runtime read it.
 
-Written as plan.json (0600: environment values may be secret). It holds groups, not nodes: a node
-is an index into them, so that a plan for ten thousand nodes stays small.
+It is written as plan.json (mode 0600, because environment values may be secret). It stores groups,
+not nodes: a node is an index into the groups, so a plan for ten thousand nodes stays small.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ PLAN_FORMAT = 1
 
 
 ENTER = "VJOB_ENTER"
-"""The one variable that a container runtime passes in: the agent's code that sets all others."""
+"""The only variable that is passed into a container; its value is the agent's code that sets all
+others."""
 UNDER_SLURM = ("slurm", "allocation")
-"""Schedulers whose agents a real srun starts; batch scripts of others call a stand-in of it."""
+"""Schedulers whose agents are started by srun; batch scripts of the others call a stand-in for
+srun."""
 
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """Nodes of one kind. The first group holds node 0, rank 0 and the master's address.
+    """A group of nodes of one kind. The first group has node 0, rank 0 and the master's address.
 
-    A conf's NodeGroup says what a user asks for; here nothing is left open.
+    A conf's NodeGroup is what a user asks for; in a GroupPlan all values are resolved.
     """
 
     name: str
@@ -42,27 +44,27 @@ class GroupPlan:
     """Slurm partition."""
     gpu_type: str | None
     gpus: int
-    """GPUs asked for on each node; 0 where the nodes have none."""
+    """GPUs requested on each node; 0 if the nodes have none."""
     devices: tuple[int, ...] | None
-    """GPU indices to use, where not simply the first ones."""
+    """Indices of the GPUs to use, if they are not the first ones."""
     cpus: int | None
     memory_gb: int | None
-    """0 asks for all memory of the node, None for the cluster's default."""
+    """Memory to request: 0 for all memory of the node, None for the cluster's default."""
     interface: str | None
-    """Network interface; None is chosen on the node by the route to the master."""
+    """Network interface; None to choose it on the node by the route to the master."""
     ranks: int
     """Ranks on each node."""
     env: dict[str, str]
-    """Environment of this group's ranks, above the plan's own."""
+    """Environment of this group's ranks; it overrides the plan's own."""
     first_node: int
     first_rank: int
     inner_ranks: Optional[int] = None
-    """Ranks that the one process of each node starts itself, with launch node."""
+    """Number of ranks that the single process of each node starts itself, if `launch` is node."""
 
 
 @dataclass(frozen=True)
 class NodePlan:
-    """One node: its place in the world."""
+    """One node and its position in the world."""
 
     index: int
     group: GroupPlan
@@ -74,12 +76,13 @@ class NodePlan:
 
 
 GPUS = "%{gpus}"
-"""The word of a `ContainerPlan` in whose place the agent puts the options of `gpu_options`."""
+"""Placeholder in a `ContainerPlan` that the agent replaces with the options of `gpu_options`."""
 
 
 @dataclass(frozen=True)
 class ContainerPlan:
-    """Commands to run ranks in a container, made by a `Runtime` of `containers`, run by the agent.
+    """Commands that run ranks in a container. A `Runtime` of `containers` makes them; the agent
+    runs them.
 
     The agent fills in `%{rank}`, `%{node}`, `%{attempt}`, `%{folder}` (the run's), `%{user}`
     (uid:gid), `%{holder}` (the pid of what `hold` started) and `%{num_gpu_options}` in words.
@@ -88,36 +91,36 @@ class ContainerPlan:
     runtime: str
     image: str
     workdir: str
-    """Working directory inside."""
+    """Working directory inside the container."""
     probe: tuple[str, ...]
-    """A command that succeeds where the runtime works."""
+    """A command that succeeds if the runtime works."""
     prepare: tuple[tuple[str, ...], ...]
-    """Commands run in order, once a node, before the ranks start."""
+    """Commands that run in order, once for each node, before the ranks start."""
     start: tuple[str, ...]
-    """What stands before each rank's command; empty where the agent itself runs inside."""
+    """Prefix of each rank's command; empty if the agent itself runs inside the container."""
     enter_as: str = ENTER
-    """Name under which the runtime's process gets the variable that enters as VJOB_ENTER."""
+    """Name of the variable in the runtime's process that enters the container as VJOB_ENTER."""
     reads_image: bool = False
-    """Whether the image's own variables lie in files of its root, for us to read."""
+    """True if the image's own variables are in files of its root that vjob has to read."""
     wraps: bool = False
-    """Whether the runtime's process stays in between, and the rank is another one."""
+    """True if the runtime's process stays alive and the rank is another process."""
     env: dict[str, str] = field(default_factory=dict)
-    """Environment of the runtime itself (its folders), for every command here."""
+    """Environment of the runtime itself (its folders), for every command of this plan."""
     defaults: dict[str, str] = field(default_factory=dict)
-    """Variables that enter unless the conf sets them."""
+    """Variables that are passed in unless the conf sets them."""
     lease: str | None = None
     """A file on which the agent holds a shared lock while ranks run."""
     clean: tuple[tuple[str, ...], ...] = ()
-    """Commands run after the ranks ended, whatever became of them."""
+    """Commands that run after the ranks have ended, however they ended."""
     step: tuple[str, ...] = ()
-    """Options of srun where that starts the container."""
+    """Options of srun if srun starts the container."""
     hold: tuple[str, ...] = ()
-    """A command that starts the node's one container, which `start` enters; empty where each rank
-    has its own."""
+    """A command that starts a single container for the node, which `start` enters; empty if each
+    rank has its own container."""
     gpu_options: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Options for the GPUs of each vendor, by the name of its `Accelerator`."""
     hold_again: str = ""
-    """Regular expression of what `hold` says where it is worth another try."""
+    """Regular expression for output of `hold` after which it is worth retrying."""
 
 
 @dataclass(frozen=True)
@@ -125,41 +128,43 @@ class Timing:
     """Deadlines, in seconds."""
 
     grace_s: float
-    """Between TERM and KILL."""
+    """Seconds between TERM and KILL."""
     join_s: float
-    """How long a node waits for the master's address and for the other nodes."""
+    """Maximum time for which a node waits for the master's address and for the other nodes."""
     prepare_s: float
-    """How long the container's prepare step may take."""
+    """Maximum time of the container's prepare step."""
     beat_s: float
-    """Between two signs of life of a node."""
+    """Seconds between two heartbeats of a node."""
     lost_s: float
-    """Silence after which the other nodes of a split run take a node for lost."""
+    """Silence after which the other nodes of a split run consider a node lost."""
     sample_s: float
-    """Between two GPU samples."""
+    """Seconds between two GPU samples."""
 
 
 @dataclass(frozen=True)
 class MorphPlan:
-    """Limits of a run that may morph."""
+    """Limits of a run that may change its layout (morph)."""
 
     min_nodes: int
     max_nodes: int
     requeue: bool
-    """Whether the job comes back when it is preempted, out of time or short of nodes."""
+    """True if the job is requeued when it is preempted, out of time or short of nodes."""
     save_s: float
-    """What ranks get to save in when they are called to."""
+    """Time that ranks have to save a checkpoint when they are asked to."""
     joined: int = 0
-    """Number of nodes at the end of `groups` that were asked for later (records/morphing.py)."""
+    """Number of nodes at the end of `groups` that were requested later (records/morphing.py)."""
     warm: bool = False
-    """Whether ranks of the next attempt wait on each node while this one trains."""
+    """True if ranks of the next attempt wait on each node while this attempt trains."""
     finish_s: float = 120.0
-    """For the other nodes once the ranks of one have ended by themselves; 0 is no limit."""
+    """Time for the other nodes to end once the ranks of one node have ended by themselves; 0 for no
+    limit."""
     stop_s: float = 120.0
-    """For ranks that were asked to end, beyond `grace_s`; then their node counts as lost."""
+    """Time, beyond `grace_s`, for ranks that were asked to end; after it their node counts as
+    lost."""
     return_s: float = 30.0
-    """For a manager that was killed to come back, beyond `lost_s`; then nobody owns the run."""
+    """Time, beyond `lost_s`, for a killed manager to come back; after it nobody owns the run."""
     facts: Optional[TrainingFacts] = None
-    """Of a script; a built-in program has training.json."""
+    """Facts about a script's training; a built-in program has training.json."""
 
 
 @dataclass(frozen=True)
@@ -168,21 +173,22 @@ class Prediction:
 
     step_s: Optional[float] = None
     band_s: Tuple[float, ...] = ()
-    """Between these two times a step is in nine of ten cases."""
+    """Bounds between which a step takes in nine of ten cases."""
     stage_s: Tuple[float, ...] = ()
     """Work of each stage in a step."""
     bubble_share: Optional[float] = None
     memory_mb: Tuple[float, ...] = ()
-    """The most that each stage holds."""
+    """The highest memory use of each stage."""
     gpu: Optional[str] = None
-    """The kind of GPU that was planned for, where the conf names none."""
+    """The kind of GPU that was planned for, if the conf names none."""
     costs: Optional[Dict[str, Tuple[float, ...]]] = None
-    """Seconds of a micro-batch's actions, by the names of `schedule.costs.Costs`, one a stage."""
+    """Seconds of the actions of a micro-batch, one value for each stage, by the names of
+    `schedule.costs.Costs`."""
     not_covered: Tuple[NotCovered, ...] = ()
     """The parts of the plan that its profile does not cover."""
 
     def as_json(self) -> Dict[str, Any]:
-        """Only what is known."""
+        """Return only the values that are known."""
         found = asdict(self)
         found["not_covered"] = tuple(one.as_json() for one in self.not_covered)
         return {name: value for name, value in found.items() if value is not None and value != ()}
@@ -190,119 +196,128 @@ class Prediction:
 
 @dataclass(frozen=True)
 class TrackPlan:
-    """Tools that show the run (agent/track); the settings of each, where it is asked for."""
+    """Experiment trackers (agent/track): the settings of each that was requested."""
 
     id: str
-    """Of the run, the same in every attempt and in nobody else's run."""
+    """Id of the run, the same in every attempt and unique among all runs."""
     python: str
-    """Interpreter of the ranks: it has the tools' packages."""
+    """Interpreter of the ranks, in which the trackers' packages are installed."""
     config: Dict[str, Any]
     """The conf by its dotted keys, without secrets."""
     wandb: Optional[Dict[str, Any]] = None
     mlflow: Optional[Dict[str, Any]] = None
     tensorboard: bool = False
     openmetrics: Optional[str] = None
-    """The file."""
+    """Path of the OpenMetrics file."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One run: its layout and all that a node needs to start its share of it."""
+    """One run: its layout and all that a node needs to start its part."""
 
     run: str
-    """Run id, also the name of the run folder."""
+    """Run id, which is also the name of the run folder."""
     name: str
     scheduler: str
-    """slurm, local, or ssh: who starts the agents."""
+    """The scheduler that starts the agents, such as slurm, local or ssh."""
     layout: str
     """single (one kind of node), hetjob, or split (a job for each group)."""
     morph: bool
-    """Whether the run goes on with fewer or more nodes; a fixed run ends with its first loss."""
+    """True if the run continues with fewer or more nodes; otherwise it ends with the first lost
+    node."""
     groups: tuple[GroupPlan, ...]
     pipeline: int
     data: int
     tensor: int
     order: str
-    """pipeline or data: whose neighbours have neighbouring ranks."""
+    """Order of ranks: with `pipeline` the ranks of a replica are adjacent, with `data` those of a
+    stage."""
     partition: str | None
     stage_map: str
-    """Varuna's encoding, `0,3;1,4;2,5;`: a field a stage, its replicas in order."""
+    """Stage map in Varuna's encoding, `0,3;1,4;2,5;`: a field for each stage with its replicas in
+    order."""
     command: tuple[str, ...]
-    """What every rank runs, inside the container if there is one; `%{rank}`, `%{local_rank}`
-    and others are filled in, and `escape_placeholders` makes a word that stays as it is."""
+    """Command of every rank, which runs inside the container if there is one. `%{rank}`,
+    `%{local_rank}` and others are replaced; `escape_placeholders` protects a word that must stay
+    unchanged."""
     python: str
-    """Interpreter for the agent, if the node sees it; else any python3 from 3.8."""
+    """Interpreter of the agent, if it exists on the node; otherwise any python3 from 3.8."""
     workdir: str
     env: dict[str, str]
     """Environment of every rank."""
     containers: tuple[ContainerPlan, ...]
-    """A node runs its ranks in the first of these that works there; bare where there are none."""
+    """Containers in order of preference: a node uses the first that works there; without any, ranks
+    run without a container."""
     remedies: tuple[tuple[str, str], ...]
-    """Pattern of a known message, and what to do about it: known_lines.json for an older vjob."""
+    """Patterns of known messages with their remedies, for older versions of vjob: others use
+    known_lines.json."""
     must_exist: tuple[str, ...]
-    """Paths that preflight looks for on every node."""
+    """Paths that preflight checks on every node."""
     port: int | None
     """Master's port; None picks a free one outside the ephemeral range."""
     timing: Timing
     prefix: Tuple[str, ...] = ()
-    """What stands before the command of some ranks, such as a profiler; filled in like it."""
+    """Words before the command of some ranks, such as a profiler; placeholders in them are
+    replaced, too."""
     prefixed: Optional[Tuple[int, ...]] = None
-    """Those ranks; None for all."""
+    """The ranks that get `prefix`; None for all."""
     morphing: Optional[MorphPlan] = None
-    """Where `morph` is true."""
+    """Limits of the morphs; set if `morph` is true."""
     planned: Optional[str] = None
-    """Where the layout is from, in a sentence."""
+    """A sentence that says how the layout was chosen."""
     queues: Optional[Dict[str, str]] = None
-    """Why each group that left its queue to vjob got the one that it has."""
+    """Why each group that left the choice of its queue to vjob got its queue."""
     prediction: Optional[Prediction] = None
-    """Of the layout for all nodes."""
+    """Prediction for the layout of all nodes."""
     layouts: Optional[Dict[str, Tuple[int, int, str]]] = None
-    """Of a run that may morph: pipeline, data and partition that were planned at submit for other
-    nodes than all, by `name_nodes`; replicas of a stage adjoin."""
+    """For a run that may morph: pipeline, data and partition that were planned at submit for
+    subsets of the nodes, keyed by `name_nodes`; replicas of a stage are adjacent."""
     layout_steps: Optional[Dict[str, float]] = None
-    """Seconds that a step was predicted to take on such nodes, and on all."""
+    """Predicted seconds of a step for each of these subsets, and for all nodes."""
     restarts: Optional[int] = None
-    """How often a failed attempt is started anew in the same job: in all, and in a run that may
-    morph in a row without a new checkpoint; None is the default of each."""
+    """Limit on restarts of failed attempts in the same job: the total or, for a run that may morph,
+    the number in a row without a new checkpoint; None for the default of each."""
     restart_same: bool = False
-    """Whether an error that came in the same step twice running is no reason to stop."""
+    """True if a restart is allowed even after the same error in the same step twice in a row."""
 
     progress: Optional[str] = None
     """The user's own pattern of lines about steps (records/logs/progress.py)."""
     modules: Tuple[Tuple[str, str], ...] = ()
-    """Modules that the ranks' Python must find, each with what to do where it does not."""
+    """Modules that the ranks' Python must find, each with the remedy if it does not."""
     machine_list: Optional[str] = None
-    """Without a scheduler: the file that names the machines; watched where `morph` is true."""
+    """Without a scheduler: the file that lists the machines; it is watched for changes if `morph`
+    is true."""
     ssh_config: Optional[str] = None
-    """For `ssh -F`."""
+    """Configuration file for `ssh -F`."""
     address: Optional[str] = None
-    """Of the first node, as the others reach it; None is found by its name and routes."""
+    """Address of the first node as the others reach it; None to find it by its name and routes."""
     log_limit_mb: Optional[int] = None
-    """Most that a node's .out and .err hold, half of it each; None for no limit."""
+    """Size limit of a node's .out and .err, half of it for each; None for no limit."""
     program: Optional[str] = None
-    """What ranks run: script, module, command, function, megatron, deepspeed, or a built-in program
-    by its name."""
+    """The program of the ranks: script, module, command, function, megatron, deepspeed, or the name
+    of a built-in program."""
     launch: str = "torchrun"
-    """torchrun, srun, python or node: what the processes are told (docs/starts.md)."""
+    """Launcher whose variables and arguments the processes get: torchrun, srun, python or node
+    (docs/starts.md)."""
     path: str = "%{path}"
     """PATH of a command; `%{path}` stands for the node's own."""
     track: Optional[TrackPlan] = None
     timeline: bool = False
-    """Whether engines that are not ours are watched in the ranks' Python (trace/hook.py)."""
+    """True if foreign engines are traced in the ranks' Python (trace/hook.py)."""
     hang_do: str = "auto"
     """The action of agents when the ranks hang: auto, restart, stop or report."""
     hang_after_s: Optional[float] = None
-    """Seconds without a step from which on they do so where nothing but silence is seen; None is
-    learned from the run."""
+    """Seconds without a step after which agents act on a hang that only shows as silence; None to
+    learn the time from the run."""
     count_steps: bool = False
     """True if optimizer steps are counted in the ranks' Python (trace/startup/counter.py)."""
 
     def read_path(self, env: Mapping[str, str]) -> str:
-        """PATH of a process, from the node's environment."""
+        """Return the PATH of a process, given the node's environment."""
         return self.path.replace("%{path}", env.get("PATH", os.defpath))
 
     def command_of(self, rank: int) -> Tuple[str, ...]:
-        """Command of this rank, its placeholders still to be filled in."""
+        """Return the command of a rank, before its placeholders are replaced."""
         if self.prefixed is not None and rank not in self.prefixed:
             return self.command
         return (*self.prefix, *self.command)
@@ -319,7 +334,7 @@ class Plan:
         return next(group for group in self.groups if group.name == name)
 
     def node(self, index: int) -> NodePlan:
-        """The node with this index; indices follow the groups in their order."""
+        """Return the node with this index; indices follow the order of the groups."""
         for group in self.groups:
             if group.first_node <= index < group.first_node + group.count:
                 offset = index - group.first_node
@@ -335,29 +350,30 @@ class Plan:
 
 
 def escape_placeholders(word: str) -> str:
-    """A word of a command that reaches the rank as it is, whatever `%{name}` it holds."""
+    """Escape a word so that it reaches the rank unchanged, even if it contains `%{name}`."""
     return word.replace("%{", "%{percent}{")
 
 
 LAYOUT_KEYS = ("parallel.pipeline", "parallel.data", "parallel.partition")
-"""Keys of a conf whose values follow the nodes of a run that may morph."""
+"""Keys of a conf whose values depend on the current nodes of a run that may morph."""
 NODE_KEYS = ("node.rank", "node.count", "node.ranks", "master.address", "master.port")
-"""References in a program's words and environment that each node fills in at its start."""
+"""References in a program's words and environment that each node resolves at its start."""
 _MARK = re.compile("\0([a-z.]+)\0")
 
 
 def mark_layout(key: str) -> str:
-    """The mark of such a key in a word of the command or a variable, neither of which holds NUL."""
+    """Return the mark that stands for a key in a word of the command or a variable; neither may
+    contain NUL."""
     return f"\0{key}\0"
 
 
 def fill_node_keys(word: str) -> str:
-    """A word with a placeholder in place of each mark of a key that a node fills in."""
+    """Replace each mark of a key that a node resolves with a placeholder."""
     return re.sub(f"\0({'|'.join(map(re.escape, NODE_KEYS))})\0", r"%{\1}", word)
 
 
 def compute_node_values(plan: Plan, node: NodePlan, address: str, port: int) -> Dict[str, str]:
-    """The values of NODE_KEYS on this node."""
+    """Return the values of NODE_KEYS on this node."""
     return {
         "node.rank": str(node.index),
         "node.count": str(plan.num_nodes),
@@ -368,12 +384,12 @@ def compute_node_values(plan: Plan, node: NodePlan, address: str, port: int) -> 
 
 
 def fill_marks(text: str, values: Mapping[str, str]) -> str:
-    """The text with these values in place of their marks; other marks stay."""
+    """Replace the marks of these keys with their values; other marks stay."""
     return _MARK.sub(lambda match: values.get(match[1], match[0]), text)
 
 
 def fill_layout(plan: Plan) -> Plan:
-    """The plan of an attempt with its layout in place of the marks."""
+    """Return the plan of an attempt with its layout in place of the marks."""
     values = {
         "parallel.pipeline": str(plan.pipeline),
         "parallel.data": str(plan.data),
@@ -392,7 +408,8 @@ def fill_layout(plan: Plan) -> Plan:
 
 
 def name_nodes(nodes: Sequence[GroupPlan]) -> str:
-    """Kinds and ranks of these nodes, in order, as a layout sees them: `a100/4*3,v100/8*1`."""
+    """Return the kinds and ranks of these nodes in order, as a layout depends on them:
+    `a100/4*3,v100/8*1`."""
     alike = [f"{node.gpu_type or ''}/{node.ranks}" for node in nodes]
     return ",".join(f"{name}*{len(list(same))}" for name, same in groupby(alike))
 
@@ -402,7 +419,8 @@ def write_plan(path: Path, plan: Plan) -> None:
 
 
 def render_plan(plan: Plan) -> str:
-    """The text of plan.json, for `--dry-run`; marks of the layout as the conf has them."""
+    """Render the text of plan.json for `--dry-run`, with marks of the layout spelled as in the
+    conf."""
     text = json.dumps(_to_plain(plan), indent=1)
     return re.sub(r"\\u0000([a-z.]+)\\u0000", r"${\1}", text)
 
@@ -413,9 +431,9 @@ def _to_plain(plan: Plan) -> Dict[str, Any]:
 
 
 def read_plan(path: Path) -> Plan | None:
-    """The plan, or None where the file is missing, torn, or of another format.
+    """Read a plan; None if the file is missing, torn, or of another format.
 
-    Of another user's run that is shared its copy without secrets.
+    For a shared run of another user, read the copy without secrets.
     """
     value = read_json(path)
     if value is None and is_closed(path):
@@ -429,7 +447,7 @@ def read_plan(path: Path) -> Plan | None:
 
 
 def read_attempt_plan(run: RunFolder, number: int) -> Plan | None:
-    """The plan of one attempt: its own where the run may morph, else the run's.
+    """Read the plan of one attempt: its own if the run may morph, or else the run's.
 
     None where a run that may morph has yet to write it: its state tells of an attempt, and the
     attempt's folder is there, before its plan is.
@@ -442,11 +460,11 @@ def read_attempt_plan(run: RunFolder, number: int) -> Plan | None:
 
 
 NOT_READ = ("traces",)
-"""Keys of earlier plans that nothing reads any more."""
+"""Keys of earlier plans that are no longer read."""
 
 
 def parse_plan(value: dict[str, Any]) -> Plan:
-    """A plan from the dict of its JSON."""
+    """Parse a plan from its JSON."""
     rest = {key: item for key, item in value.items() if key not in ("format", *NOT_READ)}
     if rest.get("morphing"):
         rest["morphing"] = dict(rest["morphing"])
@@ -480,13 +498,13 @@ def _parse_morphing(value: dict[str, Any]) -> MorphPlan:
 
 
 def read_facts(run: RunFolder, plan: Plan) -> TrainingFacts:
-    """The facts of a run that may morph; ValueError where it has none."""
+    """Return the facts of a run that may morph; raise ValueError if it has none."""
     given = plan.morphing.facts if plan.morphing is not None else None
     return given or derive_facts(read_training(run.training))
 
 
 def parse_prediction(value: Any) -> Prediction | None:
-    """None where nothing is predicted; a part that makes no sense counts as missing."""
+    """Parse a prediction; None if there is none. Invalid parts count as missing."""
     if not isinstance(value, dict):
         return None
     gpu = value.get("gpu")

@@ -1,7 +1,7 @@
-"""The stage map: the ranks of each place in the pipeline; and the balanced cut.
+"""The stage map: the ranks at each place in the pipeline. Also computes balanced partitions.
 
-A stage map, as Varuna writes it, has a field for each place in the pipeline, in it the ranks of its
-replicas in order:
+A stage map in Varuna's encoding has a field for each place in the pipeline, which lists the ranks
+of its replicas in order:
 
     "0,3;1,4;2,5;"   replica 0: rank 0 -> 1 -> 2      place 0: ranks 0 and 3
                      replica 1: rank 3 -> 4 -> 5      place 1: ranks 1 and 4, and so on
@@ -24,7 +24,8 @@ from typing import Dict, List, Sequence, Tuple
 
 
 def balance(costs: Sequence[float], num_stages: int) -> List[range]:
-    """Contiguous stages, none empty, whose slowest is as fast as can be; the first such cut."""
+    """Partition costs into contiguous, non-empty stages so that the slowest stage is as fast as
+    possible; of several such partitions, return the first."""
     size = len(costs)
     if not 1 <= num_stages <= size:
         raise ValueError(
@@ -57,7 +58,8 @@ class RankPlace:
     """Position of one rank in the layout."""
 
     place: int
-    """Position in its pipeline; also the first stage that it holds, with every schedule."""
+    """Place in the rank's pipeline; with every schedule it is also the number of the rank's first
+    stage."""
     replica: int
     stages: Tuple[int, ...]
 
@@ -67,10 +69,10 @@ class StageMap:
     """The ranks of every place, and the place of every stage."""
 
     ranks: tuple[tuple[int, ...], ...]
-    """Of each place its replicas' ranks, those of this slice."""
+    """For each place, the ranks of its replicas in this slice."""
 
     placement: tuple[int, ...] = ()
-    """The place of each stage; by default one stage a place."""
+    """The place of each stage; by default each place has one stage."""
 
     tensor: int = 1
     """Ranks that share each place's layers."""
@@ -83,7 +85,7 @@ class StageMap:
 
     @property
     def depth(self) -> int:
-        """Ranks of one pipeline."""
+        """Number of ranks in one pipeline."""
         return len(self.ranks)
 
     @property
@@ -100,7 +102,8 @@ class StageMap:
 
     @property
     def neighbours(self) -> tuple[tuple[int, int], ...]:
-        """Pairs of places between which activations go, each once, in the order of the stages."""
+        """Return the pairs of places between which activations are sent, each once, in stage
+        order."""
         found: dict[tuple[int, int], None] = {}
         for at, place in enumerate(self.placement[1:]):
             if place != self.placement[at]:
@@ -108,7 +111,7 @@ class StageMap:
         return tuple(found)
 
     def find(self, rank: int) -> tuple[int, int]:
-        """The place and the replica of a rank, of whichever slice."""
+        """Return the place and the replica of a rank in any slice."""
         own = rank - rank % self.tensor + self.tensor_rank
         for place, ranks in enumerate(self.ranks):
             if own in ranks:
@@ -116,25 +119,25 @@ class StageMap:
         raise ValueError(f"rank {rank} has no place in stage_to_rank_map {str(self)!r}")
 
     def slice(self, tensor_rank: int) -> StageMap:
-        """The layout of the ranks of this tensor rank."""
+        """Return the slice of this tensor rank."""
         step = tensor_rank - self.tensor_rank
         moved = tuple(tuple(rank + step for rank in ranks) for ranks in self.ranks)
         return replace(self, ranks=moved, tensor_rank=tensor_rank)
 
     def sharing(self, place: int, replica: int) -> list[int]:
-        """The ranks that share the layers of a place, in one replica."""
+        """Return the ranks that share the layers of a place in one replica."""
         first = self.ranks[place][replica] - self.tensor_rank
         return list(range(first, first + self.tensor))
 
     def list_replica(self, replica: int) -> list[int]:
-        """All ranks of a replica."""
+        """Return all ranks of a replica."""
         return [r for place in range(self.depth) for r in self.sharing(place, replica)]
 
     def stages_of(self, place: int) -> tuple[int, ...]:
         return tuple(stage for stage, owner in enumerate(self.placement) if owner == place)
 
     def places_of(self, stages: Sequence[int]) -> tuple[int, ...]:
-        """Those that hold these stages, each once, in the order of the stages."""
+        """Return the places that hold these stages, each once, in stage order."""
         return tuple(dict.fromkeys(self.placement[stage] for stage in stages))
 
     def name(self, rank: int) -> str:
@@ -147,11 +150,11 @@ class StageMap:
         return f"rank {rank} ({held})"
 
     def with_placement(self, placement: Sequence[int]) -> StageMap:
-        """The same ranks with several stages a place, as a schedule places them."""
+        """Return the same ranks with several stages at each place, as a schedule places them."""
         return replace(self, placement=tuple(placement))
 
     def __str__(self) -> str:
-        """The entries as they were given."""
+        """Return the entries in Varuna's encoding, as they were given."""
         fields = ([str(rank // self.tensor) for rank in ranks] for ranks in self.ranks)
         return "".join(",".join(field) + ";" for field in fields)
 
@@ -159,9 +162,10 @@ class StageMap:
 def parse_stage_map(
     value: str | Sequence[Sequence[int]], world_size: int, tensor: int = 1
 ) -> StageMap:
-    """From the text, or from a list of ranks for each place; every rank of the world once.
+    """Parse a stage map from text, or from a list of ranks for each place; every rank of the world
+    must occur once.
 
-    With `tensor` they are entries, each for so many ranks; the slice is that of tensor rank 0.
+    With `tensor` above 1 each entry stands for that many ranks; return the slice of tensor rank 0.
     """
     if tensor < 1 or world_size % tensor:
         raise ValueError(f"tensor {tensor}: it must divide the {world_size} ranks")
@@ -188,7 +192,7 @@ def parse_stage_map(
 
 
 def locate_ranks(text: str, tensor: int = 1, placement: Sequence[int] = ()) -> Dict[int, RankPlace]:
-    """The place of every rank. Without the placement of stages each place counts as one stage."""
+    """Return the place of every rank. If `placement` is empty, each place counts as one stage."""
     fields = decode_stage_map(text)
     ranks = tuple(tuple(entry * tensor for entry in entries) for entries in fields)
     layout = StageMap(ranks=ranks, placement=tuple(placement), tensor=tensor)
@@ -201,7 +205,7 @@ def locate_ranks(text: str, tensor: int = 1, placement: Sequence[int] = ()) -> D
 
 
 def build_stages(pipeline: int, data: int, order: str) -> List[List[int]]:
-    """For each place in the pipeline its replicas' entries.
+    """Return, for each place in the pipeline, the entries of its replicas.
 
         order: pipeline, P=3 D=2     0,3;1,4;2,5;   replica r is ranks 3r..3r+2: its places adjoin
         order: data,     P=3 D=2     0,1;2,3;4,5;   place s is ranks 2s, 2s+1: its replicas adjoin
@@ -214,10 +218,10 @@ def build_stages(pipeline: int, data: int, order: str) -> List[List[int]]:
 
 
 def encode_stage_map(stages: List[List[int]]) -> str:
-    """[[0, 3], [1, 4]] as `0,3;1,4;`."""
+    """Encode [[0, 3], [1, 4]] as `0,3;1,4;`."""
     return "".join(",".join(str(rank) for rank in ranks) + ";" for ranks in stages)
 
 
 def decode_stage_map(text: str) -> List[List[int]]:
-    """`0,3;1,4;` as [[0, 3], [1, 4]]."""
+    """Decode `0,3;1,4;` to [[0, 3], [1, 4]]."""
     return [[int(rank) for rank in field.split(",")] for field in text.split(";") if field]

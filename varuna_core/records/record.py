@@ -1,4 +1,4 @@
-"""record.json and events*.jsonl: what was submitted, what happened to it, and how it ended.
+"""record.json and events*.jsonl: what was submitted, its history, and how it ended.
 
 The record is written by `vjob` only (intent before the scheduler knows of the run, ids after, the
 outcome once somebody looks); what happens on the nodes is in the attempt folders. Of events there
@@ -44,22 +44,22 @@ NO_ROOM, REQUEUED = "no-room", "requeued"
 
 @dataclass(frozen=True)
 class JobRecord:
-    """One job of the run in the scheduler's eyes."""
+    """One job of the run in the scheduler."""
 
     id: str
     group: str | None
-    """The group that this job holds in a split run; None where one job holds all."""
+    """The group that this job runs in a split run; None if one job runs all groups."""
 
 
 @dataclass(frozen=True)
 class JobEnd:
-    """One job, or component of a het job, as the scheduler had it when it was over."""
+    """The end of one job, or of one component of a het job, as the scheduler reported it."""
 
     id: str
     state: str
     """A name of `JobState`."""
     word: str = ""
-    """The scheduler's own."""
+    """The scheduler's own word for the state."""
     nodes: str = ""
     reason: str = ""
     exit_code: str = ""
@@ -68,15 +68,15 @@ class JobEnd:
     ended: Optional[float] = None
     limit_s: Optional[float] = None
     earlier: str = ""
-    """Ends of its earlier starts, oldest first: words of `EndCause`, separated by blanks."""
+    """Ends of its earlier starts, oldest first: words of `EndCause`, separated by spaces."""
 
 
 @dataclass(frozen=True)
 class ArrayPlace:
-    """A run's place in a Slurm array, each element of which is a run of its own."""
+    """A run's place in a Slurm job array, each task of which is a run of its own."""
 
     name: str
-    """What the elements' names begin with; it stands in the comment of their jobs."""
+    """Common beginning of the tasks' names, which is stored in the comment of their jobs."""
     index: int
 
 
@@ -85,23 +85,23 @@ class CodeRecord:
     """The user's code as it was submitted."""
 
     root: str
-    """The working tree of git, or the folder that was copied."""
+    """The git working tree, or the folder that was copied."""
     commit: str = ""
-    """Empty where there is no git, or no commit yet."""
+    """Hash of the commit; empty without git or before the first commit."""
     branch: str = ""
-    """Empty where HEAD was detached."""
+    """Name of the branch; empty if HEAD was detached."""
     dirty: bool = False
-    """Whether files that git knows had changed since."""
+    """True if tracked files had uncommitted changes."""
     untracked: int = 0
-    """Files, and folders of them alone, that git neither knew nor ignored."""
+    """Number of untracked files that are not ignored; a folder with only such files counts once."""
     kept: str = ""
-    """copy or git: where the code of the run folder is from; empty where the run has none of its
+    """Source of the code in the run folder: copy or git; empty if the run has no code of its
     own."""
     num_files: int = 0
     size_bytes: int = 0
-    """Of the code in the run folder."""
+    """Size of the code in the run folder."""
     note: str = ""
-    """Why the run has no code of its own, or what is missing above."""
+    """Reason why the run has no code of its own, or what could not be recorded."""
 
 
 def format_commit(code: Optional[CodeRecord]) -> str:
@@ -114,12 +114,12 @@ def format_commit(code: Optional[CodeRecord]) -> str:
 
 @dataclass(frozen=True)
 class JobLimits:
-    """Limits that the jobs of a run were submitted with."""
+    """Limits with which the jobs of a run were submitted."""
 
     walltime_s: Optional[float] = None
-    """None where there is no time limit."""
+    """Time limit; None if there is none."""
     warn_s: float = 0.0
-    """So long before it, USR1 goes to the batch script; 0 for never."""
+    """Seconds before the time limit at which USR1 is sent to the batch script; 0 for never."""
     may_requeue: bool = False
 
 
@@ -134,38 +134,38 @@ class RunRecord:
     scheduler: str
     layout: str
     num_jobs: int
-    """How many jobs the run needs; fewer in `jobs` means that a submit was cut off."""
+    """Number of jobs that the run needs; if `jobs` has fewer, the submit was interrupted."""
     jobs: tuple[JobRecord, ...]
     submitted: float
     user: str
     host: str
     conf: str
-    """The conf's own path."""
+    """Path of the conf."""
     version: str
     pid: int
-    """The submitting process on `host`, and its start, while the state is intent."""
+    """The submitting process on `host`, and its start time, while the state is intent."""
     pid_start: str | None
     end: Optional[End] = None
-    """How it ended; None while it goes on, and in records of before."""
+    """How the run ended; None while it is active, and in records of older versions."""
     message: str = ""
-    """Why it was refused, or how it ended: rendered from `end`."""
+    """Why the run was refused, or how it ended: rendered from `end`."""
     verdict: str = ""
     """The scheduler's last word on an ended run."""
     outcome: Outcome | None = None
-    """How the last attempt ended, the culprit named."""
+    """Outcome of the last attempt, with the culprit."""
     after: tuple[str, ...] = ()
-    """Folders of the runs that must end well before this one starts."""
+    """Folders of the runs that must succeed before this run starts."""
     after_any: tuple[str, ...] = ()
-    """Folders of the runs that must be over before this one starts."""
+    """Folders of the runs that must have ended, successfully or not, before this run starts."""
     sweep: str = ""
-    """Name of the sweep that it is a run of; empty where it is of none."""
+    """Name of the sweep to which the run belongs; empty if there is none."""
     swept: Mapping[str, str] = field(default_factory=dict)
-    """The keys of the sweep and the values that this run has of them."""
+    """The values of the sweep's keys in this run."""
     array: Optional[ArrayPlace] = None
     code: Optional[CodeRecord] = None
-    """None where it lies in no repository and was not copied."""
+    """The submitted code; None if it is in no repository and was not copied."""
     limits: Optional[JobLimits] = None
-    """As asked for at the submit, whatever an admin changed since; not in old records."""
+    """Limits requested at the submit, even if an admin changed them later; not in old records."""
     job_ends: tuple[JobEnd, ...] = ()
     """Ends of its jobs, kept because the scheduler forgets them. Missing in old records."""
 
@@ -175,7 +175,7 @@ def write_record(run: RunFolder, record: RunRecord) -> None:
 
 
 def read_record(run: RunFolder) -> RunRecord | None:
-    """None where the file is missing, torn, or of another format."""
+    """Read the record; None if the file is missing, torn, or of another format."""
     value = read_json(run.record)
     if not isinstance(value, dict) or value.pop("format", None) != RECORD_FORMAT:
         return None
@@ -186,7 +186,8 @@ def read_record(run: RunFolder) -> RunRecord | None:
 
 
 def _parse(value: dict[str, Any]) -> RunRecord:
-    """Fields that a newer vjob added are left out: a long `vjob watch` outlives an upgrade."""
+    """Parse a record. Unknown fields of a newer vjob are ignored, because a long `vjob watch` may
+    outlive an upgrade."""
     known = {one.name for one in fields(RunRecord)}
     value = {name: item for name, item in value.items() if name in known}
     outcome, array, code = value["outcome"], value.get("array"), value.get("code")
@@ -216,15 +217,15 @@ def refuse(
     cause: EndCause = EndCause.REFUSED,
     actor: Actor = Actor.SCHEDULER,
 ) -> RunRecord:
-    """The record of a run that never had its jobs."""
+    """Return the record of a run whose submit was refused."""
     evidence = (Evidence("vjob", text=message),)
     end = End(cause, actor, at=time.time(), started=False, evidence=evidence)
     return replace(record, state=REFUSED, end=end, message=message)
 
 
 def read_run_end(run: RunFolder, record: RunRecord) -> Optional[End]:
-    """How the run ended: as the record has it, or as an older vjob left it; None while it goes
-    on."""
+    """Return how the run ended, from the record or from files of an older vjob; None while it is
+    active."""
     if record.end is not None or record.state not in (ENDED, REFUSED):
         return record.end
     attempts = run.attempts()
@@ -241,7 +242,7 @@ CANCEL_ASKED, CANCEL_FAILED = "cancel-asked", "cancel-failed"
 
 
 CLOCK_SET = "clock-set"
-"""A kind of event: the clock of the attempt's first node stepped, by so many seconds."""
+"""Event kind: the clock of the attempt's first node was set by a number of seconds."""
 
 
 def append_event(path: Path, kind: str, **facts: Any) -> None:
@@ -249,7 +250,8 @@ def append_event(path: Path, kind: str, **facts: Any) -> None:
 
 
 def read_events(run: RunFolder) -> list[dict[str, Any]]:
-    """All events of the run in time order, whichever job wrote them; of very many the first."""
+    """Read all events of the run in time order, whichever job wrote them; if there are too many,
+    the first ones."""
     lines = chain.from_iterable(map(read_lines, run.all_events()))
     events = [
         event
@@ -260,20 +262,21 @@ def read_events(run: RunFolder) -> list[dict[str, Any]]:
 
 
 def is_cancel_asked(run: RunFolder) -> bool:
-    """True after `vjob cancel`, whose event is written before its signal; not after one that
-    failed, and left the run as it was."""
+    """True after `vjob cancel`, whose event is written before its signal; False after a cancel that
+    failed and left the run unchanged."""
     return count_cancels(run) > 0
 
 
 def count_cancels(run: RunFolder) -> int:
-    """How often `vjob cancel` asked the run to end; 0 where the last one failed."""
+    """Count the cancel requests of `vjob cancel`; 0 if the last one failed."""
     kinds = [event.get("kind") for event in read_events(run)]
     cancels = [kind for kind in kinds if kind in (CANCEL_ASKED, CANCEL_FAILED)]
     return cancels.count(CANCEL_ASKED) if cancels[-1:] == [CANCEL_ASKED] else 0
 
 
 def read_requeues(run: RunFolder, job_id: str) -> Dict[int, EndCause]:
-    """Causes of requeues that the batch script of a job asked for itself, by start from 0 on."""
+    """Return the causes of requeues that the batch script of a job requested itself, by start from
+    0."""
     found = {}
     for event in read_lines(run.events()):
         if isinstance(event, dict) and event.get("kind") == REQUEUED:
@@ -298,18 +301,18 @@ new layout. `varuna_core/morph/cost.py` writes them."""
 
 
 def read_morph_parts(event: Mapping[str, Any]) -> Dict[str, float]:
-    """Seconds by part, as far as the event has them: one that ended before its first step lacks
-    some."""
+    """Return the seconds by part, as far as the event has them: a morph that ended before its first
+    step lacks some."""
     return {name: float(event[name]) for name in MORPH_PARTS if _is_number(event.get(name))}
 
 
 def read_pause_s(event: Mapping[str, Any]) -> Optional[float]:
-    """None where no step came of it."""
+    """Return the pause of a morph; None if no step followed it."""
     return float(event["pause_s"]) if _is_number(event.get("pause_s")) else None
 
 
 def format_morph(event: Mapping[str, Any]) -> str:
-    """`from 8 x 4 to 6 x 4, 12 s`."""
+    """Describe a morph: `from 8 x 4 to 6 x 4, 12 s`."""
     pause_s = read_pause_s(event)
     took = "no step came of it" if pause_s is None else f"{pause_s:.0f} s"
     return f"from {event.get('from', '?')} to {event.get('to', '?')}, {took}"

@@ -36,9 +36,10 @@ def write_stop(
     cause: EndCause | None = None,
     by: str = "",
 ) -> bool:
-    """Say stop; False where somebody said it before. `node` and `rank` are at fault, if any is.
+    """Request that the attempt stop; return False if a stop was already requested. `node` and
+    `rank` are those at fault, if any.
 
-    `cause` is given where the writer knows more than the kind tells; `by` names a user.
+    `cause` is given if the writer knows more than the kind implies; `by` is the name of a user.
     """
     master = read_json(attempt.master)
     return write_first(
@@ -58,9 +59,9 @@ def write_stop(
 
 
 def read_stop(attempt: AttemptFolder, opened: float | None = None) -> dict[str, Any] | None:
-    """The stop of this try of the attempt, None as long as nobody said it.
+    """Read the stop of this try of the attempt; None if none was requested.
 
-    `opened` is the time in master.json: an NFS cache may still show the stop of an older try.
+    `opened` is the time in master.json: an NFS cache may still return the stop of an older try.
     """
     if not is_listed(attempt.stop):
         return None
@@ -75,12 +76,12 @@ SIGNAL_NAMES = ("USR1", "USR2")
 
 
 def write_signal(attempt: AttemptFolder, name: str, key: str) -> None:
-    """Ask for a signal; the same key again asks for nothing new."""
+    """Request a signal; a repeated key does not request it again."""
     write_json(attempt.signal, {"name": name, "key": key, "time": round(time.time(), 3)})
 
 
 def read_signal(attempt: AttemptFolder) -> tuple[int, str] | None:
-    """Number and key of the signal that was asked for last."""
+    """Return the number and the key of the signal that was requested last."""
     if not is_listed(attempt.signal):
         return None
     value = read_json(attempt.signal)
@@ -92,7 +93,7 @@ def read_signal(attempt: AttemptFolder) -> tuple[int, str] | None:
 def read_requests(
     attempt: AttemptFolder, opened: float | None = None
 ) -> tuple[tuple[int, str] | None, dict[str, Any] | None]:
-    """The signal and the stop, with one listing where there is none."""
+    """Return the signal and the stop. If neither was requested, this takes a single listing."""
     names = list_names(attempt.stop.parent)
     asked = read_signal(attempt) if attempt.signal.name in names else None
     return asked, read_stop(attempt, opened) if attempt.stop.name in names else None

@@ -1,9 +1,9 @@
-"""Secrets in text, known by name, by shape, or by looking drawn by chance.
+"""Find secrets in text by name, by shape, or because they look random.
 
-`redact_string` and `redact_code` hide what a name or a shape gives away. `withhold` hides each word
-of high entropy too, unless `HARMLESS` says why it may be seen; it is for text that others read.
-`find_secrets` and `find_drawn` return the same words. A short secret under a harmless name cannot
-be known; `pass_env` keeps it out of the conf altogether.
+`redact_string` and `redact_code` redact secrets that a name or a shape reveals. `withhold` also
+redacts each word of high entropy, unless `HARMLESS` has a reason to show it; it is for text that
+other users read. `find_secrets` and `find_drawn` return the same words. A short secret under a
+harmless name cannot be detected; `pass_env` keeps it out of the conf altogether.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Collection, Iterator, List, Match, Sequence, Set, Tuple
 
 REDACTED = "<redacted>"
 LEAST_SECRET = 6
-"""Shorter words are found in any text."""
+"""Minimum length of a secret: shorter words occur in any text."""
 
 # Names.
 
@@ -25,7 +25,8 @@ SECRET_PARTS = (
     "apikey", "accesskey", "privatekey", "authkey", "signingkey", "accountkey", "masterkey",
     "netrc", "pgpass", "connectionstring", "connstr",
 )  # fmt: skip
-"""Within a name of which the words are joined: `api_key` and `apiKey` are `apikey`."""
+"""Parts of a name that mark a secret. The words of the name are joined first: `api_key` and
+`apiKey` become `apikey`."""
 SECRET_WORDS = frozenset(
     [
         "auth",
@@ -114,7 +115,7 @@ _TEXT_TOKENS = frozenset(
         "tool",
     ]
 )
-"""Words before `token` that make it a piece of text: `pad_token`, `max_new_tokens`."""
+"""Words before `token` that make it mean a piece of text: `pad_token`, `max_new_tokens`."""
 _COUNTED = frozenset(
     [
         "count",
@@ -145,7 +146,7 @@ _COUNTED = frozenset(
         "throughput",
     ]
 )
-"""Words after `token` that do the same."""
+"""Words after `token` that make it mean a piece of text."""
 _PLAIN_KEYS = frozenset(
     [
         "sort",
@@ -203,7 +204,7 @@ _PLAIN_KEYS = frozenset(
         "each",
     ]
 )
-"""Words before `key` or `pass` that make it the key of a mapping, or a pass over something."""
+"""Words before `key` or `pass` that make it mean the key of a mapping, or a pass over something."""
 
 
 def is_secret(key: str) -> bool:
@@ -230,7 +231,7 @@ def is_secret(key: str) -> bool:
 
 
 def is_secret_name(name: str) -> bool:
-    """`is_secret` for variables, flags and headers: `--api-key`, `Authorization`."""
+    """Apply `is_secret` to names of variables, flags and headers: `--api-key`, `Authorization`."""
     return is_secret(name.lstrip("-"))
 
 
@@ -308,7 +309,7 @@ _VENDORS = (  # noqa: SIM905
     " EAAA EAAC tk-us pat-na1 pat-eu1 ddp ddapp key mg sl pnu pnb modal as ak oy2 cio LTAI AKID SCW"
     " zpka ctx7sk crsr bws vercel nfp HRKU cfut cfat v1.0"
 ).split()
-"""Before a word that is drawn; before another they are words of any program."""
+"""Prefixes of vendors' keys, if a random word follows; otherwise they are ordinary words."""
 _BLOB = re.compile(r"(?<![A-Za-z0-9+/])[A-Za-z0-9+/]{2000,}")
 """Data in base64, a picture or a script: in a megabyte of it every short shape stands somewhere."""
 _KNOWN_TOKEN = re.compile(rf"(?<![A-Za-z0-9_.-])(?:{'|'.join(_TOKENS)})")
@@ -372,35 +373,36 @@ _SHAPES = (
     _CHAT_HOOK, _SIGNATURE, _PIPED, _HERE_STRING, _HERE_DOCUMENT, _PASSWORD_FLAG, _USER_FLAG,
     _LOGIN, _NETRC, _PGPASS, _KEY_SAID, _SQL,
 )  # fmt: skip
-"""Patterns of two groups: the words before a secret, and the secret itself."""
+"""Patterns with two groups: the words before a secret, and the secret itself."""
 
 _PLAIN = re.compile(
     r"[-+.\d]+(?:e[-+]?\d+)?|true|false|none|null|yes|no|(?:\.{0,2}|~)/.*|[$%].*|[{(\[<].*",
     re.IGNORECASE,
 )
-"""Numbers, switches, paths and references: no secrets themselves."""
+"""Numbers, switches, paths and references, which are not secrets."""
 _REFERENCE = re.compile(r"\$\(?[{A-Za-z_].*|%\(.*|true|false|none|null", re.IGNORECASE)
 _EXPRESSION = re.compile(
     r"[A-Za-z_]\w*(?:[.(\[,)\]:}].*)?|[{(\[<\\*].*|[-+]?[\d.]+[,)\]}]*", re.DOTALL
 )
-"""An expression that gives a value in a program: a name, a call, a bracket, a number."""
+"""An expression that yields a value in a program: a name, a call, a bracket, a number."""
 
 
 def redact_string(text: str) -> str:
-    """A line of shell, an argument or a URL without its secrets."""
+    """Redact the secrets in a line of shell, an argument or a URL."""
     return _hide_named(_hide_shapes(text), is_code=False)
 
 
 def redact_code(text: str) -> str:
-    """Source code, or a patch of it, without its secrets.
+    """Redact the secrets in source code or in a patch.
 
-    Besides what `redact_string` knows: a literal beside a secret's name, as in `{"token": "x"}`.
+    In addition to the secrets that `redact_string` finds, redact a literal beside a secret's name,
+    as in `{"token": "x"}`.
     """
     return _hide_named(_hide_shapes(_LITERAL.sub(_hide_literal, text)), is_code=True)
 
 
 def redact_arguments(words: Sequence[str]) -> List[str]:
-    """Words of one command line without secrets, those that two words make together too."""
+    """Redact the words of a command line, including secrets that only two words together reveal."""
     found = {value for value in find_secrets(" ".join(words)) if len(value) >= LEAST_SECRET}
     shown = []
     for before, word in zip(["", *words], words):  # noqa: B905 - Python 3.8
@@ -418,11 +420,11 @@ def redact_arguments(words: Sequence[str]) -> List[str]:
 _SAID = frozenset(
     ["password", "passwd", "passphrase", "secret", "token", "pw", "apikey", "api_key"]
 )
-"""Words that announce the next: `set password x`."""
+"""Words that announce that the next word is a secret: `set password x`."""
 
 
 def withhold(text: str, known_folders: Collection[str] = ()) -> str:
-    """Text for other people: neither a secret nor a word that may be one."""
+    """Redact text for other users: both secrets and words that may be secrets."""
     text = redact_code(text)
     for word in sorted(set(find_drawn(text, known_folders)), key=len, reverse=True):
         text = text.replace(word, REDACTED)
@@ -511,10 +513,10 @@ _TYPES = frozenset(
 
 
 def find_secrets(text: str, *, in_output: bool = False) -> Iterator[str]:
-    """The secrets that stand in a text, by shape or beside a secret's name.
+    """Return the secrets in a text, by shape or beside a secret's name.
 
-    In what a program printed (`in_output`) many a name is harmless, `key: layer_3` or `tokens=big`:
-    there a value counts that looks drawn by chance.
+    In a program's output (`in_output`) many names are harmless, such as `key: layer_3` or
+    `tokens=big`, so a value counts only if it looks random.
     """
     for value in _find_shapes(text):
         if not _is_plain(value):
@@ -552,8 +554,8 @@ def _is_plain(value: str) -> bool:
 
 
 def is_value_secret(name: str, value: str) -> bool:
-    """True for a variable whose value no other text may hold: by its name, or where it looks drawn
-    by chance."""
+    """True for a variable whose value must not appear in other text: its name marks a secret, or
+    its value looks random."""
     return _may_be_secret(value, is_drawn=not is_secret_name(name))
 
 
@@ -596,16 +598,18 @@ _KIND_BITS = {
     "^l": 0.9, "^u": 1.6, "^d": 3.0, "ll": 0.1, "lu": 5.1, "ld": 4.7, "ul": 1.7, "uu": 0.6,
     "ud": 5.5, "dl": 2.0, "du": 5.5, "dd": 0.5,
 }  # fmt: skip
-"""Bits of a lower-case letter, a capital or a digit after each of them."""
+"""Bits of a lower-case letter, a capital or a digit after each of these kinds."""
 _DIGIT_BITS = 3.3
 _SIZES = {"l": 26, "u": 26, "d": 10}
 LEAST_SURPRISE = 8.0
-"""Bits that a word is likelier drawn than written: 99 of 100 drawn words of 16 letters and digits
-are above, and of the words of programs, numbers of commits apart, 1 in 10,000."""
+"""Minimum number of bits by which a random origin is likelier than a written one: 99 of 100 random
+words of 16 letters and digits are above it, and 1 in 10,000 words of programs, apart from commit
+hashes."""
 LEAST_DRAWN = 12
-"""Shorter words are not judged."""
+"""Minimum length of a word that is tested for randomness."""
 LEAST_RUN = 6
-"""Shorter runs of letters in a longer word, `MLP_FC2`, prove nothing."""
+"""Minimum length of a run of letters within a longer word: shorter runs, as in `MLP_FC2`, prove
+nothing."""
 _WORD = re.compile(r"[A-Za-z0-9+/=_.~%-]{12,}")
 _RUN = re.compile(r"[A-Za-z0-9]+")
 _HEX = re.compile(r"[0-9a-f]+|[0-9A-F]+")
@@ -636,7 +640,7 @@ HARMLESS = (
     (r"(?:[A-Za-z]:)?[\w.~@%+-]{0,100}(?:/[\w.~@%+-]{1,100}){1,40}\.[a-z][a-z0-9]{0,9}(?![\w/+=])",
      "path of a file"),
 )  # fmt: skip
-"""Words of high entropy that may be seen, each with the reason."""
+"""Words of high entropy that may be shown, each with the reason."""
 _HARMLESS = re.compile("|".join(rf"(?:{pattern})" for pattern, _ in HARMLESS))
 FOLDERS = (
     (r"(?<![\w.-])((?:/var/tmp|/tmp|/dev/shm)/)([\w.~@%+=-]{1,100})", "everybody can list these"),
@@ -644,14 +648,14 @@ FOLDERS = (
     (r"(?<![\w.-])(/nix/store/)([0-9a-z]{32}-[\w.+-]{1,100})", "package of Nix"),
     (r"(/)([a-z][\w.+-]{0,60}-\d[\w.]{0,30}-[a-z2-7]{32})(?![\w.~%+=-])", "package of Spack"),
 )
-"""Names of folders that were drawn by chance and may be seen, after what stands before them."""
+"""Random names of folders that may be shown, after the given text."""
 _FOLDERS = [re.compile(pattern) for pattern, _ in FOLDERS]
 
 
 def find_drawn(text: str, known_folders: Collection[str] = ()) -> Iterator[str]:
-    """Words that look drawn by chance, and base64 of text in which a secret stands.
+    """Return the words that look random, and base64 of text that contains a secret.
 
-    `known_folders` are names that others may see where they stand in a path.
+    `known_folders` are names that may be shown as parts of a path.
     """
     for folder in _FOLDERS:
         text = folder.sub(lambda match: match[1] + " " * len(match[2]), text)
@@ -680,7 +684,7 @@ def _covers(spans: List[Tuple[int, int]], first: int, start: int, stop: int) -> 
 
 
 def _list_parts(match: Match[str]) -> Iterator[Tuple[int, int]]:
-    """A word, or the parts of an assignment, of a path and of a dotted name in it."""
+    """Return a word, or the parts of an assignment, of a path or of a dotted name."""
     text, start = match[0], match.start()
     value = text.rstrip("=").rpartition("=")
     if value[1]:  # NAME=value, with the blanks of base64 at its end
@@ -697,12 +701,13 @@ def _list_parts(match: Match[str]) -> Iterator[Tuple[int, int]]:
 
 
 def is_drawn(word: str) -> bool:
-    """True for a word that is likelier drawn by chance than written by somebody."""
+    """True for a word that is likelier random than written by a person."""
     return len(word) >= LEAST_DRAWN and _surprise_of(word) >= LEAST_SURPRISE
 
 
 def _surprise_of(word: str) -> float:
-    """Bits by which the word is likelier drawn than written, over all its runs of letters."""
+    """Return the bits by which the word is likelier random than written, over all its runs of
+    letters."""
     bits = 0.0
     for run in _RUN.findall(word):
         bits += _measure(run) if len(run) >= LEAST_RUN else min(0.0, _measure(run))
@@ -726,7 +731,7 @@ def _measure(run: str) -> float:
 
 
 def _holds_secret(word: str) -> bool:
-    """True for base64 of text that holds a secret by name or shape."""
+    """True for base64 of text that contains a secret by name or shape."""
     if len(word) < 16:
         return False
     try:

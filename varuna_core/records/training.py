@@ -1,8 +1,9 @@
-"""The training that a conf asks for, as ranks get it: made by `jobs`, read by the ranks.
+"""The training that a conf describes, as ranks receive it: made by `jobs`, read by the ranks.
 
-A built-in program reads training.json. Flat, since each value has one reader; the names are those
-of the conf, with the section in front where it would not be clear. A script finds what its conf
-writes as variables, by `VARIABLES`. Where a rank stands comes with its environment to both.
+A built-in program reads training.json. It is flat, since each value has one reader; names are those
+of the conf, with the section as a prefix if they would be ambiguous. A script gets the values that
+its conf sets as environment variables, by `VARIABLES`. Both get the position of a rank from its
+environment.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ VARIABLES: Mapping[str, str] = {
     "parallel.schedule": "VJOB_SCHEDULE",
     "profile.timeline": "VJOB_TIMELINE",
 }
-"""Variables of a script's ranks by the keys of the conf; set where the conf writes the key, and
-for the number of checkpoints that are kept where it writes their folder."""
+"""Environment variables of a script's ranks, by key of the conf. They are set if the conf sets the
+key; the number of kept checkpoints is set if the conf sets their folder."""
 LAYOUT_VARIABLES: Mapping[str, str] = {
     "parallel.pipeline": "VJOB_PIPELINE",
     "parallel.data": "VJOB_DATA",
@@ -46,26 +47,28 @@ LAYOUT_VARIABLES: Mapping[str, str] = {
     "parallel.order": "VJOB_STAGE_MAP",
     "parallel.partition": "VJOB_PARTITION",
 }
-"""Those that the agent sets for every rank (agent/setup/ranks.py), by the keys that decide them."""
+"""Environment variables that the agent sets for every rank (agent/setup/ranks.py), by the keys that
+determine them."""
 
 
 @dataclass(frozen=True)
 class Llama:
-    """The parts of a decoder of Llama's and Qwen's kind that GPT-2 has otherwise."""
+    """Parts of a Llama or Qwen decoder that differ from GPT-2."""
 
     inner: int
     """Width of the gated MLP."""
     kv_heads: int
-    """Heads of keys and values, each shared by several of queries."""
+    """Key-value heads, each shared by several query heads."""
     head_size: int
     tied: bool
-    """The head has the embedding's weight."""
+    """True if the output head shares the embedding's weight."""
     qkv_bias: bool
     qk_norm: bool
     norm_eps: float
     rope_base: float
     rope_scaling: Optional[Tuple[float, float, float, float]]
-    """Llama 3.1's: factor, low and high frequency factors, and the length before it."""
+    """Parameters of Llama 3.1: factor, low and high frequency factors, and original context
+    length."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ class Training:
     program: str
     """One of BUILT_IN."""
     model: str
-    """A name for the job's block of settings."""
+    """A name for the model in the job's block of settings."""
     layers: int
     hidden: int
     heads: int
@@ -86,7 +89,7 @@ class Training:
     """Weights and prefixes of token files; None for synthetic data."""
     split: str
     vocabulary: Optional[str]
-    """vocab.txt of a BERT."""
+    """Path of the vocab.txt of a BERT."""
     steps: int
     global_batch_size: int
     micro_batch_size: int
@@ -116,7 +119,7 @@ class Training:
     checkpoint_keep: int
     checkpoint_local: Optional[str]
     saved: int
-    """Of an attempt: the furthest iteration that its run is known to have saved; -1 for none."""
+    """Furthest iteration that the attempt's run is known to have saved; -1 for none."""
     recompute: str
     schedule: str
     partition: Optional[str]
@@ -125,46 +128,50 @@ class Training:
     tensor: int
     """Ranks that share each layer."""
     sequence_parallel: bool
-    """Between shared layers each of these ranks has a part of every sequence."""
+    """True if, between sharded layers, each of the tensor-parallel ranks has a part of every
+    sequence."""
     timeline: bool
     llama: Optional[Llama] = None
-    """None is GPT-2 or BERT."""
+    """Settings of a Llama decoder; None for GPT-2 or BERT."""
     context: int = 1
     """Replicas that share each sample, each with a part of its sequence."""
 
     @property
     def stage_layers(self) -> Optional[Partition]:
-        """The layers of each stage; None if the runtime is to balance the stages."""
+        """Return the layers of each stage; None if the runtime is to balance the stages."""
         return None if self.partition is None else Partition.parse(self.partition)
 
 
 @dataclass(frozen=True)
 class TrainingFacts:
-    """Facts that a run that may morph knows of its training; None is what it does not know."""
+    """Facts that a run that may morph knows about its training; None means not known."""
 
     program: str
-    """As in `Plan.program`."""
+    """Name of the program, as in `Plan.program`."""
     layers: Optional[int]
-    """What a stage has at least one of; without it pipelines keep their depth."""
+    """Number of layers, of which each stage has at least one; None keeps the depth of pipelines."""
     micro_batches: Optional[int]
-    """Of a whole batch; no more replicas than these. Without it any number of replicas."""
+    """Micro-batches in a whole batch, which is the maximum number of replicas; None for no
+    maximum."""
     schedule: str
     steps: Optional[int]
-    """After so many a checkpoint is that of the end."""
+    """Number of steps after which a checkpoint is the final one."""
     checkpoint_folder: Optional[str]
     layout: str = "pipeline"
-    """What follows the nodes: pipeline (depth, replicas, partition) or world (how many ranks)."""
+    """What changes with the nodes: pipeline (depth, replicas, partition) or world (number of
+    ranks)."""
     is_even: bool = False
-    """Whether all replicas must have as many micro-batches: a script that is given its share."""
+    """True if all replicas must have the same number of micro-batches, as in a script that is given
+    its share."""
 
     @property
     def is_own(self) -> bool:
-        """True for a script of the user's own, whose exit says whether it is done."""
+        """True for a user's own script, whose exit code says whether it is complete."""
         return self.program not in BUILT_IN
 
 
 def derive_facts(value: Training) -> TrainingFacts:
-    """The facts of a built-in program's training."""
+    """Return the facts of a built-in program's training."""
     return TrainingFacts(
         program=value.program,
         layers=value.layers,
@@ -177,7 +184,8 @@ def derive_facts(value: Training) -> TrainingFacts:
 
 
 def name_shapes(value: Training) -> str:
-    """Name all that the times of its segments depend on: a profile fits the same name only."""
+    """Return a name for everything on which the times of its segments depend: a profile applies
+    only to trainings with the same name."""
     sizes = (value.layers, value.hidden, value.heads, value.sequence, value.vocab)
     words = [value.program, "-".join(map(str, sizes)), value.precision, value.optimizer]
     words += ["-".join(map(str, asdict(value.llama).values()))] if value.llama else []
@@ -187,21 +195,22 @@ def name_shapes(value: Training) -> str:
 
 
 def name_profile_file(model: str) -> str:
-    """File name of a model's profile in a folder of profiles."""
+    """Return the file name of a model's profile in a folder of profiles."""
     return re.sub(r"[^\w.+-]+", "_", model) + ".profile.json"
 
 
 def render_training(value: Training) -> str:
-    """The text of training.json."""
+    """Render the text of training.json."""
     return json.dumps(dict(asdict(value), format=TRAINING_FORMAT), indent=1) + "\n"
 
 
 NOT_READ = ("format", "tensorboard", "checkpoint_memory_every", "from_memory")
-"""Keys of earlier versions, which ask for nothing that there still is."""
+"""Keys of earlier versions whose features no longer exist."""
 
 
 def read_training(path: Path) -> Training:
-    """Raises ValueError, with the file's name, where it is none of ours."""
+    """Read a training; raise ValueError with the file's name if the file is not a valid
+    training."""
     try:
         value = parse_json(read_bytes(path))
     except OSError as error:
@@ -214,7 +223,7 @@ def read_training(path: Path) -> Training:
 
 
 def parse_training(value: Mapping[str, Any], where: str) -> Training:
-    """From the dict of its JSON."""
+    """Parse a training from its JSON."""
     wanted = {field.name for field in fields(Training)}
     found = {name: item for name, item in value.items() if name not in NOT_READ}
     found.setdefault("llama", None)  # older ones are of GPT-2 or BERT

@@ -87,8 +87,7 @@ RESUMABLE = frozenset(
 
 def list_remedies(end: End, *, checkpoint_step: Optional[int] = None) -> Tuple[Remedy, ...]:
     """Return the remedies of an end; `checkpoint_step` is the step of the checkpoint to resume
-    from.
-    """
+    from."""
     found = REMEDIES.get(end.cause, ())
     if end.cause is EndCause.TIME_LIMIT and end.code == 0:
         found = (RESUBMIT,)  # it stayed within the limit by itself
@@ -112,8 +111,7 @@ def list_remedies(end: End, *, checkpoint_step: Optional[int] = None) -> Tuple[R
 
 def refine_end(end: End) -> End:
     """Return the end with the cause that its exception implies, if that is more specific than the
-    fact that an exception was raised.
-    """
+    fact that an exception was raised."""
     said = next((one.text for one in end.evidence if one.source == RAISED), "")
     if end.cause is not EndCause.RANK_EXCEPTION or not said:
         return end

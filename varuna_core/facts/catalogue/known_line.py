@@ -118,8 +118,7 @@ def make_row(
     **more: Any,
 ) -> KnownLine:
     """Build one row of a table. A row for an error that ends its process may match long before the
-    end.
-    """
+    end."""
     if more.get("fatal"):
         more.setdefault("within_s", TEARDOWN_S)
     return KnownLine(name, pattern, scope, proof=proof, meaning=meaning, remedies=remedies, **more)

@@ -132,8 +132,7 @@ def _is_plain(body: Sequence[Item]) -> bool:
 
 def _is_delimited(body: Sequence[Item]) -> bool:
     """True if the first or last character of each repetition cannot occur elsewhere in the
-    repetition.
-    """
+    repetition."""
     if len(body) == 1 and str(body[0][0]) == "SUBPATTERN":
         return _is_delimited(list(body[0][1][-1]))
     for ends, rest in ((body[-1:], body[:-1]), (body[:1], body[1:])):
@@ -144,8 +143,7 @@ def _is_delimited(body: Sequence[Item]) -> bool:
 
 def _literal_start(items: Sequence[Item]) -> int:
     """Return the number of literal characters with which the pattern begins: the more there are,
-    the fewer positions have to be tried.
-    """
+    the fewer positions have to be tried."""
     number = 0
     for operation, value in items:
         name = str(operation)
@@ -175,8 +173,7 @@ def _is_anchored(items: Sequence[Item]) -> bool:
 
 def _first(items: Sequence[Item]) -> Tuple[FrozenSet[int], bool]:
     """Return the characters with which these items may begin, and True if they may match
-    nothing.
-    """
+    nothing."""
     found = _NONE
     for operation, value in items:
         name = str(operation)
@@ -219,8 +216,7 @@ def _chars(items: Iterable[Item]) -> FrozenSet[int]:
 
 def _set_of(name: str, value: Any) -> FrozenSet[int]:
     """Return the characters of one item in both cases, since flags may make the pattern ignore
-    case.
-    """
+    case."""
     if name == "LITERAL":
         return _both_cases(value)
     if name == "NOT_LITERAL":

@@ -217,8 +217,7 @@ def _reason(
     **more: Any,
 ) -> KnownLine:
     """Build the row of a reason. Its name is the first of Slurm's words for it unless `name` is
-    given.
-    """
+    given."""
     name = more.pop("name", "") or pattern.partition("|")[0].replace(".", " ")
     whole = rf"^(?:{pattern})(?![A-Za-z])"
     proof = Proof.CAUSE if fate is Fate.ENDED else Proof.WARNING

@@ -84,8 +84,7 @@ class Catalogue:
 
     def rows(self, scope: Scope, only: Collection[str] = ()) -> Rows:
         """Return the rows of a scope in order; if `only` is set, those that apply to one of its
-        members.
-        """
+        members."""
         wanted = set(only)
         return tuple(
             row
@@ -200,8 +199,7 @@ def _parse_remedy(item: Dict[str, Any]) -> Remedy:
 
 def rows_of_pairs(pairs: Sequence[Tuple[str, str]]) -> Rows:
     """Return rows about containers from the `remedies` of an older run: pairs of a pattern and a
-    remedy.
-    """
+    remedy."""
     return tuple(
         KnownLine(
             f"row {number}",
