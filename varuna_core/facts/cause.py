@@ -133,11 +133,11 @@ class End:
     rank: Optional[int] = None
     node: str = ""
     within: str = ""
-    """Time of the end in seconds since the epoch."""
+    """Id of the enclosing job, if the run was a step of it and the enclosing job ended this way."""
     at: Optional[float] = None
-    """False if it ended before an attempt began; None if that is not known."""
+    """Time of the end in seconds since the epoch."""
     started: Optional[bool] = None
-    """False where it ended before an attempt began; None where that is not known."""
+    """False if it ended before an attempt began; None if that is not known."""
     evidence: Tuple[Evidence, ...] = ()
     version: int = END_VERSION
 

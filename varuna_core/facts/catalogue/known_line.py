@@ -94,7 +94,7 @@ class KnownLine:
     first_failed_only: bool = True
     """True if the line counts as a cause only on the rank that failed first."""
     fatal: bool = False
-    """True if the process that printed the line cannot continue."""
+    """True if the affected process cannot continue."""
     fate: Optional[Fate] = None
     """Set only for the scheduler's pending reasons."""
     waits: Optional[Waiting] = None
