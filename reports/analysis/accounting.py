@@ -1,15 +1,17 @@
-"""Every second of every rank, from the submit to the end of the last attempt, by what it was for.
+"""Account for every second of every rank, from the submit to the end of the last attempt, by class
+of time.
 
-Pure: tables in, a table out. Each class is measured by itself; what nothing measured is `unknown`,
-and what two classes claim is `overlap_s`, which is an error of the traces or of the clocks.
+Pure: tables in, a table out. Each class is measured separately; time that was not measured is
+`unknown`, and time that two classes claim is `overlap_s`, which indicates an error of the traces or
+of the clocks.
 
     submitted   started      first step's begin      last step's end    attempt's end
         │ queue    │   start        │ steps, one after another │    end       │ lost │ start │ ...
                                     └ compute, bubble, communication, data, checkpoint, ...
 
-An attempt's ranks own the time since the end of the attempt before: what lay between is `queue`
-after a requeue, else `lost`. So are steps that a later attempt did again, and what came after the
-last step of an attempt that did not end well.
+The time since the end of the previous attempt belongs to an attempt's ranks: it is `queue` after a
+requeue, and otherwise `lost`. Steps that a later attempt repeated are `lost`, too, and so is the
+time after the last step of an attempt that did not end well.
 """
 
 from __future__ import annotations
@@ -63,13 +65,13 @@ ROUNDED_S = 1e-5
 """Sums of fewer rank-seconds than this are rounding errors."""
 WAITS = ("attempt", "rank", "bubble_s", "transfer_s", "exposed_s", "overlapped_s", "late_s")
 """Columns of the table of waits in detailed steps: waits of actions for work and for messages,
-communication that no work hides and that work hides, and the part of the unhidden communication
-spent on ranks that came late."""
+communication that work does not overlap and that it overlaps, and the part of the exposed
+communication spent on ranks that came late."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One start of the ranks. Times are seconds since 1970."""
+    """One start of the ranks (an attempt or an earlier try). Times are seconds since 1970."""
 
     label: str
     since: float
@@ -205,7 +207,7 @@ def format_least(found: Accounting, name: str) -> str:
 
 
 def describe_class(found: Accounting, name: str) -> str:
-    """Explain a class of time; for the start with its parts, for lost time with the cancel."""
+    """Describe a class of time: the start with its parts, and lost time with the cancel."""
     if name == "lost" and found.was_cancelled:
         cut = "cut off by the cancel after the last step"
         more = ", or lost to faults, changes of nodes, and steps done again"
@@ -330,7 +332,7 @@ def account(
 
 
 def _take_hung(row: dict[str, Any], seconds: float) -> None:
-    """Move the seconds of a hang from the classes that counted them into `hung_s`."""
+    """Move the seconds of a hang into `hung_s` from the classes in which they were counted."""
     for name in ("lost", "end", "unknown", "bubble", "communication"):
         part = min(row[f"{name}_s"], seconds)
         row[f"{name}_s"] -= part

@@ -71,7 +71,7 @@ DOUBTFUL_NS = 1_000_000
 
 
 def name_saves_key(job: Job) -> str:
-    """Return the conf key for how often a run saves; empty if the program decides by itself."""
+    """Return the conf key for the interval of saves; empty if the program itself decides it."""
     return "" if job.plan.program in OWN_PROGRAMS else "train.checkpoint.every"
 
 
@@ -248,7 +248,7 @@ def _name_some(names: Sequence[object]) -> str:
 
 
 def _name_runs(numbers: Sequence[int]) -> str:
-    """Numbers as text, with runs of them joined, such as `8 to 11, 20`."""
+    """Format numbers with consecutive ones joined, such as `8 to 11, 20`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
@@ -314,7 +314,7 @@ def _price(finding: Finding, analysis: Analysis) -> Finding:
 
 
 def _on_hardware(job: Job, analysis: Analysis) -> Iterator[Finding]:
-    """Yield findings on faults that the samples tell, and on GPUs that they could not read."""
+    """Yield findings on faults in the samples, and on GPUs that could not be sampled."""
     found = [(one, fault) for one in job.hardware for fault in one.faults.values()]
     found.sort(key=lambda item: (not is_grave(item[1]), float(item[1].values["since"])))
     for one, fault in found[:MOST_NAMED]:

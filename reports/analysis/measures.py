@@ -205,7 +205,7 @@ def _read_clock_step(event: Mapping[str, Any]) -> float:
 
 
 def _drop_jumps(iterations: pd.DataFrame, set_s: Sequence[float]) -> pd.DataFrame:
-    """Take the times of lines away between which the clock was set forward."""
+    """Remove the times of lines between which the clock was set forward."""
     jumps = [1000 * by for by in set_s if by > 0]
     if not jumps or "timed" not in iterations:
         return iterations

@@ -1,4 +1,4 @@
-"""Find steps that became slower and stayed so, and stretches of slow steps between usual ones.
+"""Find steps that became slower and stayed slower, and stretches of slow steps between usual ones.
 
 seconds a step          ┌──────────    the times lie on two levels, far apart next to their
               ──────────┘              noise, and each level fills stretches of its own: a step
@@ -26,22 +26,22 @@ COLUMNS = ["attempt", "first", "last", "begin_at", "end_at", "took_s", "count"]
 began and ended (NaN if not known), and the time and number of the steps that were timed."""
 MOST_ROWS = 200
 LEAST_ROWS = 5
-"""Rows that a slow stretch, and the usual ones before it, have at least."""
+"""Minimum rows of a slow stretch, and of the usual stretch before it."""
 SLOWER = 1.3
-"""Least ratio of the two levels."""
+"""Minimum ratio of the two levels."""
 APART = 4.0
-"""Least distance of the two levels, in deviations of neighbouring rows."""
+"""Minimum distance of the two levels, in deviations of neighbouring rows."""
 PURE = 0.85
-"""Least fraction of the rows of each level that lie on its side of the bound between them."""
+"""Minimum fraction of the rows of each level on its side of the boundary between the levels."""
 COSTS = 0.02
-"""Least fraction of the time of all steps that the slow ones cost."""
+"""Minimum fraction of the time of all steps that the slow steps cost."""
 EDGE = 2
 """Rows by which smoothing may move the begin of a stretch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """Steps in a row that took longer than usual, by the program's own numbers."""
+    """Consecutive steps that took longer than usual, by the program's own numbers."""
 
     attempt: str
     first: int
@@ -54,7 +54,7 @@ class Stretch:
     doubt: int
     """The number of steps by which `first` may be wrong."""
     begins_attempt: bool
-    """True if it begins with an attempt."""
+    """True if the stretch begins with an attempt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class Slowdown:
 
     @property
     def paces(self) -> str:
-        """`103 ms each before step 61, 404 ms from there on`."""
+        """Describe the paces: `103 ms each before step 61, 404 ms from there on`."""
         before, slow = format_pace(self.before_s), format_pace(self.slow_s)
         if self.is_gradual:
             return f"{before} each at first, {slow} at last"
@@ -104,7 +104,7 @@ class Slowdown:
         )
 
     def mark(self, attempt: pd.Series[str], step: pd.Series[float]) -> pd.Series[bool]:
-        """Return True for each step that is within a stretch."""
+        """Return True for each step within a stretch."""
         found = pd.Series(False, index=step.index)
         for one in self.stretches:
             found |= (attempt == one.attempt) & step.between(one.first, one.last)
@@ -279,7 +279,7 @@ def _join_short(marks: Marks) -> Marks:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Something that was seen to change when steps became slower."""
+    """A value that changed when steps became slower."""
 
     what: str
     """`attempt`, `batch`, `clock`, `processors`, `swap`, `memory`, `GPU use` or a kind of work."""
@@ -290,20 +290,20 @@ class Change:
 
 
 BUSIER = 0.2
-"""Change of the use of processors or GPUs, as a fraction of all, that is worth a word."""
+"""Minimum change of the use of processors or GPUs, as a fraction, that is reported."""
 HELD = 0.5
-"""Growth of the fraction of samples in which a GPU's clock is held down."""
+"""Minimum growth of the fraction of samples in which a GPU's clock is throttled."""
 SWAPPED_MB = 512
 FULL = 0.95
-"""Fraction of a node's memory in use from which it is full."""
+"""Fraction of a node's memory in use above which the memory counts as full."""
 LEAST_SAMPLES = 2
 
 
 def list_changes(
     found: Slowdown, gpus: pd.DataFrame, steps: pd.DataFrame, iterations: pd.DataFrame
 ) -> list[Change]:
-    """List what changed with the slow steps, by samples of GPUs and processors, traced steps and
-    lines of logs. It came with them, which does not make it their cause."""
+    """List the changes at the time of the slow steps, from samples of GPUs and processors, traced
+    steps and log lines. They coincide with the slow steps but need not be their cause."""
     first = found.stretches[0]
     changes = [
         Change(what="attempt", who=first.attempt, before=None, then=None,
@@ -384,4 +384,4 @@ def _compare_work(found: Slowdown, steps: pd.DataFrame) -> list[Change]:
 
 
 SUMS = ("begin_s", "took_s", "first_s", "last_s", "wait_s", "work_s")
-"""Columns of traced steps that are no kind of work."""
+"""Columns of traced steps that are not kinds of work."""

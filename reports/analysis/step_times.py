@@ -41,7 +41,7 @@ FAR = 6.0
 """Outliers are this many (scaled median absolute) deviations above the median, and MUCH times
 it."""
 MUCH = 1.1
-"""The ratio to the median step from which a step may stand out."""
+"""Minimum ratio of an outlier to the median step."""
 _MAD = 1.4826
 
 
@@ -54,7 +54,7 @@ class Outlier:
     took_s: float
     median_s: float
     num_times: int
-    """The number of times that the median is of: of usual steps, or those of a slow stretch."""
+    """Number of times from which the median was computed: of usual steps, or of a slow stretch."""
     rank: int | None
     """The rank that was busy longest in the step; None without a trace."""
     kind: str
@@ -99,8 +99,8 @@ def build_step_times(
 
 
 def _follow_one(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep, for each attempt, the rows of the node whose log times the most steps: nodes print
-    different lines of the same steps, which would count twice."""
+    """Keep, for each attempt, the rows of the node whose log times the most steps: nodes may print
+    different lines about the same steps, which would be counted twice."""
     if "timed" not in rows or "node" not in rows or rows["timed"].isna().all():
         return rows
     timed = rows.groupby(["attempt", "node"])["timed"].agg(["sum", "count"])
@@ -161,8 +161,9 @@ def drop_first(times: pd.DataFrame) -> pd.DataFrame:
 
 
 def _mark_evaluated(times: pd.DataFrame, evaluations: pd.DataFrame) -> pd.Series[bool]:
-    """Return True for each row of a log whose time may hold an evaluation: a told time by the
-    number of its step, a difference of times of writing by all steps since the line before."""
+    """Return True for each row of a log whose time may include an evaluation: for a printed time,
+    by the number of its step; for a difference of writing times, by all steps since the previous
+    line."""
     marks = pd.Series(False, index=times.index)
     since = times["step"] - times["covers"].mask(times["is_told"], 0)
     for attempt, own in evaluations[evaluations["unit"] == "step"].groupby("attempt"):
@@ -178,9 +179,9 @@ def find_outliers(
     evaluations: pd.DataFrame,
     slowdown: Slowdown | None = None,
 ) -> list[Outlier]:
-    """Return steps that took unusually long, slowest first, without the warm-up of an attempt. The
-    steps of a slow stretch are held against their own median. Where no traces (`steps`) say what
-    was done in a step, rows with an evaluation are left out."""
+    """Return steps that took unusually long, slowest first, without the warm-up of an attempt.
+    Steps of a slow stretch are compared with their own median. Without traces (`steps`) that show
+    what a step did, rows with an evaluation are skipped."""
     later = times[times.duplicated("attempt")]
     if steps.empty:
         later = later[~_mark_evaluated(later, evaluations)]
@@ -244,17 +245,17 @@ def measure_bubbles(steps: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """The first step that an attempt did, as the program numbers it."""
+    """The first step of an attempt, by the program's own numbers."""
 
     step: int
     source: str
-    """Where it is known from."""
+    """Source of the number."""
     doubt: int = 0
-    """The number of steps by which it may be too low."""
+    """Number of steps by which `step` may be too low."""
 
     @property
     def is_resumed(self) -> bool:
-        """True if steps were done before it; a program may count from 0 or from 1."""
+        """True if there were steps before it; a program may count from 0 or from 1."""
         return self.step > 1
 
 
@@ -270,7 +271,7 @@ class AttemptSpan:
     first_step: int | None
     """The first step that was read."""
     origin: Origin | None
-    """The first step that it did; None if not known."""
+    """The first step of the attempt; None if not known."""
     steps: Steps
     """The last step and the number of steps, from the same function that `vjob status` uses."""
     readings: Readings | None
@@ -320,7 +321,8 @@ class Goodput:
 
     @property
     def tells_silence(self) -> bool:
-        """True if every step is recorded soon after it ends, so that a silence means no step."""
+        """True if every step is recorded soon after it ends, so that silence means that no step was
+        made."""
         return self.source == TRACE or self.covers
 
     @property
@@ -483,7 +485,7 @@ def measure_goodput(
 
 
 def _count_unwritten(exits: pd.DataFrame) -> int:
-    """Add up what the logs of all nodes lack."""
+    """Add up the bytes that are missing from the logs of all nodes."""
     if "unwritten" not in exits.columns:
         return 0
     numbers = pd.to_numeric(exits["unwritten"], errors="coerce").fillna(0)

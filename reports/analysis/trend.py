@@ -1,4 +1,4 @@
-"""Tell a change of a curve from its noise."""
+"""Distinguish a change of a curve from its noise."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Trend:
 
 LEAST_VALUES = 8
 BEYOND = 3.0
-"""Deviations by which the ends of a curve differ at least."""
+"""Minimum number of deviations by which the ends of a changed curve differ."""
 
 
 def measure_trend(values: Sequence[float]) -> Trend:

@@ -11,13 +11,13 @@ from varuna_core.records.files import open_file, skip_hole
 
 BLOCK_BYTES = 1 << 20
 LONGEST_LINE = 1 << 22
-"""A longer line is not one that we wrote: it is skipped and counted."""
+"""Maximum length of a line; longer lines were not written by vjob, and are skipped and counted."""
 
 
 class BlockReader:
     """Iterates over a file in blocks of whole lines, each with its offset in bytes.
 
-    `skipped` counts the lines that were left out; `trouble` is the error that ended the reading.
+    `skipped` counts the skipped lines; `trouble` is the error that ended the reading.
 
     The last line is yielded even without a line end; the parser decides whether it is complete.
     """

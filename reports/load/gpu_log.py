@@ -22,17 +22,18 @@ HOST = {"cpu_percent": "cpu_percent", "swap_mb": "swap_used_mb", "num_cpus": "nu
 
 @dataclass(frozen=True)
 class NodeFaults:
-    """Facts in the samples of a node beside the readings: faults, and samples without any."""
+    """Facts about a node in its samples: hardware faults, and samples in which no GPU could be
+    read."""
 
     attempt: str
     node: str
     faults: dict[tuple[str, str, str], Finding] = field(default_factory=dict)
     """The last state of each fault, by kind, part and number or detail."""
     unread: dict[str, int] = field(default_factory=dict)
-    """Samples in which no GPU could be read, by the reason."""
+    """Number of samples in which no GPU could be read, by the reason."""
 
     def add(self, text: str) -> None:
-        """Note what a line of samples has of these."""
+        """Add the faults in a line of samples, and the reason if no GPU could be read."""
         if '"faults"' not in text and '"gpus_not_known"' not in text:
             return
         value = parse_json(text)

@@ -1,4 +1,4 @@
-"""Read the lines of all logs with the times of writing; of large logs only the end."""
+"""Read the lines of all logs with their times of writing; of large logs only the end."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ MOST_BYTES = 1 << 26
 """Bytes read from all logs together, divided equally among the logs."""
 LEAST_BYTES = 1 << 12
 MOST_LINES = 1_000_000
-"""The last lines of a log that are kept: many of them may be short."""
+"""Maximum number of lines kept of a log, since many of them may be short."""
 LONGEST_LINE = 1 << 16
-"""Longer lines are cut off here."""
+"""Longer lines are truncated to this length."""
 
 
 def read_log_lines(sources: Sources, most_bytes: int = MOST_BYTES) -> pd.DataFrame:

@@ -43,7 +43,7 @@ class OtherJob:
 
 
 def place_nodes(settings: Mapping[str, Sequence[Mapping[str, str]]]) -> dict[int, str]:
-    """Return the node of each NODE_RANK; a file with the output of several nodes is left out."""
+    """Return the node of each NODE_RANK; a file with the output of several nodes is ignored."""
     found: dict[int, set[str]] = {}
     for node, blocks in settings.items():
         own = {block.get("NODE_RANK", "") for block in blocks}
@@ -109,7 +109,8 @@ def find_missing(
 
 
 def choose_job(attempt: AttemptSources) -> tuple[AttemptSources, tuple[OtherJob, ...]]:
-    """Choose the job in a folder with the most, then the newest logs; return it and the others."""
+    """Choose the job in a folder with the most logs, and among equals the newest; return it and the
+    others."""
     owners = {}
     for node, path in attempt.logs:
         head = _read_head(path)

@@ -1,5 +1,5 @@
-"""Calls of Megatron's timers as traces: the seed's logs list when each call of each rank began and
-ended, and what follows from a trace follows from these.
+"""Convert calls of Megatron's timers to traces: the original Varuna's logs list the begin and end
+of each call on each rank, so a report can show what it shows for a trace.
 
     blocks     each line about steps has the calls since the one before. A block in which a rank
                lacks calls, or a timer that it had in an earlier block, is left out, and said

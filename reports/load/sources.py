@@ -48,7 +48,7 @@ class AttemptSources:
     counts: tuple[tuple[int, Path], ...] = ()
     """(rank, file of its counted optimizer steps)."""
     num_left_out: int = 0
-    """The number of files beyond the bound of their kind, which are not read."""
+    """Number of files beyond the limit of their kind, which are not read."""
 
     @property
     def num_files(self) -> int:
@@ -69,7 +69,7 @@ class Sources:
 
 
 def show_text(text: str) -> str:
-    """A name or a value of JSON without halves of letters, which no table or page can hold."""
+    """Replace lone surrogates in text, which no table or page can store."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -128,7 +128,7 @@ def _list_tries(attempt: AttemptFolder) -> list[tuple[str, Path]]:
 
 
 def _collect_attempt(label: str, folder: Path, most: int) -> AttemptSources:
-    """Find the files of an attempt, at most so many of a kind."""
+    """Find the files of an attempt, at most `most` of each kind."""
     own, ranks = _Names(folder, most), _Names(folder / "ranks", most)
     table = AttemptFolder(folder, 0).preflight.name  # the nodes' table, no log of one
     logs = own.find(LOGS, lambda name: name != table and not _OF_BATCH.fullmatch(name))
@@ -154,7 +154,7 @@ def _collect_attempt(label: str, folder: Path, most: int) -> AttemptSources:
 
 
 class _Names:
-    """The names in a folder, listed once, of which at most so many of a kind are looked at."""
+    """The names in a folder, listed once; at most `most` of each kind are used."""
 
     def __init__(self, folder: Path, most: int) -> None:
         self.num_left_out = 0

@@ -183,14 +183,14 @@ class Job:
     """The partition that the log of each attempt prints."""
     gpus: pd.DataFrame
     hardware: tuple[NodeFaults, ...]
-    """Faults that samples tell, and what they could not read; one for a node and attempt."""
+    """Faults in the samples and what the samples could not read, one for each node and attempt."""
     history: list[dict[str, Any]]
     """The events of events*.jsonl in order of time."""
     exits: pd.DataFrame
     counts: dict[str, dict[int, StepCounts]]
     """Counted optimizer steps of each attempt's ranks; empty for built-in programs."""
     outcomes: dict[str, str]
-    """How each attempt ended, in words; an attempt without a known outcome is left out."""
+    """End of each attempt, in words; an attempt whose outcome is not known is missing."""
     plan: PlanFacts
     training: Training | None
     """What a built-in program trains: its model and batch."""
@@ -440,7 +440,7 @@ def choose_more(traces: Traces, most_events: int) -> set[tuple[str, int]]:
 
 
 def read_counts(sources: Sources) -> dict[str, dict[int, StepCounts]]:
-    """Return counted optimizer steps by attempt and rank; an attempt without any is left out."""
+    """Return counted optimizer steps by attempt and rank; attempts without counts are missing."""
     found: dict[str, dict[int, StepCounts]] = {}
     for attempt in sources.attempts:
         for rank, path in attempt.counts:

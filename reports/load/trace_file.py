@@ -127,7 +127,7 @@ class File:
         self.blocks = BlockReader(path, SPAN_BYTES)
 
     def take(self, place: int, length: int, lines: TracePiece, rows: StepRows) -> None:
-        """Add the events of a piece of the file, from byte `place` on, to the trace."""
+        """Add the events of a piece of the file, starting at byte `place`, to the trace."""
         trace = self._now
         for value in lines.objects:
             if value.keys() == {"rank"}:
@@ -294,7 +294,7 @@ class Ends:
 
 
 def put_right(found: Iterable[tuple[RankTrace, Ends]]) -> None:
-    """Shift the origins of wrong clocks, and record the shift in `shifted_ns`.
+    """Shift the origins of wrong clocks and record the shift in `shifted_ns`.
 
     Ranks on one machine share a clock; if their times differ, it is because they do not wait for
     each other.

@@ -1,4 +1,5 @@
-"""Traces of all ranks to tables, in two passes: memory is bounded by what is drawn.
+"""Read the traces of all ranks into tables in two passes, so that memory is bounded by what is
+drawn.
 
 first pass    every line is read; kept are headers, clock offsets, a row a rank and step, and where
               in its file each step's events lie
@@ -23,7 +24,8 @@ from vjob.reports.load.trace_lines import NUMBERS, Column, Events, parse_pieces
 
 MOST_EVENTS = 2_000_000
 MOST_SKIPPED = 100_000
-"""Lines of a file that are none of a trace; the rest of the file is not read."""
+"""Maximum lines of a file that are not lines of a trace; after them the file is not read
+further."""
 STEP_COLUMNS = [
     "attempt", "rank", "stage", "replica", "step",
     "begin_s", "took_s", "first_s", "last_s", "wait_s", "work_s",
@@ -34,7 +36,7 @@ _MANY_ROWS = 20_000
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """Logged steps that are left out because some rank lacks calls."""
+    """Logged steps that are ignored because some rank lacks calls."""
 
     attempt: str
     file: str
@@ -229,7 +231,7 @@ def _read_spans(
 
 
 def _holds(held: Column, steps: Sequence[int]) -> Column:
-    """Return a mask of the held steps that are asked for."""
+    """Return a mask of the available steps that are requested."""
     found: Column = np.isin(held, steps)
     return found
 

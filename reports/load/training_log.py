@@ -653,7 +653,8 @@ _EVALUATIONS = ["attempt", "node", "step", "unit", "written", "split", "metric",
 
 
 def _drop_repeated(table: pd.DataFrame) -> pd.DataFrame:
-    """Leave out rows that several ranks or bars repeat; without a step, those of the same value."""
+    """Drop rows that several ranks or bars repeat; without a step number, rows with the same
+    value."""
     names = ["attempt", "step", "split", "metric"]
     is_same = table.duplicated([*names, "value"])
     return table[~(is_same | (table.duplicated(names) & table["step"].notna()))]

@@ -1,4 +1,4 @@
-"""Events of the held steps as the page's timeline draws them: lanes of ranks, packed columns.
+"""Encode events of the available steps for the page's timeline: lanes of ranks, packed columns.
 
 ```
 lane (rank)   track 0   actions of the schedule, each a wait and work

@@ -1,7 +1,7 @@
 """Files that all parts of vjob share: plan, run folder, events, exits, logs. Standard library.
 
 `runfolder` spells every path; `plan.read_plan`, `record.read_record`, `exits.read_outcome` and
-`logs/` read the files there; `rank_map` parses the stage map. Imports only `varuna_core.facts` from
+`logs/` read the files there; `rank_map` parses the stage map. Imports `facts` and nothing else from
 this project.
 
 The node agent carries these modules to nodes whose only interpreter may be an old system python3:

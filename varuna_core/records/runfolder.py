@@ -63,7 +63,7 @@ from varuna_core.records.files import (
 )
 
 OPENED = "ranks meet at"
-"""What scheduler.out says as an attempt begins: a requeued job goes on in the same file."""
+"""Text that scheduler.out has when an attempt begins: a requeued job appends to the same file."""
 
 
 # Patterns, not compiled: few processes need them.
@@ -86,8 +86,8 @@ _COPIED = rf"(?:{_ATTEMPT}/)?plan\.json|{_ATTEMPT}/state/(?:master|go)\.json"
 
 
 def may_share(name: str) -> bool:
-    """True for a file that other users may be shown, unless a secret stands in it; `name` is its
-    path in the run folder. What is not known here may hold anything, and stays closed."""
+    """True for a file that other users may see, unless it contains a secret; `name` is its path in
+    the run folder. Unknown files may contain anything, so they stay private."""
     return re.fullmatch(_SHARED, name) is not None
 
 
@@ -96,24 +96,25 @@ def may_share_folder(name: str) -> bool:
 
 
 def is_shared_as_copy(name: str) -> bool:
-    """True for a file that readers need and that holds secrets: a copy without them is shared."""
+    """True for a file that readers need but that contains secrets: a redacted copy is shared
+    instead."""
     return re.fullmatch(_COPIED, name) is not None
 
 
 def shared_copy(path: Path) -> Path:
-    """Path of the shared copy of a file: plan.shared.json for plan.json."""
+    """Return the path of the shared copy of a file: plan.shared.json for plan.json."""
     return path.with_name(f"{path.stem}.shared.json")
 
 
 MOST_NODES = 10_000
-"""Nodes whose logs are read of one attempt, unless its plan has more."""
+"""Maximum number of nodes of an attempt whose logs are read, unless its plan has more."""
 
 
 class AttemptFolder:
     """The files of one start of the ranks.
 
-    What every node polls lies in `state`, a small folder: listing one with the logs of a thousand
-    nodes in it, from a thousand nodes, would be the load that the file server falls over.
+    The files that every node polls are in `state`, a small folder: if a thousand nodes listed a
+    folder with the logs of a thousand nodes, the load could bring down the file server.
     """
 
     FOLDERS = ("state", "nodes", "beat", "ranks", "exit", "trace")
@@ -123,15 +124,15 @@ class AttemptFolder:
         self.number = number
 
     def make(self) -> None:
-        """Create the folder and its parts; fine if another node was first."""
+        """Create the folder and its subfolders; another node may already have created them."""
         self.path.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
         for name in self.FOLDERS:
             (self.path / name).mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
 
     def set_aside(self) -> None:
-        """Move what an older try of this attempt left behind into `earlier-<n>`.
+        """Move the files of an older try of this attempt into `earlier-<n>`.
 
-        Its state goes first: an agent that looks in between finds no master, and waits on.
+        Its state is moved first: an agent that polls in between finds no master and keeps waiting.
         """
         held = list_names(self.path)
         names = [name for name in held if not name.startswith("earlier-")]
@@ -143,7 +144,8 @@ class AttemptFolder:
 
     @property
     def plan(self) -> Path:
-        """The attempt's own plan in a run that may morph; else the run's plan counts."""
+        """The attempt's own plan, which exists only in a run that may morph; otherwise the run's
+        plan applies."""
         return self.path / "plan.json"
 
     @property
@@ -152,7 +154,8 @@ class AttemptFolder:
 
     @property
     def owner(self) -> Path:
-        """Whose manager made this attempt, in a run that may morph."""
+        """The owner of this attempt in a run that may morph: the session of the manager that made
+        it."""
         return self.path / "owner.json"
 
     @property
@@ -181,7 +184,7 @@ class AttemptFolder:
 
     @property
     def next(self) -> Path:
-        """Written before the outcome, where a split run has another attempt."""
+        """The attempt that follows in a split run; written before the outcome."""
         return self.path / "state" / "next.json"
 
     @property
@@ -190,7 +193,7 @@ class AttemptFolder:
 
     @property
     def end(self) -> Path:
-        """The fact that `outcome` is rendered from; written before it."""
+        """The `End` from which `outcome` is rendered; written before it."""
         return self.path / "state" / "end.json"
 
     @property
@@ -200,38 +203,38 @@ class AttemptFolder:
 
     @property
     def hanging(self) -> Path:
-        """The hang that they suspect, as long as they do."""
+        """The suspected hang; the file exists only while the agents suspect one."""
         return self.path / "state" / "hanging.json"
 
     @property
     def cut(self) -> Path:
-        """Nodes whose connection to the first node or the manager is broken."""
+        """Nodes whose connection to the first node or to the manager is broken."""
         return self.path / "state" / "cut.json"
 
     def hang_signs(self, index: int) -> Path:
-        """The file that says how the ranks of a node stand, as long as they do."""
+        """The state of a node's ranks while they hang."""
         return self.path / "hang" / f"{index}.json"
 
     def hang_evidence(self, index: int) -> Path:
-        """Processes, sockets, GPUs and the kernel's log of a node whose ranks stand."""
+        """Processes, sockets, GPUs and the kernel's log of a node whose ranks hang."""
         return self.path / "hang" / f"evidence-{index}.json"
 
     def where(self, rank: int) -> Path:
-        """Stacks and collectives of a rank, as its own thread told the agent."""
+        """Stacks and collectives of a rank, reported to the agent by a thread of the rank."""
         return self.path / "ranks" / f"{rank}.where.json"
 
     def ask(self, rank: int) -> Path:
-        """FIFO by which the agent asks for them."""
+        """FIFO through which the agent requests the stacks of a rank."""
         return self.path / "ranks" / f"{rank}.ask"
 
     @property
     def skipped(self) -> Path:
-        """Saves that the folder of checkpoints could not take."""
+        """Saves that the checkpoint folder could not store."""
         return self.path / "state" / "skipped.json"
 
     @property
     def link(self) -> Path:
-        """Address of the agents' hub, while it listens (agent/meeting/link.py)."""
+        """Address of the agents' hub while it is listening (agent/meeting/link.py)."""
         return self.path / "state" / "link.json"
 
     def node_log(self, node: str, kind: str) -> Path:
@@ -249,7 +252,7 @@ class AttemptFolder:
         return self.path / "ranks" / f"{rank}.error.json"
 
     def ended(self, rank: int) -> Path:
-        """The exception that ended a rank's Python, by that itself."""
+        """The exception that ended a rank's Python, written by that process."""
         return self.path / "ranks" / f"{rank}.ended"
 
     def steps(self, rank: int) -> Path:
@@ -257,7 +260,7 @@ class AttemptFolder:
         return self.path / "ranks" / f"{rank}.steps"
 
     def list_steps(self) -> dict[int, Path]:
-        """These files by rank."""
+        """Return the existing files of counted steps by rank."""
         folder = self.path / "ranks"
         names = [name for name in list_names(folder) if re.fullmatch(r"\d+\.steps", name)]
         return {int(name[:-6]): folder / name for name in sorted(names)}
@@ -267,7 +270,7 @@ class AttemptFolder:
         return self.path / "ranks" / f"{rank}.{kind}"
 
     def exit(self, rank: int) -> Path:
-        """Exit file of one rank, in run folders of before."""
+        """Exit file of one rank, in run folders of older versions."""
         return self.path / "exit" / f"{rank}.json"
 
     def node_exits(self, index: int) -> Path:
@@ -275,11 +278,12 @@ class AttemptFolder:
         return self.path / "exit" / f"node-{index}.json"
 
     def exits_reserve(self, index: int) -> Path:
-        """Blanks kept for that file, should ranks end on a full disk."""
+        """Blanks that reserve room for the node's exits, in case the disk is full when ranks
+        end."""
         return self.path / "exit" / f".node-{index}.reserve"
 
     def trace(self, rank: int) -> Path:
-        """The trace of older run folders, and of ranks with an older varuna_core."""
+        """The trace of one rank, in older run folders and from ranks with an older varuna_core."""
         return self.path / "trace" / f"{rank}.jsonl"
 
     def node_trace(self, index: int) -> Path:
@@ -287,14 +291,14 @@ class AttemptFolder:
         return self.path / "trace" / f"node-{index}.jsonl"
 
     def list_traces(self) -> list[Path]:
-        """Every trace that is there: of nodes, and of ranks."""
+        """List all existing traces, both of nodes and of ranks."""
         folder = self.path / "trace"
         names = [name for name in list_names(folder) if re.fullmatch(r"(node-)?\d+\.jsonl", name)]
         return [folder / name for name in sorted(names)]
 
 
 class MorphFolder:
-    """Files between the manager and the nodes of a run that may morph."""
+    """Files that the manager and the nodes of a run that may morph exchange."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -310,7 +314,7 @@ class MorphFolder:
         return self.path / "epochs"
 
     def claim(self, epoch: int) -> Path:
-        """Lands once, and never changes."""
+        """Claim of an epoch; created only once and never changed."""
         return self.epochs / f"{epoch}.claim.json"
 
     def manager(self, epoch: int) -> Path:
@@ -320,7 +324,7 @@ class MorphFolder:
         return self.epochs / f"{epoch}.orders.json"
 
     def turn(self, epoch: int, number: int) -> Path:
-        """Lands once: whose turn it is to give back a job that lost its manager."""
+        """Whose turn it is to give back a job that lost its manager; created only once."""
         return self.epochs / f"{epoch}.turn-{number}.json"
 
     def given_back(self, epoch: int) -> Path:
@@ -329,22 +333,23 @@ class MorphFolder:
 
     @property
     def unclaimed(self) -> Path:
-        """The manager's state in runs of vjob before there were epochs."""
+        """The manager's state in runs of versions without epochs."""
         return self.path / "manager.json"
 
     @property
     def lock(self) -> Path:
-        """Held by the manager as long as it runs."""
+        """Lock that the manager holds while it runs."""
         return self.path / "manager.lock"
 
     @property
     def shrink_lock(self) -> Path:
-        """Held while nodes are asked to leave, so that two who ask count each other's."""
+        """Lock held while nodes are asked to leave, so that concurrent requests count each other's
+        nodes."""
         return self.path / "shrink.lock"
 
     @property
     def tend_lock(self) -> Path:
-        """Held by `vjob tend` as long as it runs."""
+        """Lock that `vjob tend` holds while it runs."""
         return self.path / "tend.lock"
 
     @property
@@ -409,7 +414,7 @@ class RunFolder:
 
     @property
     def known_lines(self) -> Path:
-        """Rows of the catalogue for the nodes."""
+        """Rows of the catalogue of known lines, for the nodes."""
         return self.path / "known_lines.json"
 
     @property
@@ -419,7 +424,7 @@ class RunFolder:
 
     @property
     def hang_guard(self) -> Path:
-        """The file that says if agents may act on hangs, as `vjob guard` wrote it last."""
+        """Written by `vjob guard`: says whether agents may act on hangs."""
         return self.path / "hang-guard.json"
 
     @property
@@ -433,7 +438,7 @@ class RunFolder:
 
     @property
     def program(self) -> Path:
-        """The built-in programs, in one file that any python3 with torch runs."""
+        """The built-in programs in one file, which any python3 with torch can run."""
         return self.path / "program.pyz"
 
     @property
@@ -443,7 +448,7 @@ class RunFolder:
 
     @property
     def submitted_pickle(self) -> Path:
-        """The function and its arguments; after a checkpoint, with its new state."""
+        """The pickled function and its arguments; after a checkpoint, with its new state."""
         return self.path / "function" / "submitted.pkl"
 
     @property
@@ -455,22 +460,23 @@ class RunFolder:
 
     @property
     def code(self) -> Path:
-        """The copy of the user's code that the ranks run, where the run has one."""
+        """The copy of the user's code that the ranks run, if the run has one."""
         return self.path / "code"
 
     @property
     def code_files(self) -> Path:
-        """The names of its files: what ranks write into it besides is none of them."""
+        """Names of the files in the copy of the code; files that ranks add there are not among
+        them."""
         return self.path / "code.json"
 
     @property
     def code_diff(self) -> Path:
-        """How the user's code differed from its commit."""
+        """Differences between the user's code and its commit."""
         return self.path / "code.diff"
 
     @property
     def packages(self) -> Path:
-        """Packages of the ranks' interpreter at submit."""
+        """Packages of the ranks' interpreter at the submit."""
         return self.path / "packages.txt"
 
     @property
@@ -488,7 +494,7 @@ class RunFolder:
 
     @property
     def track(self) -> Path:
-        """State of the tools of `track`: how far each is, and what W&B keeps on disk."""
+        """State of the trackers: how far each has read, and what W&B keeps on disk."""
         return self.path / "track"
 
     @property
@@ -537,7 +543,7 @@ class RunFolder:
         return AttemptFolder(self.path / f"attempt-{number}", number)
 
     def attempts(self) -> list[AttemptFolder]:
-        """The attempts that were started, oldest first."""
+        """List the attempts that were started, oldest first."""
         numbers = ((path, as_whole(path.name[8:])) for path in list_files(self.path, "attempt-*"))
         found = [
             AttemptFolder(path, number)
@@ -548,7 +554,8 @@ class RunFolder:
 
 
 def make_run_folder(path: Path) -> RunFolder:
-    """A folder that is ours alone: a second run of the same second gets -1, -2, ..."""
+    """Create a folder for this run only: a second run in the same second gets the suffix -1, -2,
+    ..."""
     path.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
     for number in range(1000):
         own = path if number == 0 else path.with_name(f"{path.name}-{number}")

@@ -16,28 +16,28 @@ from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import AttemptFolder
 
 END_BYTES = 1024 * 1024
-"""Of a node's log, in which the last lines of a rank are looked for."""
+"""Bytes at the end of a node's log in which the last lines of a rank are searched for."""
 
 
 @dataclass(frozen=True)
 class RankOutput:
-    """The place of a rank's standard output or error."""
+    """Location of a rank's standard output or error."""
 
     path: Path
     rank: int
     is_own: bool
-    """True where no other rank's lines are in the file."""
+    """True if the file has no lines of other ranks."""
 
     def select(self, data: bytes) -> bytes:
-        """The rank's part of what was read of the file, without its tags."""
+        """Return the rank's part of data that was read from the file, without its tags."""
         if self.is_own:
             return data
         lines = re.findall(rb"^%d: (.*)" % self.rank, data, re.MULTILINE)
         return b"".join(line + b"\n" for line in lines)
 
     def read(self, most: int = -1) -> bytes:
-        """All that the rank wrote, in the first bytes of the file where `most` says so; nothing as
-        long as it is not there."""
+        """Return what the rank wrote, within the first `most` bytes of the file if `most` is set;
+        empty if the file does not exist yet."""
         try:
             with open_file(self.path) as handle:
                 return self.select(handle.read(most))
@@ -45,7 +45,7 @@ class RankOutput:
             return b""
 
     def read_end(self, most: int) -> bytes:
-        """The rank's last bytes in the file, from a whole line on."""
+        """Return the rank's last bytes in the file, starting at a whole line."""
         try:
             with open_file(self.path) as handle:
                 start = max(0, handle.seek(0, 2) - most)
@@ -56,7 +56,7 @@ class RankOutput:
         return self.select(data.partition(b"\n")[2] if start and b"\n" in data else data)
 
     def last_lines(self, count: int) -> List[str]:
-        """The last lines, made harmless."""
+        """Return the last lines, with control characters escaped."""
         if self.is_own:
             return last_lines(self.path, count)
         return show_lines(self.read_end(END_BYTES), count)
@@ -75,6 +75,6 @@ def locate_output(attempt: AttemptFolder, plan: Optional[Plan], rank: int, kind:
 
 
 def list_outputs(attempt: AttemptFolder) -> List[Path]:
-    """All that ranks printed: the logs of nodes, or in run folders of before of ranks."""
+    """List everything that ranks printed: the logs of nodes or, in older run folders, of ranks."""
     own = list_files(attempt.rank_log(0, "out").parent, "*.out")
     return own or list_files(attempt.path, "*.out")

@@ -26,21 +26,21 @@ from typing import Dict, List, Mapping, Optional, Sequence
 WARM_UP_STEPS = 5
 """First steps of an attempt, which say nothing about later ones."""
 RECENT_STEPS = 60
-"""Only so many of the last steps count when something is to be done."""
+"""Number of last steps that count when an action is to be taken."""
 LEAST_S = 0.1
 LEAST_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class Rung:
-    """How much longer, in how many of how many steps."""
+    """A rung of the ladder: how much slower, in which share of how many steps."""
 
     times: float
-    """The work of the peers."""
+    """Minimum ratio to the work of the peers."""
     share: float
-    """Least share of steps above it."""
+    """Minimum share of steps above that ratio."""
     num_steps: int
-    """Least number of steps that must be known."""
+    """Minimum number of steps with known times."""
 
 
 NOTABLE = Rung(times=1.1, share=0.6, num_steps=1)
@@ -50,15 +50,15 @@ STARK = Rung(times=1 / 0.7, share=0.5, num_steps=1)
 
 @dataclass(frozen=True)
 class SlowRank:
-    """A rank that is PERSISTENT among the last steps."""
+    """A rank that is PERSISTENT in the last steps."""
 
     rank: int
     ratio: float
-    """Its work over that of its peers, in the median step."""
+    """The rank's work divided by that of its peers, in the median step."""
     share: float
-    """The part of the steps in which it was slow."""
+    """The share of steps in which the rank was slow."""
     extra_s: float
-    """Seconds that it works longer than they, in the median step."""
+    """Seconds by which the rank works longer than its peers, in the median step."""
     work_s: float
     peers_s: float
     num_steps: int
@@ -79,7 +79,7 @@ def find_slow_ranks(
 
 
 def costs_much(extra_s: float, step_s: Optional[float]) -> bool:
-    """True if the loss is worth reporting."""
+    """True if the loss is large enough to report."""
     return extra_s > max(LEAST_S, LEAST_SHARE * (step_s or 0.0))
 
 
@@ -126,9 +126,11 @@ def _compare(works_s: Mapping[int, Mapping[int, float]], ranks: Sequence[int]) -
 
 
 def compute_peers_work(works: List[float]) -> float:
-    """The median of a slow rank's peers, from the works of all with its own.
+    """Return the median work of a slow rank's peers, given the works of all ranks including its
+    own.
 
-    It is the same for each rank of the upper half: to leave one out there changes nothing below.
+    The result is the same for every rank of the upper half, since removing one of them does not
+    change the ranks below.
     """
     works.sort()
     middle = (len(works) - 1) // 2

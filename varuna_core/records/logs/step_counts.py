@@ -1,4 +1,5 @@
-"""ranks/<rank>.steps: how many optimizer steps a rank has done, and when; small, and of one size.
+"""ranks/<rank>.steps: the number of optimizer steps of a rank, and their times; small, with a fixed
+size.
 
     head, 84 bytes    count, time of the first and the last step; written every tenth of a second
     body, 8 kB        written once a second and at the end
@@ -26,9 +27,9 @@ from typing import Deque, List, Optional, Tuple
 
 MAGIC = b"VJS1"
 HEAD_S = 0.1
-"""Between two writes of the head."""
+"""Seconds between two writes of the head."""
 POINT_S = 1.0
-"""Between two points, and two writes of the body, at the beginning."""
+"""Seconds, at the beginning, between two points and between two writes of the body."""
 MOST_POINTS = 256
 NUM_RECENT = 128
 NUM_LONGEST = 32
@@ -36,7 +37,7 @@ LEAST_BIT = -13
 """Durations below 2**-14 s are one class."""
 NUM_CLASSES = 4 * 32
 CAPTURED = 1
-"""Flag: a step was recorded in a CUDA graph, whose replays nobody counts."""
+"""Flag: a step was captured in a CUDA graph, whose replays are not counted."""
 SLOW = 2.5
 """A step longer than the median one times this contains a pause."""
 EMPTY_S = 10.0
@@ -60,10 +61,10 @@ FILE_BYTES = HEAD_BYTES + BODY_BYTES
 
 @dataclass(frozen=True)
 class LongStep:
-    """One of the longest steps: from the end of the step before to its own."""
+    """One of the longest steps, measured from the end of the previous step to its own end."""
 
     step: int
-    """Its number in this count, from 2."""
+    """Number of the step in this count, from 2."""
     end_at: float
     seconds: float
 
@@ -74,26 +75,26 @@ class StepCounts:
 
     count: int
     opened_at: float
-    """Time at which the rank had imported torch's optimizers."""
+    """Time at which the rank finished importing torch's optimizers."""
     first_at: float
     """End of the first step."""
     last_at: float
-    """End of the last one."""
+    """End of the last step."""
     starts: int = 1
-    """Number of processes of this rank that did steps in this attempt; these are the last one's
-    figures."""
+    """Number of processes of this rank that made steps in this attempt; the figures are those of
+    the last one."""
     earlier: int = 0
-    """Steps of this rank's earlier processes."""
+    """Number of steps made by this rank's earlier processes."""
     is_captured: bool = False
-    """Steps run in a CUDA graph: `count` is the least that were done."""
+    """True if steps run in a CUDA graph: `count` is then a lower bound."""
     pid: int = 0
     """The process that did the last steps, in its own PID namespace."""
     points: Tuple[Tuple[int, float], ...] = ()
     """(count, time): the first step, evenly some, and those of the last `NUM_RECENT` seconds."""
     durations: Tuple[Tuple[int, float], ...] = ()
-    """(number, seconds of all together) of steps that took about as long, the shortest first."""
+    """(number, total seconds) for each class of steps with similar durations, shortest first."""
     longest: Tuple[LongStep, ...] = ()
-    """Longest steps, in the order of time."""
+    """The longest steps, in order of time."""
 
     @property
     def num_timed(self) -> int:
@@ -131,7 +132,7 @@ class StepCounts:
         return max(0.0, self.last_at - self.first_at - pauses) + usual
 
     def count_at(self, at: float) -> float:
-        """Steps done at a time, interpolated between two points."""
+        """Return the number of steps done at a time, interpolated between two points."""
         if at < self.first_at:
             return 0.0
         before = self.points[0] if self.points else (self.count, self.last_at)
@@ -159,7 +160,7 @@ class Tally:
         self.nums = [0] * NUM_CLASSES
         self.seconds = [0.0] * NUM_CLASSES
         self.longest: List[Tuple[float, int, float]] = []
-        """Seconds, step and end, as a heap."""
+        """Seconds, step number and end of the longest steps, as a heap."""
         self.points: List[Tuple[int, float]] = []
         self.recent: Deque[Tuple[int, float]] = deque(maxlen=NUM_RECENT)
         self.interval_s = POINT_S
@@ -209,7 +210,8 @@ class Tally:
         return data + _CRC.pack(zlib.crc32(data))
 
     def pack_head(self, owner: Tuple[int, int, int, int, int], in_body: int) -> bytes:
-        """`owner`: processes so far, pid, PID namespace, start time, steps of those before."""
+        """Encode the head. `owner`: number of processes so far, pid, PID namespace, start time, and
+        steps of earlier processes."""
         starts, pid, space, began, earlier = owner
         data = _HEAD.pack(
             MAGIC, self.flags, starts, pid, space, began, self.count, earlier,
@@ -237,7 +239,7 @@ class StepFile:
 
 
 def claim_file(path: str) -> Optional[StepFile]:
-    """Open the rank's file for this process; None while another process that lives counts there.
+    """Open the rank's file for this process; return None while another living process counts there.
 
     That is the case for children of the process that trains. A process that is started again takes
     over from a dead one.
@@ -264,7 +266,8 @@ def claim_file(path: str) -> Optional[StepFile]:
 
 
 def _identify(pid: str) -> Tuple[int, int]:
-    """The PID namespace of a process and the tick in which it began, which no later one has."""
+    """Return the PID namespace of a process and the tick in which it began, which identify it
+    uniquely."""
     try:
         space = os.stat(f"/proc/{pid}/ns/pid").st_ino
         with open(f"/proc/{pid}/stat", "rb") as handle:
@@ -274,7 +277,7 @@ def _identify(pid: str) -> Tuple[int, int]:
 
 
 def parse_counts(data: bytes) -> Optional[StepCounts]:
-    """Parse a file, or what there is of it; None without a whole head."""
+    """Parse a file, which may be incomplete; return None without a whole head."""
     head = _parse_head(data)
     if head is None:
         return None

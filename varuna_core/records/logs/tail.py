@@ -1,4 +1,4 @@
-"""Read the ends of log files, and what was added to them, cheaply and safely.
+"""Read the ends of log files, and what was appended to them, cheaply and safely.
 
 Log lines go to a terminal: whatever could move its cursor or set its title is made visible instead.
 """
@@ -17,16 +17,16 @@ from varuna_core.records.files import open_file, skip_hole
 TAIL_BYTES = 64 * 1024
 READ_BYTES = 4 * 1024 * 1024
 SKIP_BYTES = 16 * 1024 * 1024
-"""As far back as `--lines` looks."""
+"""Maximum distance from the end of a file at which `--lines` searches."""
 LONGEST = 1024 * 1024
-"""Bytes of a line without an end; then it counts as one, and its rest as another."""
+"""Maximum bytes of a line without an end; longer lines are split."""
 ANCHOR_BYTES = 256
 SAVED_BYTES = 64
-"""Of an anchor that is kept in a file."""
+"""Bytes of an anchor that is stored in a file."""
 SMALLEST_CUT = 64 * 1024
-"""A log that was cut is never smaller."""
+"""Minimum size of a log that was cut."""
 MOVED_BYTES = 256 * 1024 * 1024
-"""As far back as a place is looked for in a log that was cut."""
+"""Maximum distance over which a position is searched for in a log that was cut."""
 COLOUR = re.compile(r"\x1b\[[0-9;]{0,40}m")
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
@@ -44,18 +44,19 @@ def clean(text: str) -> str:
 
 
 def fold(text: str) -> str:
-    """`clean` on one line, lines after semicolons, and each run of white space as one space."""
+    """Apply `clean` and join to one line: lines are separated by semicolons, and white space is
+    collapsed."""
     joined = re.sub(r"(?<=[\w)\]'\"`])\s*\n\s*(?=\S)", "; ", text)
     return clean(" ".join(joined.split()))
 
 
 def clean_name(text: str) -> str:
-    """`clean` for what must stay in its line, such as the name of a file."""
+    """Apply `clean` to text that must stay on its line, such as the name of a file."""
     return clean(text).replace("\n", "\\n")
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """The last lines; of a progress bar only its last state. Missing files have none."""
+    """Return the last lines; of a progress bar only its last state. A missing file has none."""
     try:
         with open_file(path) as handle:
             size = os.fstat(handle.fileno()).st_size
@@ -67,7 +68,8 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 
 def show_lines(data: bytes, count: int) -> list[str]:
-    """The last lines of some bytes, made harmless; empty ones are left out."""
+    """Return the last lines of some bytes, with control characters escaped; empty lines are
+    skipped."""
     lines = [line.rpartition(b"\r")[2] or line for line in data.rstrip(b"\r\n").split(b"\n")]
     shown = [clean(line.decode(errors="replace")) for line in lines if line.strip()]
     return shown[-count:] if count else []
@@ -96,17 +98,17 @@ class Follower:
         self._rest = b""
         self._first = b""
         self._last = b""
-        """The last bytes that were read: by them the place is found again in a log that was cut."""
+        """The last bytes that were read: they locate the position again in a log that was cut."""
         if start_lines is not None:
             self._skip_to_last(start_lines, within_bytes)
 
     def read(self, *, final: bool = False) -> Iterator[str]:
-        """New lines. A small file that shrank was written again and is read from its start; a large
-        one was cut, and is followed where it goes on."""
+        """Return new lines. A small file that shrank has been rewritten and is read from its start;
+        a large file that shrank was cut, and reading continues at the same content."""
         return (line for _, line in self.read_placed(final=final))
 
     def read_placed(self, *, final: bool = False) -> Iterator[tuple[int, str]]:
-        """New lines, each with its offset in the file."""
+        """Return new lines, each with its offset in the file."""
         while (lines := self._read_some()) is not None:
             yield from lines
         if final and self._rest:
@@ -114,18 +116,19 @@ class Follower:
             yield self._offset - len(rest), _decode(rest)
 
     def save(self) -> list[Any]:
-        """The offset of the next whole line, for `go_on`."""
+        """Return the offset of the next whole line, for `go_on`."""
         rest = len(self._rest)
         last = self._last[: max(0, len(self._last) - rest)][-SAVED_BYTES:]
         return [self._offset - rest, base64.b64encode(last).decode()]
 
     def go_on(self, saved: Any) -> None:
-        """Begin where another one was, in the same file as it is by now."""
+        """Continue from the saved position of another Follower in the same file, which may have
+        grown."""
         offset, last = saved
         self._offset, self._last = int(offset), base64.b64decode(last)
 
     def _read_some(self) -> list[tuple[int, str]] | None:
-        """The whole lines of the next piece; None at the end of the file."""
+        """Return the whole lines of the next piece; None at the end of the file."""
         try:
             with open_file(self.path) as handle:
                 if not self._is_in_place(handle):
@@ -161,7 +164,7 @@ class Follower:
         return [(place, _decode(line))] if line else []
 
     def _is_in_place(self, handle: BinaryIO) -> bool:
-        """False where what was read last does not stand before our place any more."""
+        """Return False if the bytes that were read last are no longer before the position."""
         if not self._first:
             self._first = handle.read(ANCHOR_BYTES)
         if os.fstat(handle.fileno()).st_size < self._offset:
@@ -170,7 +173,7 @@ class Follower:
         return handle.read(len(self._last)) == self._last
 
     def _reopen(self, handle: BinaryIO) -> None:
-        """Go on in a file that is another, or that was cut (`cluster.log_limit_mb`)."""
+        """Continue in a file that was replaced, or that was cut (`cluster.log_limit_mb`)."""
         first = handle.read(ANCHOR_BYTES) if handle.seek(0) == 0 else b""
         size = handle.seek(0, 2)
         if not first.startswith(self._first) or size < SMALLEST_CUT:

@@ -32,13 +32,13 @@ BAR_SLACK_S = 0.5
 
 @dataclass(frozen=True)
 class LineTimes:
-    """The marks of one log: offsets and times, both rising."""
+    """The marks of one log: offsets and times, both increasing."""
 
     offsets: Tuple[int, ...]
     times: Tuple[float, ...]
 
     def find(self, offset: int) -> Optional[float]:
-        """When the line that begins at `offset` was written, or a little before."""
+        """Return when the line at `offset` was written, or a little earlier."""
         at = bisect_right(self.offsets, offset) - 1
         return self.times[at] if at >= 0 else None
 
@@ -56,26 +56,27 @@ _CUT_NOTE = re.compile(rb"^vjob: +(\d{1,15}) bytes are left out here \(", re.MUL
 
 @dataclass(frozen=True)
 class Cut:
-    """Bytes that were left out of the middle of a log, at a moment."""
+    """A cut: bytes that were removed from the middle of a log at some moment."""
 
     place: int
-    """Where the line stands that says so."""
+    """Offset of the line that reports the cut."""
     begin: int
-    """Where what came after it was before."""
+    """Offset, before the cut, of the text that follows the removed bytes."""
     end: int
-    """Where it is now."""
+    """Offset of the same text after the cut."""
     num_bytes: int
-    """All that is left out so far."""
+    """Total number of bytes removed so far."""
 
     def move(self, place: int) -> int:
-        """The present offset of a line."""
+        """Return the present offset of a line, given its offset before the cut."""
         if place >= self.begin:
             return place - self.begin + self.end
         return min(place, self.place)
 
 
 def count_left_out(data: bytes) -> int:
-    """Bytes that a log says to lack, by its line in this piece; 0 without one."""
+    """Return the number of bytes that a log reports as removed, from its line in this piece; 0
+    without such a line."""
     found = _CUT_NOTE.search(data) if b"bytes are left out here" in data else None
     return int(found[1]) if found else 0
 
@@ -85,7 +86,8 @@ def format_mark(time: float, out: int, err: int) -> bytes:
 
 
 def parse_marks(data: bytes) -> Tuple[LineTimes, LineTimes]:
-    """Marks of .out and of .err, without torn lines; a clock that stepped back stands still."""
+    """Parse the marks of .out and of .err, skipping torn lines; a clock that stepped back stands
+    still."""
     out: Dict[int, float] = {}
     err: Dict[int, float] = {}
     latest = float("-inf")
@@ -106,7 +108,7 @@ def parse_marks(data: bytes) -> Tuple[LineTimes, LineTimes]:
 
 
 def move_marks(data: bytes, column: int, cut: Cut) -> bytes:
-    """The marks of a log out of which a middle part was cut; `column` is 0 for .out, 1 for .err."""
+    """Return the marks of a log after a cut; `column` is 0 for .out, 1 for .err."""
     found: List[bytes] = []
     for line in data.split(b"\n")[:-1]:
         words = line.split()
@@ -122,12 +124,12 @@ def move_marks(data: bytes, column: int, cut: Cut) -> bytes:
 
 PIECE_BYTES = 64 * 1024
 MOST_BAD = 10_000
-"""Lines that are no marks; a file with more is none of ours, and is not read to its end."""
+"""Maximum number of invalid lines; the rest of a file with more is not read."""
 
 
 class MarkReader:
-    """Marks of a log for offsets that rise. The file may grow; each byte is read once, and only a
-    piece of the file is in memory."""
+    """Reader of a log's marks for increasing offsets. The file may grow; each byte is read once,
+    and only a piece of the file is in memory."""
 
     def __init__(self, path: Path, *, is_err: bool, state: Any = None) -> None:
         """`state` is what `save` of another one returned: this one goes on from there."""
@@ -147,7 +149,7 @@ class MarkReader:
         return [self._inode, self._place, self._at, None if is_none else self._latest]
 
     def look(self) -> None:
-        """There may be more of the file now, or another one in its place."""
+        """Note that the file may have grown or been replaced."""
         self._is_at_end = False
         self._ahead.clear()  # read again: the places of a log that was cut are lower
         self._next_place = self._place
@@ -202,7 +204,7 @@ class MarkReader:
             return b""
 
     def _parse(self, line: bytes) -> Optional[Tuple[int, float]]:
-        """The place and the time of a mark; None for another line."""
+        """Parse the place and the time of a mark; None for another line."""
         words = line.split()
         try:
             place, time = int(words[self._column]), float(words[0])
@@ -212,12 +214,12 @@ class MarkReader:
 
 
 KEPT_BYTES = 256 * 1024
-"""Of the end of a file of marks that grows: an hour of lines at least."""
+"""Bytes that are read at the end of a growing file of marks: at least an hour of lines."""
 MOST_MARKS = 12_000
 
 
 class TimesTail:
-    """The last marks of a file that grows; each look reads what is new."""
+    """The last marks of a growing file; each `read` parses what is new."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -227,7 +229,7 @@ class TimesTail:
         self._parsed: Optional[Tuple[LineTimes, LineTimes]] = None
 
     def read(self) -> Tuple[LineTimes, LineTimes]:
-        """Marks of .out and of .err."""
+        """Return the marks of .out and of .err."""
         try:
             with open_file(self._path) as handle:
                 size = handle.seek(0, 2)
@@ -254,30 +256,32 @@ class Exchange:
     """One question and its answer, in nanoseconds of `TraceWriter.read_clock`."""
 
     asked: int
-    """Own clock, before the question was sent."""
+    """Own clock when the question was sent."""
     heard: int
-    """Rank 0's clock, when it had the question."""
+    """Rank 0's clock when it received the question."""
     replied: int
-    """Rank 0's clock, before the answer was sent."""
+    """Rank 0's clock when it sent the answer."""
     answered: int
-    """Own clock, when the answer was there."""
+    """Own clock when the answer was received."""
 
 
 @dataclass(frozen=True)
 class Offset:
-    """Seconds to add to the own clock to get rank 0's; right to within the residual."""
+    """Seconds to add to the own clock to get rank 0's clock; the error is at most the residual."""
 
     offset_ns: int
     residual_ns: int
 
 
 def find_offset(exchange: Exchange) -> Offset:
-    """The offset of one exchange; the residual is half of the time that messages were under way."""
+    """Return the offset of one exchange; the residual is half of the time that messages were in
+    flight."""
     there = exchange.heard - exchange.asked
     back = exchange.replied - exchange.answered
     return Offset((there + back) // 2, max(0, (there - back + 1) // 2))
 
 
 def choose_offset(exchanges: Iterable[Exchange]) -> Optional[Offset]:
-    """The offset of the quickest exchange, which is the surest; None where there is none."""
+    """Return the offset of the fastest exchange, which has the smallest error; None if there is
+    none."""
     return min(map(find_offset, exchanges), key=lambda found: found.residual_ns, default=None)

@@ -1,4 +1,4 @@
-"""trace/node-<index>.jsonl: when the ranks of a node did what, one JSON line a thing.
+"""trace/node-<index>.jsonl: what the ranks of a node did and when, one JSON line for each entry.
 
 {"rank": 3}                                                       a batch of rank 3 begins
 {"trace": 1, "rank": 3, "stages": [1], ..., "columns": [...]}     first, and after a restart again
@@ -61,13 +61,13 @@ ACTIONS = ("F", "f", "R", "B", "I", "W", "O", "L")
 COMPUTE = (*ACTIONS, "compute")
 COMMUNICATION = ("send", "all-reduce", "communication")
 OTHERS = ("optimizer", "checkpoint", "data", "evaluate", "memcpy", "idle")
-"""`memcpy` and `idle` are read, and no part of vjob writes them."""
+"""Further kinds of events; `memcpy` and `idle` are read, but no part of vjob writes them."""
 OTHER = "other"
-"""Spans of a script by names of its own (varuna_core/trace); `what` has the name."""
+"""Kind of a script's spans with names of its own (varuna_core/trace); `what` has the name."""
 DETAIL = "detail"
-"""The same, within a span that has its time already: it joins no sum."""
+"""Kind of such spans inside a span whose time is already counted: they are not added to sums."""
 CONTINUED = "goes on"
-"""`what` of the further pieces of an action that others interrupted."""
+"""Value of `what` for the later pieces of an interrupted action."""
 ActionTrace = Callable[[str, float, float, float], None]
 """Called after an action: its spelling, then when it began, had its message, and ended (seconds
 of `time.perf_counter`)."""
@@ -76,11 +76,11 @@ SHARED = "node-"
 """Beginning of the name of a file that several ranks write."""
 FLUSH_BYTES = 64 * 1024
 FLUSH_S = 5.0
-"""A killed rank loses at most so much of its trace."""
+"""Seconds between writes: a killed rank loses at most this much of its trace."""
 MOST_EVENTS = 20_000
-"""Of one step by `add`: what is beyond joins the sums alone."""
+"""Maximum events of one step written by `add`; further events only enter the sums."""
 DETAIL_BYTES = 1 << 27
-"""After so many bytes of details they are written half as often."""
+"""After this many bytes of details, details are written half as often."""
 
 _ACTION = re.compile(r"(\d+)([A-Za-z]+)(\d+)")
 _FOREIGN = re.compile(r"[^A-Za-z0-9 ._:/+-]")
@@ -88,14 +88,15 @@ _Event = Tuple[str, int, int, float, float, float, int, str]
 
 
 class Clock(Protocol):
-    """A device's, which does later what the host has called (varuna_core/trace/device.py)."""
+    """The clock of a device, which executes the host's calls later
+    (varuna_core/trace/device.py)."""
 
     def mark(self, at: float) -> None:
         """Mark this moment, a `perf_counter`: `find` will tell when the device had done all calls
         before it."""
 
     def settle(self) -> None:
-        """Learn what the device has done since."""
+        """Update the times from what the device has completed since."""
 
     def is_settled(self, at: float) -> bool: ...
 
@@ -109,10 +110,10 @@ class Clock(Protocol):
 
 
 class _Ended(NamedTuple):
-    """Something whose events are complete, and that is written once their times are known."""
+    """A step or other span whose events are complete; it is written once their times are known."""
 
     step: Optional[int]
-    """None of what came after the last step."""
+    """Number of the step; None for events after the last step."""
     begun: float
     until: float
     is_whole: bool
@@ -124,13 +125,13 @@ class _Ended(NamedTuple):
 
 
 def choose_trace_file(environ: Mapping[str, str]) -> Path:
-    """The file in which a rank writes its trace. An older agent sets VJOB_TRACE alone, a file of
-    the rank; an older varuna_core in the ranks' Python knows no other."""
+    """Return the file in which a rank writes its trace. An older agent sets only VJOB_TRACE, a file
+    for one rank, and an older varuna_core in the ranks' Python knows only that variable."""
     return Path(environ.get("VJOB_NODE_TRACE") or environ["VJOB_TRACE"])
 
 
 class _Names(Dict[str, str]):
-    """Names as they are written: nothing in them that JSON or the reader would trip over."""
+    """Names as they are written, without characters that JSON or the reader could not handle."""
 
     def __missing__(self, name: str) -> str:
         self[name] = _FOREIGN.sub("_", str(name))
@@ -138,7 +139,7 @@ class _Names(Dict[str, str]):
 
 
 def _read_both_clocks() -> Tuple[float, int]:
-    """`perf_counter` and the wall clock of one moment: the tightest of a few tries.
+    """Read `perf_counter` and the wall clock at one moment: the tightest of a few tries.
 
     A process that is put aside between the two would be milliseconds off the others of its node.
     """
@@ -153,8 +154,8 @@ def _read_both_clocks() -> Tuple[float, int]:
 class TraceWriter:
     """Writes one rank's trace; given as `trace=` to Varuna it takes the engine's actions.
 
-    Nothing here raises into the training: what goes wrong stops the trace, with one warning.
-    Events may come from any thread; steps begin and end in one.
+    No method raises an error into the training: a failure stops the trace with one warning. Events
+    may come from any thread; steps begin and end in one thread.
     """
 
     def __init__(
@@ -185,9 +186,9 @@ class TraceWriter:
         self._find_clock = find_clock
         self._clock: Optional[Clock] = None
         self.threads: Set[int] = set()
-        """Those that give the device its work; the events of others are the host's."""
+        """Threads that submit work to the device; events of other threads use the host's clock."""
         self._aside: List[_Event] = []
-        """Events of others."""
+        """Events of other threads."""
         self._waiting: Deque[_Ended] = deque()
         self._num_first = num_first
         self._step: Optional[int] = None
@@ -224,7 +225,7 @@ class TraceWriter:
     # What happens.
 
     def now(self) -> float:
-        """`perf_counter`. With a device, what it has been given until now is known by it."""
+        """Return `perf_counter`. With a device, also mark the work submitted so far."""
         now = time.perf_counter()
         if self._clock is not None:
             self._mark_time(now)
@@ -235,7 +236,7 @@ class TraceWriter:
             self._clock.mark(now)
 
     def __call__(self, action: str, begin: float, ready: float, end: float) -> None:
-        """An action of the engine, in seconds of `time.perf_counter`; it has just ended."""
+        """Record an action of the engine that has just ended, in seconds of `time.perf_counter`."""
         if self._clock is not None:
             self._mark_time(end)
         found = self._actions.get(action)
@@ -257,7 +258,8 @@ class TraceWriter:
         num_bytes: int = 0,
         what: str = "",
     ) -> None:
-        """Anything else, of COMMUNICATION or OTHERS; `what` names it further (`gradients`)."""
+        """Record any other event, of COMMUNICATION or OTHERS; `what` names it further
+        (`gradients`)."""
         stage = self._stage if stage is None else stage
         ready = begin if ready is None else ready
         event = (kind, stage, microbatch, begin, ready, end, num_bytes, what)
@@ -273,7 +275,7 @@ class TraceWriter:
 
     @contextmanager
     def span(self, kind: str, **facts: Any) -> Iterator[None]:
-        """`add` for the time that the block takes."""
+        """Record the time of a block with `add`."""
         begin = self.now()
         try:
             yield
@@ -291,7 +293,8 @@ class TraceWriter:
         self._step, self._begun = step, now
 
     def end_step(self, at: Optional[float] = None) -> None:
-        """End the step now, or at a `perf_counter` before; else it goes on to the next begin."""
+        """End the step now or at an earlier `perf_counter`; otherwise it lasts until the next
+        begins."""
         self._finish(self.now() if at is None else at)
 
     def drop_step(self) -> None:
@@ -306,11 +309,11 @@ class TraceWriter:
     # The clock.
 
     def read_clock(self) -> int:
-        """Nanoseconds since 1970 by this file's clock, for `Exchange`."""
+        """Return nanoseconds since 1970 by this file's clock, for `Exchange`."""
         return self._origin_ns + self._count_ns(time.perf_counter())
 
     def add_exchanges(self, exchanges: Iterable[Exchange]) -> None:
-        """Record how far rank 0's clock is, at the start and every few minutes."""
+        """Record the offset to rank 0's clock, at the start and every few minutes."""
         found = choose_offset(exchanges)
         if found is not None:
             at = self._count_ns(time.perf_counter())
@@ -320,7 +323,7 @@ class TraceWriter:
     # The file.
 
     def flush(self) -> None:
-        """Write what is held, whole lines in one go."""
+        """Write buffered entries, as whole lines in one write."""
         with self._lock:
             lines, self._lines, self._size = self._lines, [], 0
             self._flushed = time.perf_counter()
@@ -381,7 +384,7 @@ class TraceWriter:
             self.flush()
 
     def _end(self, now: float, *, is_whole: bool) -> None:
-        """End the step that is open, or what came after the last one."""
+        """End the open step, or the span after the last one."""
         step, self._step = self._step, None
         aside, self._aside = self._aside, []
         wants_details = step is not None and (
@@ -400,7 +403,7 @@ class TraceWriter:
         self._waiting.append(ended)
 
     def _settle(self, clock: Clock) -> None:
-        """Write what the device is done with."""
+        """Write the entries whose work the device has completed."""
         clock.settle()
         while self._waiting and clock.is_settled(self._waiting[0].until):
             ended = self._waiting.popleft()
@@ -410,7 +413,7 @@ class TraceWriter:
             clock.forget(ended.begun)
 
     def _translate(self, clock: Clock, events: List[_Event]) -> List[_Event]:
-        """With the times of the device."""
+        """Replace the times of events by those of the device."""
         find = clock.find
         return [
             (kind, stage, micro, find(begin), find(ready), find(end), size, what)
@@ -465,7 +468,8 @@ class TraceWriter:
     def _add_up(
         self, events: List[_Event], sums: Dict[str, List[float]], ends: List[float]
     ) -> None:
-        """[count, wait, work] of each kind, and from when to when the actions ran."""
+        """Add events to the sums, [count, wait, work] of each kind, and update the begin and end of
+        the actions."""
         for kind, _, _, begin, ready, end, _, what in events:
             if kind == DETAIL:
                 continue
@@ -495,14 +499,15 @@ class TraceWriter:
         return fields
 
     def _add_details(self, step: int, events: List[_Event]) -> None:
-        """Ranks that have to write less often than others have some of those steps in common."""
+        """Write a step's details. Doubling `log_every` keeps some of the detailed steps common to
+        all ranks."""
         self._detail_bytes += self._add_events(step, events)
         if self._detail_bytes > DETAIL_BYTES:
             self._detail_bytes = 0
             self.log_every *= 2
 
     def _add_events(self, step: int, events: List[_Event]) -> int:
-        """The number of bytes."""
+        """Write events and return the number of bytes."""
         origin, names = self._origin_s, self._names
         lines = []
         for kind, stage, microbatch, begin, ready, end, num_bytes, what in events:

@@ -25,18 +25,19 @@ from varuna_core.facts.deciding import FALLOUT
 
 MARK = "Traceback (most recent call last)"
 PREFIX = re.compile(r"\[rank\d+\]: ?")
-"""Before each line of a traceback, where torch's hook writes it."""
+"""Prefix of each line of a traceback that torch's hook writes."""
 _FRAME = re.compile(r'  File ".*", line \d+')
 _NAME = re.compile(r"[A-Za-z_][\w.]*(:|$)")
-"""Beginning of an exception's line: its class."""
+"""Beginning of an exception's line: the name of its class."""
 _LINKS = ("During handling of the above exception", "The above exception was the direct cause")
 _ASIDE = re.compile(
     r"Exception (ignored|in)\b|Error in |Process \S+:$|Task exception was never|--- Logging error"
     r"|Original Traceback|Unhandled exception in|\bin thread\b"
 )
-"""In the line before a traceback that ended no main thread."""
+"""Matches the line before a traceback that did not end the main thread."""
 SUMMARIES = re.compile(r"(\w+\.)*(ChildFailedError|CalledProcessError|ProcessExitedException)\b")
-"""Exceptions by which a launcher reports that a process below it failed: that one's own counts."""
+"""Exceptions with which a launcher reports that a child process failed; the child's own exception
+counts instead."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,14 @@ class Raised:
     """One exception with a traceback."""
 
     text: str
-    """Its class and the first line of its message."""
+    """Class of the exception and the first line of its message."""
     place: int
-    """The place of that line, as the caller counts."""
+    """Position of that line, as counted by the caller."""
     first: int
-    """The place of the first line of its chain."""
+    """Position of the first line of its chain."""
     is_aside: bool = False
-    """It was reported beside the main thread: by another thread, a destructor, a child."""
+    """True if it was reported outside of the main thread: by another thread, a destructor or a
+    child process."""
 
 
 class TracebackReader:
@@ -58,7 +60,7 @@ class TracebackReader:
 
     def __init__(self) -> None:
         self.last: Optional[Raised] = None
-        """The last exception of the main thread that is no launcher's summary."""
+        """The last exception of the main thread that is not a launcher's summary."""
         self._own: Optional[Raised] = None
         """The last of these that tells of no other process's end."""
         self._summary: Optional[Raised] = None
@@ -68,16 +70,16 @@ class TracebackReader:
 
     @property
     def is_idle(self) -> bool:
-        """True where a line without a mark of a traceback changes nothing."""
+        """True if a line without a mark of a traceback changes nothing."""
         return not self._is_open and not self._is_linked
 
     def get_end(self) -> Optional[Raised]:
-        """The exception that ended the process, if one did; below a launcher, whose processes all
-        write here, the one that does not follow from another's."""
+        """Return the exception that ended the process, if one did; below a launcher, whose
+        processes share this output, the one that is not a consequence of another's."""
         return (self._own if self._summary is not None else None) or self.last or self._summary
 
     def feed(self, line: str, place: int) -> Optional[Raised]:
-        """Read one line; returns the exception whose line it is."""
+        """Read one line; return the exception that the line reports, if any."""
         line = PREFIX.sub("", line, count=1).rstrip()
         if not line:
             return None
@@ -116,10 +118,10 @@ class TracebackReader:
 
 
 def quotes_exception(text: str) -> bool:
-    """True for a line that has an exception somewhere, as logs of a program do."""
+    """True for a line that contains an exception somewhere, as in a program's log."""
     return re.search(r"\b[A-Z]\w*(Error|Exception): ", text) is not None
 
 
 def looks_raised(text: str) -> bool:
-    """True for a line that reads as that of an exception, with a traceback or without."""
+    """True for a line that looks like an exception's, with or without a traceback."""
     return re.match(r"(\w+\.)*[A-Z]\w*(Error|Exception|Interrupt|Exit|Warning)\b", text) is not None
