@@ -1,16 +1,16 @@
-"""Packs the agent into one file that any python3 from 3.8 runs: `agent.pyz`; and the built-in
-programs with all of varuna_core into `program.pyz`, so that ranks need torch and nothing of vjob;
-and what runs a pickled function, likewise, into `function.pyz`.
+"""Pack the agent into one file that any python3 from 3.8 runs (`agent.pyz`), the built-in
+programs with all of varuna_core into `program.pyz`, so that ranks need torch but no vjob, and the
+runner of pickled functions into `function.pyz`.
 
 `agent.pyz` holds what nodes can import in this run: its entry points, and what they import in turn.
 
-Beside each source lies what this Python compiles it to, which the same version of Python on a node
-takes as it is: compiling is half of an agent's start. Any other one finds by the number in front
-that it is not for it, and compiles the source (PEP 552: an unchecked hash-based pyc).
+Each source comes with its bytecode (PEP 552: an unchecked hash-based pyc), since compiling takes
+half of an agent's start. A node's Python of another version rejects the bytecode by its magic
+number and compiles the source.
 
-The same sources and the same Python give the same bytes, so a run folder can be compared with
-another. They are kept in ~/.cache/vjob, for compiling takes longer than a submit. Stored, not
-compressed: a stripped python3 may lack zlib.
+The same sources and the same Python give the same bytes, so that run folders can be compared. The
+bundles are cached in ~/.cache/vjob, since compiling takes longer than a submit. They are not
+compressed, since a minimal python3 may lack zlib.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ENTRIES: Mapping[str, Callable[[Plan], bool]] = {
     "agent.track.tracker": lambda plan: plan.track is not None,
     "trace.hook": lambda plan: plan.timeline,
 }
-"""Modules that only some runs start: another module's import does not bring them along."""
+"""Modules that only some runs start; they are bundled only for such runs, even if imported."""
 _NAME = re.compile(r"varuna_core(\.\w+)+(?=:|$)")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _SHEBANG = b"#!/usr/bin/env python3\n"
@@ -93,9 +93,9 @@ def write_bundle(
     compiled: bool = True,
     plugins: Optional[Mapping[str, Sequence[str]]] = None,
 ) -> None:
-    """Write agent.pyz; it lands whole or not at all. Without `compiled` it is a third as large.
+    """Write agent.pyz atomically. Without bytecode (`compiled`) the file is a third as large.
 
-    Without a `plan` it serves any run. `plugins` are those that nodes need: names by group.
+    Without a `plan` the file serves any run. `plugins` has the plug-ins that nodes need, by group.
     """
     sources = {**collect_sources(), **collect_for_nodes(plugins or {})}
     some = [name for name, is_needed in ENTRIES.items() if plan is None or is_needed(plan)]
@@ -124,9 +124,9 @@ def select_imported(sources: Mapping[str, bytes], entries: Collection[str]) -> d
 
 
 def _list_imports(source: bytes) -> Iterator[str]:
-    """List the modules that a source imports, some with the name of what it takes from one.
+    """List the modules that a source imports; `from x import y` gives `x.y`.
 
-    A text `module:attribute`, or with a module's name alone, may be a row of a table of plug-ins.
+    A string `module:attribute` or `module` counts as an import, since it may be a table's plug-in.
     """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -139,16 +139,16 @@ def _list_imports(source: bytes) -> Iterator[str]:
 
 
 def write_program(path: Path) -> None:
-    """Write program.pyz, likewise."""
+    """Write program.pyz atomically."""
     sources = {"__main__.py": _PROGRAM.encode(), **_collect_package()}
     _write(path, _render("program.pyz", sources))
 
 
 def write_function(path: Path) -> None:
-    """Write function.pyz, likewise.
+    """Write function.pyz atomically.
 
-    It holds all of varuna_core, for the function may use it and finds this one first; and the
-    metadata by which submitit finds its environment where vjob is not installed.
+    The file has all of varuna_core, which the function may import, and the metadata by which
+    submitit finds its job environment if vjob is not installed.
     """
     name = f"vjob_rank-{varuna_core.__version__}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: vjob-rank\nVersion: {varuna_core.__version__}\n"
@@ -180,7 +180,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def collect_sources() -> dict[str, bytes]:
-    """Name in the archive to content."""
+    """Return the agent's sources, keyed by their name in the archive."""
     root = Path(varuna_core.__file__).parent
     paths = [root / "__init__.py"]
     for folder in _FOLDERS:
@@ -190,9 +190,9 @@ def collect_sources() -> dict[str, bytes]:
 
 
 def _render(name: str, sources: Mapping[str, bytes], entries: Sequence[str] = ()) -> bytes:
-    """The bundle with what its sources are compiled to, from the cache where it was made before.
+    """Return the bundle with its bytecode, from the cache if it has been built before.
 
-    With `entries` it holds what they import alone.
+    If `entries` are given, the bundle has only the modules that these entry points import.
     """
     key = hashlib.sha256(f"{name} {sys.version} {' '.join(entries)}".encode())
     for each in sorted(sources):
@@ -213,7 +213,7 @@ def _render(name: str, sources: Mapping[str, bytes], entries: Sequence[str] = ()
 
 
 def compile_sources(archive: str, sources: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The pyc files of these modules; some have none, which are compiled on the node."""
+    """Compile these modules to pyc files, except modules whose bytecode is not reproducible."""
     found = {}
     for name, source in sources.items():
         if name.endswith(".py") and name != "__main__.py":
@@ -228,10 +228,10 @@ def compile_sources(archive: str, sources: Mapping[str, bytes]) -> dict[str, byt
 
 
 def _list_parts(value: object) -> Iterator[object]:
-    """List all that a module's code is made of.
+    """Yield all objects that a code object consists of.
 
-    marshal marks an object that anybody else holds, so the bytes would depend on what else this
-    process has read. Held by the caller, all of them are marked.
+    marshal marks objects with more than one reference, so its output would depend on the rest of
+    this process. If the caller keeps a reference to each object, all of them are marked.
     """
     yield value
     if isinstance(value, CodeType):

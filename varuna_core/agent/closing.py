@@ -1,7 +1,7 @@
 """`close`: judge how an attempt ended, from what its nodes left in the run folder.
 
-srun's own exit code is the last witness, heard only when no rank tells more: it says 143 for a
-rank's 9, and 0 for a step that never launched.
+srun's own exit code counts only if the ranks' exit files do not explain the end: srun may return
+143 for a rank that exited with 9, and 0 for a step that never launched.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from varuna_core.records.requests import REQUEUE, read_signal, read_stop, write_
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
 LANDING_S = 3.0
-"""For files that were written elsewhere before srun returned to show up here."""
+"""Seconds for files that other nodes wrote before srun returned to appear on this node."""
 POLL_S = 0.3
 CALLERS = ("batch-", "supervisor-")
 """Beginnings of the keys of signals that came from the scheduler."""
@@ -76,7 +76,7 @@ class Closed:
     code: int
     again: Optional[Again] = None
     is_requeue: bool = False
-    """The job is to come again, on whatever nodes it gets."""
+    """True if the job is to be requeued, on whatever nodes it gets."""
 
 
 def close_attempt(
@@ -89,7 +89,10 @@ def close_attempt(
     called: bool = False,
     left_s: float | None = None,
 ) -> Closed:
-    """`called`: the batch script was told to end; `left_s`: until the job's time limit."""
+    """Wait for the exit files of an attempt, judge its end and decide on a restart.
+
+    `called` is true if the batch script was asked to end, `left_s` the time to the job's limit.
+    """
     group = group_of(plan, group_name)
     scene = Scene(run, plan, run.attempt(number), status)
     scene.attempt.make()
@@ -116,14 +119,14 @@ def close_attempt(
 
 
 def _is_called(scene: Scene, judged: Judgement) -> bool:
-    """True for ranks that exited 0 after the batch script was asked to have them save."""
+    """Return True if the ranks exited 0 after the scheduler's SIGUSR1 asked them to save."""
     asked = read_signal(scene.attempt)
     is_called = asked is not None and asked[0] == signal.SIGUSR1 and asked[1].startswith(CALLERS)
     return is_called and judged.end.cause is EndCause.COMPLETED
 
 
 def _judge_call(scene: Scene, judged: Judgement) -> Judgement:
-    """The end of ranks that were called and exited 0: the time limit, if they lack steps."""
+    """Judge ranks that exited 0 when asked to: the time limit is the cause if steps are missing."""
     short = find_short(scene.run, scene.plan, scene.attempt)
     if short is None:
         return judged.with_note(
@@ -136,13 +139,13 @@ def _judge_call(scene: Scene, judged: Judgement) -> Judgement:
 
 
 def is_requeue(attempt: AttemptFolder) -> bool:
-    """True where the attempt ended well so that the job may come again."""
+    """Return True if the ranks exited 0 and asked for a requeue of the job."""
     outcome, stop = read_outcome(attempt), read_stop(attempt)
     return outcome is not None and outcome.code == 0 and (stop or {}).get("kind") == REQUEUE
 
 
 def judge(scene: Scene) -> Judgement:
-    """How the attempt ended, by its ranks, its nodes, and last by srun's own exit code."""
+    """Judge how the attempt ended from its ranks, its nodes and, last, srun's own exit code."""
     plan, attempt = scene.plan, scene.attempt
     exits = read_exits(attempt, plan.world)
     stop = read_stop(attempt)
@@ -176,7 +179,7 @@ def _step(plan: Plan) -> str:
 
 
 def explain_full(folder: Path) -> str:
-    """Why files are missing, if the disk below is full; else nothing."""
+    """Explain missing files if the disk of `folder` is full or unreadable; else return ''."""
     try:
         stat = os.statvfs(folder)
     except OSError as error:
@@ -199,7 +202,7 @@ def _blame_silent(plan: Plan, judged: Judgement, silent: list[int]) -> Judgement
 def _replace(
     judged: Judgement, cause: EndCause, code: int, reason: str, *, has_other: bool = False
 ) -> Judgement:
-    """Another cause, with `reason` as its first witness; `has_other` adds what it displaces."""
+    """Replace the cause; `reason` is its first evidence, `has_other` notes the previous reason."""
     witness = Evidence("close", Sure.INFERRED, text=reason)
     end = End(cause, Actor.UNKNOWN, code=code, at=judged.end.at, started=judged.end.started)
     end = replace(end, evidence=(witness, *judged.end.evidence))
@@ -208,7 +211,8 @@ def _replace(
 
 
 def _close_group(scene: Scene, group: GroupPlan) -> int:
-    """Another job of a split run: it tells the others of its own end, and judges nothing."""
+    """Close a job of a split run other than the first: record its end and stop the others if it
+    failed. Return its exit code."""
     _wait_for_exits(scene, group)
     exits = read_exits(scene.attempt, scene.plan.world)
     own = [item for rank, item in exits.items() if _is_in(group, rank)]
@@ -232,7 +236,7 @@ def _close_group(scene: Scene, group: GroupPlan) -> int:
 
 
 def worst_code(exits: list[RankExit], status: int) -> int:
-    """Code of the first rank that failed by itself, else srun's."""
+    """Return the exit code of the first rank that failed by itself, else srun's."""
     failed = [item for item in exits if item.code != 0 and not item.stopped]
     return min(failed, key=lambda item: (item.ended, item.rank)).code if failed else status
 
@@ -257,9 +261,9 @@ def _tell(scene: Scene, group: str | None, judged: Judgement) -> None:
 def _wait_for_exits(scene: Scene, own: GroupPlan | None) -> None:
     """Wait for the exit files that can still come.
 
-    After srun's return those of its own nodes have been written, or never will be; they get
-    `LANDING_S` to show up. Those of a split run's other groups come as long as their nodes beat:
-    without a limit where all went well so far, up to the grace where the attempt is ending.
+    Once srun has returned, its own nodes write no further exit files; existing files get
+    `LANDING_S` to appear here. For a split run's other groups, wait as long as their nodes give
+    signs of life, but only until the grace is over if the attempt is ending.
     """
     plan, attempt = scene.plan, scene.attempt
     if not is_listed(attempt.go):
@@ -284,7 +288,7 @@ def _wait_for_exits(scene: Scene, own: GroupPlan | None) -> None:
 
 
 def _is_awaited(plan: Plan, own: GroupPlan | None, rank: int) -> bool:
-    """Only the first group's job waits for all ranks."""
+    """Return True if this job waits for the rank: the first group's job does so for all ranks."""
     return own is None or own is plan.groups[0] or _is_in(own, rank)
 
 
@@ -295,7 +299,7 @@ def _list_other_nodes(plan: Plan, own: GroupPlan | None) -> list[NodePlan]:
 
 
 def read_ended_groups(run: RunFolder, attempt: int) -> set[str]:
-    """Groups of a split run whose own job has closed: what their agents owe never comes."""
+    """Return the groups of a split run whose jobs have ended and write no further exit files."""
     return {
         str(event.get("group"))
         for event in read_events(run)
@@ -304,7 +308,7 @@ def read_ended_groups(run: RunFolder, attempt: int) -> set[str]:
 
 
 def _is_any_living(scene: Scene, peers: dict[int, Peer], missing: list[int], now: float) -> bool:
-    """True if a node that owes exit files, not of our own job, still gives signs of life."""
+    """Return True if another job's node that still has to write exit files is alive."""
     plan, attempt = scene.plan, scene.attempt
     owing = {plan.node_of_rank(rank).index for rank in missing} & set(peers)
     ended = read_ended_groups(scene.run, attempt.number)

@@ -1,15 +1,15 @@
-"""Restart budget: whether a failed attempt of a fixed run is started anew in the same job.
+"""Decide whether a failed attempt of a fixed run is restarted in the same job.
 
     close ─► find_obstacle ─► decide ─► `restarted` event ─► outcome.json ─► the batch script waits,
                                  │                                           opens the next attempt
                                  └─ no: the reason of the outcome says why
 
-One budget for the whole run, counted by its `restarted` events: a requeue does not fill it again,
-and where that event cannot be written nothing is started. It is written before the outcome, so that
-nobody takes an outcome for the end of a run that goes on. In a split run the job of the first group
-decides; the others read next.json once the outcome is there, and go on to the same attempt. In a
-run that may morph the manager keeps the same number as a limit of its own (`Rules.most_fruitless`)
-and asks here what is the same. `choose_way` says whether the job itself goes back into the queue.
+The whole run has one budget, counted by its `restarted` events: a requeue does not refill it, and
+if that event cannot be written, nothing is restarted. The event is written before the outcome, so
+that nobody takes an outcome for the end of a run that goes on. In a split run the first group's job
+decides; the others read next.json once the outcome exists, and go on to the same attempt. In a run
+that may morph, the manager applies the same number as its own limit (`Rules.most_fruitless`) and
+calls `is_same` to compare failures. `choose_way` decides if the job itself is requeued.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ from varuna_core.records.training import VARIABLES, read_training
 FIRST_WAIT_S = 3.0
 LONGEST_WAIT_S = 60.0
 TRACE_BYTES = 256 * 1024
-"""Of a trace's end, looked through for the last step: more than the details of one step."""
+"""Bytes read from the end of a trace to find the last step: more than one step's details."""
 LAST_LINES = 400
 POLL_S = 0.3
 ROOM_LOOK_S = 1.0
 SILENT_S = 600.0
-"""Longer than a file server's clients keep the times of a file."""
+"""Seconds to wait beyond the limit; longer than file servers' clients cache a file's times."""
 DECIDING_S = 30.0
-"""For the first group's job to judge, once all that it waits for is there."""
+"""Seconds for the first group's job to judge, once all exit files that it waits for exist."""
 CALLS = ("signal", "cancel")
-"""Kinds of a stop by which the job is told to end."""
+"""Kinds of a stop that ask the whole job to end."""
 
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _STEP = re.compile(rb'^\{"step": ?(\d{1,15}),.*\}$', re.MULTILINE)
@@ -74,25 +74,25 @@ class Failure:
     """Marks of a failed attempt that are equal for the same failure."""
 
     error: str
-    """Signal or exit code and the last line of the first rank that failed, its numbers left out:
-    addresses, times and ranks differ from one attempt to the next."""
+    """Signal or exit code and the last line of the first rank that failed, with numbers replaced,
+    since addresses, times and ranks differ from one attempt to the next."""
     step: Optional[int]
-    """The last step that was done; None where nothing tells of steps."""
+    """The last step that was done; None if it is not known."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Restarts of the run: those that the conf allows, and those that are used."""
+    """The numbers of restarts that the conf allows and that the run has used."""
 
     allowed: int
     used: int
     starts_same: bool
-    """Whether the same failure twice running is no reason to stop."""
+    """True if the run is restarted even after the same failure twice in a row."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """`wait_s` until the next start, or why there is none; both empty where that needs no word."""
+    """The wait before the restart, or why there is none; no reason if it needs no explanation."""
 
     wait_s: Optional[float]
     why_not: str = ""
@@ -128,9 +128,9 @@ def decide(
 ) -> Decision:
     """Decide whether to restart the attempt after `failure`.
 
-    `obstacle` is what forbids it whatever the budget, `before` the failure of the attempt whose
-    restart this one was, `left_s` the time up to the job's time limit, where that is known. Where
-    no step is known nothing is taken for the same: then the budget alone counts.
+    `obstacle` is a reason that forbids a restart whatever the budget, `before` the failure of the
+    attempt whose restart this attempt was, `left_s` the time to the job's time limit, if known. If
+    no step is known, two failures are never taken for the same, and only the budget counts.
     """
     if budget.allowed <= 0:
         return Decision(None)
@@ -158,7 +158,7 @@ def explain_same(failure: Failure) -> str:
 
 
 def get_wait_s(used: int) -> float:
-    """Backoff before the next start: 3 s, then twice as long each time, a minute at most."""
+    """Return the backoff before the next start: 3 s, doubled each time, at most a minute."""
     return float(min(FIRST_WAIT_S * 2 ** min(used, 10), LONGEST_WAIT_S))
 
 
@@ -170,10 +170,10 @@ def find_obstacle(
     called: bool,
     hang_do: str = "auto",
 ) -> Optional[str]:
-    """Why no budget starts this attempt anew: None if nothing is in the way, empty if that needs
-    no word.
+    """Explain why this attempt is not restarted whatever the budget: None if nothing prevents a
+    restart, empty if the reason needs no explanation.
 
-    `began`: all nodes were ready and the ranks were started. `called`: the job was told to end.
+    `began`: all nodes were ready and the ranks were started. `called`: the job was asked to end.
     """
     kind = (stop or {}).get("kind")
     if outcome.code == 0 or called or (outcome.culprit_rank is None and kind in CALLS):
@@ -205,9 +205,9 @@ def continue_run(
     called: bool,
     left_s: Optional[float],
 ) -> Tuple[str, Optional[Again]]:
-    """The attempt to go on with, if any, and a clause on why there is none.
+    """Return why there is no further attempt, and the next attempt if there is one.
 
-    `called`: the batch script was told to end; `left_s`: until the job's time limit.
+    `called`: the batch script was asked to end. `left_s`: time to the job's time limit.
     """
     if outcome.code == HUNG and plan.hang_do == "requeue":
         return explain_requeue(run, plan, attempt, outcome), None
@@ -261,11 +261,12 @@ def await_room(
     outcome: Outcome,
     left_s: Optional[float],
 ) -> Optional[Decision]:
-    """Another start once the folder for want of whose room the attempt ended has some again, which
-    is not one of `cluster.restarts`; or none, where somebody cancels the run or its time is over.
+    """Wait until the folder whose lack of space ended the attempt has space again, then restart;
+    do not restart if the run is cancelled or its time is over meanwhile.
 
-    None where that was not the reason. In a split run the first group's job waits, and the others
-    for it (`await_first_group`).
+    Such a restart does not count against `cluster.restarts`. Return None if the attempt did not end
+    for lack of space. In a split run the first group's job waits for space, and the others wait
+    for that job (`await_first_group`).
     """
     if not lacks_room(outcome.reason):
         return None
@@ -289,7 +290,8 @@ def await_room(
 
 
 def show_waiting(attempt: AttemptFolder) -> None:
-    """Show the other jobs of a split run that this one waits: a file's time takes no room."""
+    """Show the other jobs of a split run that this job waits, by a file's time, which needs no
+    disk space."""
     with contextlib.suppress(OSError):
         os.utime(attempt.go)
 
@@ -302,7 +304,7 @@ def _read_sign(attempt: AttemptFolder) -> int:
 
 
 def find_store(run: RunFolder, plan: Plan) -> Optional[Path]:
-    """The folder of checkpoints, of a built-in program or by the variable that a script has."""
+    """Return the checkpoint folder of the built-in program, or that of the script's variable."""
     folder: Optional[str] = plan.env.get(VARIABLES["train.checkpoint.folder"])
     with contextlib.suppress(ValueError):
         folder = read_training(run.training).checkpoint_folder
@@ -310,10 +312,10 @@ def find_store(run: RunFolder, plan: Plan) -> Optional[Path]:
 
 
 def await_first_group(run: RunFolder, plan: Plan, attempt: AttemptFolder) -> Optional[Again]:
-    """The attempt to go on with in another job of a split run, as the first group's decides.
+    """Return the next attempt that the first group's job decides on; call it in the other jobs.
 
-    Waited for as long as that group lives, then as long as it may wait itself: for what others
-    owe, and for room, as long as it shows that it does.
+    Wait as long as the first group gives signs of life, and then as long as its job may itself
+    wait for the other groups' exit files, or shows that it waits for disk space.
     """
     if not plan.restarts or not is_listed(attempt.go):
         return None
@@ -345,12 +347,12 @@ def await_first_group(run: RunFolder, plan: Plan, attempt: AttemptFolder) -> Opt
 
 
 def number_attempt(run: RunFolder, requeues: int) -> int:
-    """Number of the attempt with which a batch script begins: never one that was there before."""
+    """Return the number of a batch script's first attempt, which no earlier attempt has."""
     return requeues + len(read_restarts(run))
 
 
 def _is_asked_to_leave(run: RunFolder, attempt: AttemptFolder) -> bool:
-    """True if somebody cancels the run, or SIGUSR1 asked its ranks to save and leave."""
+    """Return True if the run is being cancelled, or SIGUSR1 asked its ranks to save and leave."""
     signal = read_json(attempt.signal) if read_signal(attempt) is not None else {}
     return signal.get("name") == "USR1" or is_cancel_asked(run)
 
@@ -361,7 +363,7 @@ def _is_asked_to_leave(run: RunFolder, attempt: AttemptFolder) -> bool:
 def describe_failure(
     plan: Plan, attempt: AttemptFolder, outcome: Outcome, stop: Optional[Mapping[str, Any]]
 ) -> Failure:
-    """Error and step of a failed attempt."""
+    """Return the error and the last step of a failed attempt."""
     rank = outcome.culprit_rank
     hang = read_hang(attempt) if outcome.code == HUNG else None
     if hang is not None:  # on other nodes other words name the same
@@ -378,9 +380,9 @@ def describe_failure(
 
 
 def find_last_step(plan: Plan, attempt: AttemptFolder, rank: Optional[int]) -> Optional[int]:
-    """The last step of which the traces of this rank, the first or the last tell, or the logs of
-    their nodes; a thousand nodes are not read for it. A rank that was killed lacks the last seconds
-    of its trace."""
+    """Return the last step in the traces of this rank, the first rank and the last rank, and in the
+    logs of their nodes; other nodes are not read. The trace of a killed rank lacks its last
+    seconds."""
     last = plan.world - 1
     ranks = {0, last, last if rank is None else rank}
     reports = read_reports(attempt)
@@ -408,7 +410,7 @@ def find_short(run: RunFolder, plan: Plan, attempt: AttemptFolder) -> Optional[T
 
 
 def _find_traced(attempt: AttemptFolder, node: int, rank: int) -> Optional[int]:
-    """By the trace of its node, or one of its own: what other ranks of the node tell counts too."""
+    """Return the last step in the trace of the rank or of its node, which other ranks share."""
     steps: List[bytes] = []
     for path in (attempt.node_trace(node), attempt.trace(rank)):
         with contextlib.suppress(OSError), open_file(path) as handle:
@@ -438,36 +440,35 @@ def _read_printed(
 
 
 def choose_code(run: RunFolder, code: int, *, is_short: bool = False) -> int:
-    """Exit code of a batch script whose ranks ended with `code`: where `vjob cancel` asked them to
-    leave, or steps are missing, no job that waits for a good end (Slurm's afterok) may start."""
+    """Return the exit code of a batch script whose ranks ended with `code`. It is not 0 after
+    `vjob cancel` or if steps are missing, so that no dependent job (Slurm's afterok) starts."""
     return STOPPED if code == 0 and (is_short or is_cancel_asked(run)) else code
 
 
 REQUEUE_WORD = "requeue"
-"""What `close` prints in place of a code where a function asks to be requeued."""
+"""Word that `close` prints instead of an exit code if the job is to be requeued."""
 
 
 class Way(Enum):
     """Next action of a batch script that ends; the script reads the values.
 
-    Its job goes back into the queue where a function has checkpointed and asks for it, and where
-    Slurm preempts it with a grace (GraceTime): of that Slurm tells the steps, and takes a script
-    that ends before the grace is over for a job that failed, or that is done where its ranks saved
-    on the warning and left with 0.
+    The job is requeued if its attempt asks for that, and if Slurm preempts the job with a grace
+    time (GraceTime). In that case Slurm signals the steps, and takes a script that ends before the
+    grace is over for a failed job, or for a completed one if its ranks saved and left with 0.
     """
 
     GO_ON = "go-on"
-    """It ends with the code of its ranks, or starts them again."""
+    """The script ends with the code of its ranks, or restarts them."""
     REQUEUE = "requeue"
     LEAVE = "leave"
-    """A later start of the job runs: the node was cut off, and the job is not ours to requeue."""
+    """A later start of the job is running, since this node was cut off: do not requeue the job."""
     ENDED = "ended"
     """Somebody ended the job meanwhile."""
 
 
 @dataclass(frozen=True)
 class JobFacts:
-    """The scheduler's word on the job; None where it says nothing."""
+    """State of the job according to the scheduler; a fact that it does not report is None."""
 
     is_running: Optional[bool] = None
     is_preempted: Optional[bool] = None
@@ -475,7 +476,7 @@ class JobFacts:
 
 
 def parse_job(text: str) -> JobFacts:
-    """`scontrol --oneliner show job`."""
+    """Parse the output of `scontrol --oneliner show job`."""
     if not text.strip():
         return JobFacts()
     restarts = re.search(r"\sRestarts=(\d+)(?:\s|$)", text)
@@ -487,19 +488,20 @@ def parse_job(text: str) -> JobFacts:
 
 
 def may_return(said: str, *, warned: bool) -> bool:
-    """False where the scheduler need not be asked: the job does not come again."""
+    """Return False if the job cannot be requeued, so that the scheduler need not be asked."""
     return said in (REQUEUE_WORD, str(STOPPED)) or (said == "0" and warned)
 
 
 def note_requeue(run: RunFolder, job_id: str, start: int, job: JobFacts) -> None:
-    """Write down why the job goes back: accounting calls all that a script does REQUEUED."""
+    """Record why the job is requeued, since accounting says REQUEUED whatever the cause."""
     cause = EndCause.PREEMPTED if job.is_preempted else EndCause.REQUEUED
     with contextlib.suppress(OSError):  # a full disk keeps nobody from coming again
         append_event(run.events(), REQUEUED, job_id=job_id, start=start, cause=cause.value)
 
 
 def choose_way(said: str, ended: str, job: JobFacts, restarts: int) -> Way:
-    """`said` by `close`; `ended` is the signal that ended the script; `restarts` as it began."""
+    """Choose the script's next action. `said` is the output of `close`, `ended` the signal that
+    ended the script, `restarts` the job's count of restarts when the script began."""
     if said == REQUEUE_WORD:
         if ended:
             return Way.ENDED

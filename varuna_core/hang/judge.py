@@ -1,4 +1,4 @@
-"""Decides whether ranks hang, which one holds the others up, and when that is sure enough. Pure.
+"""Decide if ranks hang, which rank holds the others up, and when that is sure enough. Pure.
 
 seen to be                      acted on after          a healthy rank that looks the same
 stopped, dead                   HALTED_S                one in a debugger: never acted on
@@ -23,11 +23,11 @@ from varuna_core.hang.signs import NodeSigns, RankSigns
 
 HALTED_S = 25.0
 DEAD_S = 10.0
-"""A process that has ended is dead until its agent reaps it; below this age that is no sign."""
+"""Seconds for which an ended process may wait to be reaped before it counts as dead."""
 STILL_S = 20.0
-"""For ranks that wait in different collectives: as long without any change."""
+"""Least seconds without any change for ranks that wait in different collectives."""
 MISMATCHED_S = 35.0
-"""And as long without a step."""
+"""Least seconds without a step for ranks that wait in different collectives."""
 LOST_S = 90.0
 SILENT_S = 105.0
 JOINS_S = 135.0
@@ -38,12 +38,12 @@ SPINNING_S = 1800.0
 NOTHING_LOST: Mapping[int, str] = {}
 TIMES, SPINNING_TIMES = 2.0, 10.0
 FLOOR_S = 90.0
-"""`on_hang.after` is not shorter; what is certain does not wait for it."""
+"""Least value of `on_hang.after` in seconds; hangs that are certain do not wait for it."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A hang, whether it is sure enough to act on, and else about when it will be."""
+    """A hang, if it is sure enough to act on, and otherwise about when it will be."""
 
     hang: Hang
     is_due: bool
@@ -53,7 +53,7 @@ class Finding:
 def find_halted(
     ranks: Sequence[RankSigns], node: str, now: float, num_nodes: int = 1
 ) -> Finding | None:
-    """A rank of this node that is stopped or dead, from its own agent's sight."""
+    """Find a rank of this node that its own agent sees as stopped or dead."""
     halted = [
         one
         for one in ranks
@@ -84,10 +84,10 @@ def judge_hang(
     after_s: float | None,
     lost: Mapping[int, str] = NOTHING_LOST,
 ) -> Finding | None:
-    """The hang of all ranks, from what the agents of their nodes say; `now` is since 1970.
+    """Find the hang of all ranks from the signs of their nodes; `now` is in seconds since 1970.
 
-    `lost` are hosts, by node, that give no sign of life or are cut off. None as long as another
-    node says nothing, or somebody debugs a rank.
+    `lost` has the hosts, by node, that give no sign of life or are cut off. Return None as long as
+    another node has written no signs, or a debugger holds a rank.
     """
     ranks = {one.rank: one for signs in nodes.values() for one in signs.ranks}
     if not ranks or set(range(num_nodes)) - set(nodes) - set(lost):
@@ -174,14 +174,14 @@ def _find_odd(
 
 
 def _find_mute(seen: Sequence[RankSigns]) -> RankSigns | None:
-    """The one rank whose Python does not run, where all others wait in collectives."""
+    """Find the only rank whose Python does not run, if all others wait in collectives."""
     mute = [one for one in seen if one.is_mute]
     others = [one for one in seen if not one.is_mute]
     return mute[0] if len(mute) == 1 and others and all(x.in_collective for x in others) else None
 
 
 def _find_outside(seen: Sequence[RankSigns]) -> RankSigns | None:
-    """The one rank that is known to be outside of collectives, where all others wait in them."""
+    """Find the only rank that is known to be outside of collectives, if all others wait in them."""
     outside = [one for one in seen if not one.in_collective]
     return outside[0] if len(outside) == 1 < len(seen) and outside[0].place else None
 

@@ -1,5 +1,5 @@
-"""Files about ranks that stand: `hang/<node>.json`, what each agent sees of its own, and
-`state/hang.json`, what was decided.
+"""Files about ranks that make no steps: `hang/<node>.json`, each agent's observations of its own
+ranks, and `state/hang.json`, the hang that the agents found.
 
 An agent writes its file only while a rank of its node has made no step for long, and removes it
 when the steps go on. Times are durations by the agent's own clock, for clocks of hosts differ.
@@ -28,31 +28,32 @@ class RankSigns:
     channel: str = ""
     """The kernel function in which its main thread waits."""
     silence_s: float = 0.0
-    """Since its last step, or since the ranks were started."""
+    """Seconds since the rank's last step, or since the ranks were started."""
     has_stepped: bool = False
     halted_s: float = 0.0
-    """For how long it has been stopped or dead; 0 where it is not."""
+    """Seconds for which the rank has been stopped or dead; 0 if it is neither."""
     still_s: float = 0.0
-    """For how long it used no processor time, moved no bytes and stood in the same place; a rank in
-    a collective may use processor time."""
+    """Seconds for which the rank has used no processor time, moved no bytes and stayed at the same
+    place; a rank in a collective may use processor time."""
     is_watched: bool = False
-    """A debugger has it, or may have: a tracer, a prompt, a terminal that controls it."""
+    """True if a debugger holds the rank, or may: a tracer, a prompt or a controlling terminal."""
     waits: bool = False
-    """It is idle, or within a call of torch.distributed."""
+    """True if the rank is idle, or within a call of torch.distributed."""
     in_collective: bool = False
-    """Its main thread is within a call of torch.distributed."""
+    """True if the rank's main thread is within a call of torch.distributed."""
     is_mute: bool = False
-    """A thread of ours listens in it, and has not answered for MUTE_S: native code holds its
-    interpreter, or it is stopped."""
+    """True if vjob's thread in the rank has not answered for MUTE_S: native code holds the
+    interpreter, or the rank is stopped."""
     prints: bool = False
-    """It printed a line of late, outside of collectives."""
+    """True if the rank has recently printed a line, outside of collectives."""
     spins: bool = False
-    """Its main thread is in a loop that cannot end by its own doing, and nothing else of it runs:
-    it waits, however much processor time that takes."""
+    """True if the rank's main thread is in a loop that cannot end by itself and no other thread of
+    the rank runs: the rank waits, however much processor time the loop takes."""
     below: int = 0
-    """The stopped process below it, where that is the reason for its state."""
+    """Pid of the stopped process below the rank if that is the reason for `state`; else 0."""
     has_joined: bool = False
-    """It has a connection to the master's port, or listens there; only before its first steps."""
+    """True if the rank is connected to the master's port or listens on it; before its first steps
+    only."""
     place: str = ""
     """Innermost frame of its main thread: `sleep (train.py:33)`; empty where nobody could ask."""
     calls: Flight = field(default_factory=dict)
@@ -65,16 +66,16 @@ class NodeSigns:
     index: int
     node: str
     count: int
-    """Raised by each writing."""
+    """Counter that each write of the file increments."""
     longest_s: float
-    """Longest time between two steps so far."""
+    """Longest time in seconds between two steps so far."""
     ranks: tuple[RankSigns, ...]
     quiet_s: float = 0.0
-    """Longest time so far that one of them did nothing, outside of collectives, and went on."""
+    """Longest time in seconds that a rank was idle outside of collectives before it went on."""
 
 
 def write_signs(attempt: AttemptFolder, signs: NodeSigns) -> None:
-    """OSError where there is no room, or no folder any more."""
+    """Write this node's signs; raise OSError if the disk is full or the folder was removed."""
     path = attempt.hang_signs(signs.index)
     path.parent.mkdir(mode=0o700, exist_ok=True)
     write_json(path, asdict(signs), lasts=False)
@@ -86,7 +87,7 @@ def remove_signs(attempt: AttemptFolder, index: int) -> None:
 
 
 def read_signs(attempt: AttemptFolder, num_nodes: int) -> dict[int, NodeSigns]:
-    """The files that are there, by node."""
+    """Read the existing files of signs, keyed by node."""
     found = {}
     for index in range(num_nodes):
         path = attempt.hang_signs(index)
@@ -97,7 +98,7 @@ def read_signs(attempt: AttemptFolder, num_nodes: int) -> dict[int, NodeSigns]:
 
 
 def parse_signs(value: Any) -> NodeSigns | None:
-    """One file; None where it is damaged, or of another version."""
+    """Parse a file of signs; return None if it is damaged or has another version."""
     try:
         ranks = tuple(_parse_rank(one) for one in value["ranks"])
         return NodeSigns(
@@ -121,12 +122,12 @@ def _parse_rank(value: Mapping[str, Any]) -> RankSigns:
 
 
 def read_hang(attempt: AttemptFolder) -> Hang | None:
-    """The hang that the agents found; None where there is none."""
+    """Read the hang that the agents found; return None if there is none."""
     return parse_hang(read_json(attempt.hang)) if is_listed(attempt.hang) else None
 
 
 def write_hang(attempt: AttemptFolder, hang: Hang) -> bool:
-    """Say it once: False where somebody did before, of a hang that is not over."""
+    """Record a hang; return False if a hang that is not over has been recorded already."""
     before = read_hang(attempt)
     if before is None:
         return write_first(attempt.hang, hang.as_json())
@@ -137,13 +138,13 @@ def write_hang(attempt: AttemptFolder, hang: Hang) -> bool:
 
 
 def end_hang(attempt: AttemptFolder, hang: Hang) -> None:
-    """The steps go on; the file keeps what was seen."""
+    """Mark the hang as over, since the steps go on; the file keeps the hang."""
     with contextlib.suppress(OSError):
         write_json(attempt.hang, hang.as_json())
 
 
 def tell_suspicion(attempt: AttemptFolder, hang: Hang | None) -> None:
-    """Say what will be done, and when, or that nothing will."""
+    """Record a suspected hang, or with None that no hang is suspected."""
     with contextlib.suppress(OSError):
         if hang is None:
             attempt.hanging.unlink()
@@ -152,7 +153,7 @@ def tell_suspicion(attempt: AttemptFolder, hang: Hang | None) -> None:
 
 
 def write_cut(attempt: AttemptFolder, nodes: Collection[int]) -> None:
-    """Say which nodes have no connection, though others have one."""
+    """Record which nodes have no connection although other nodes have one."""
     with contextlib.suppress(OSError):
         write_json(attempt.cut, {"nodes": sorted(nodes)}, lasts=False)
 
@@ -164,7 +165,7 @@ def read_cut(attempt: AttemptFolder) -> frozenset[int]:
 
 
 def pause_guard(run: RunFolder, *, is_paused: bool, by: str, at: float) -> None:
-    """Say whether agents may act on hangs of this run."""
+    """Record that agents may not act on hangs of this run, or that they may again."""
     write_json(run.hang_guard, {"is_paused": is_paused, "by": by, "time": at})
 
 

@@ -1,4 +1,4 @@
-"""Check of the GPUs that the ranks of this node will see, against what the plan asks for."""
+"""Compare the GPUs that the ranks of this node will see with those that the plan asks for."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_gpus(site: Site) -> list[CheckResult]:
 
 
 def check_kind(plan: Plan, models: Sequence[str]) -> list[CheckResult]:
-    """Warn of GPUs other than planned for, where the conf names no type."""
+    """Warn about GPUs of another model than the layout was planned for."""
     planned = None if plan.prediction is None else plan.prediction.gpu
     if planned is None:
         return []
@@ -58,9 +58,9 @@ def check_kind(plan: Plan, models: Sequence[str]) -> list[CheckResult]:
 
 
 def is_called(planned: str, model: str) -> bool:
-    """True if a profile's `A100-40` may be the driver's `NVIDIA A100-SXM4-40GB`.
+    """Return True if a profile's `A100-40` may be the driver's `NVIDIA A100-SXM4-40GB`.
 
-    Not every model tells its memory: where one does, it counts.
+    The memory sizes are compared only if the driver's name has one.
     """
     words = re.findall(r"[a-z0-9]+", model.lower())
     known = {*words, *(words[i] + words[i + 1] for i in range(len(words) - 1))}

@@ -23,7 +23,7 @@ from varuna_core.records.nodes import FAIL, OK, WARN
 GIB = 2**30
 MIB = 2**20
 FULL_BYTES = 4 * MIB
-"""Less than a run's own small files may need."""
+"""Free bytes below which a disk counts as full: a run's own small files may need more."""
 LOW_BYTES = 10**9
 LOW_SHARE = 0.01
 CLOCK_S = 5.0
@@ -33,7 +33,7 @@ LOW_SHM = GIB
 
 
 def check_paths(site: Site) -> list[CheckResult]:
-    """Image, sources of mounts, and all else that the plan says must be there."""
+    """Check that the image, the sources of mounts and the plan's other required paths exist."""
     paths = site.plan.must_exist
     missing = []
     for path in paths:
@@ -48,7 +48,7 @@ def check_paths(site: Site) -> list[CheckResult]:
 
 
 def check_program(site: Site) -> list[CheckResult]:
-    """The program of a run without container; in one, only the container knows."""
+    """Check that the program is executable, unless it is in a container."""
     if site.plan.containers:
         return []
     asked = {**site.plan.env, **site.node.group.env}
@@ -74,7 +74,7 @@ def check_disk(site: Site) -> list[CheckResult]:
 
 
 def check_clock(site: Site) -> list[CheckResult]:
-    """This clock against the file server's: exit times of ranks are compared across nodes."""
+    """Compare this clock with the file server's, since exit times are compared across nodes."""
     probe = site.attempt.path / "nodes" / f".clock.{site.node.index}"
     try:
         probe.write_bytes(b"")
@@ -95,7 +95,7 @@ def check_clock(site: Site) -> list[CheckResult]:
 
 
 def check_limits(site: Site) -> list[CheckResult]:
-    """Raise the soft limits towards the hard ones; the ranks inherit them."""
+    """Raise the soft limits, which the ranks inherit, up to the hard limits."""
     raised = {
         name: _raise_limit(number)
         for name, number in (
@@ -162,7 +162,7 @@ def _say_limit(value: int | None) -> str:
 
 
 def check_interface(site: Site) -> list[CheckResult]:
-    """By the route to the master: names differ between kinds of node, and docker0 misleads."""
+    """Choose the interface by the route to the master, unless the plan names an interface."""
     route = find_route(site.master.address)
     site.facts.address = route.source if route else None
     asked = site.node.group.interface
@@ -179,7 +179,7 @@ def check_interface(site: Site) -> list[CheckResult]:
 
 
 def check_name(site: Site) -> list[CheckResult]:
-    """A name that resolves to loopback makes gloo tell the others an address of their own."""
+    """Warn if the host name resolves to loopback, which gloo would publish to other nodes."""
     plan = site.plan
     # Over ssh loopback is published where every machine of the list is this one.
     is_one_host = plan.scheduler == "ssh" and site.master.address.startswith("127.")
@@ -196,7 +196,7 @@ def check_name(site: Site) -> list[CheckResult]:
 
 
 def check_master(site: Site) -> list[CheckResult]:
-    """Rank 0 listens on the address that `open` published: it must be this node's own."""
+    """Check on node 0 that the address published by `open` is its own and the port is free."""
     if site.node.index != 0:
         return []
     master = site.master

@@ -1,8 +1,8 @@
-"""Modules that the ranks' Python must find. Only it knows: it may be another than the agent's, or
-an image's.
+"""Check that the ranks' Python finds the modules that the program needs.
 
-So it is asked, once a node, in the environment and container of the node's first rank. Nothing is
-imported: `find_spec` of a module with a hundred libraries takes no longer.
+The ranks' Python, which may be another one than the agent's, is run once on each node in the
+environment and container of the node's first rank. It calls `find_spec` and imports no module, so
+that large modules take no longer.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _CODE = (
 
 
 def build_question(plan: Plan) -> Plan:
-    """The plan whose ranks say what is missing, instead of running the program."""
+    """Return a plan whose ranks print the missing modules instead of running the program."""
     names = [name for name, _ in plan.modules]
     command = (plan.command[0], "-c", _CODE, *names)
     return replace(plan, command=command, prefix=(), prefixed=None)
 
 
 def check_modules(site: Site, question: RankStart, timeout_s: float = ASK_S) -> List[Check]:
-    """Ask by the start of a rank of `build_question`'s plan."""
+    """Run `question`, a rank of `build_question`'s plan, and return its result as a check."""
     argv = fill_in(question.argv, site, site.node.first_rank)
     done = run(
         argv, timeout_s=timeout_s, env=question.env, cwd=question.cwd, stopping=site.stopping

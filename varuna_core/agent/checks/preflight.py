@@ -41,7 +41,7 @@ CHECKS: tuple[tuple[str, Checker], ...] = (
 
 
 def inspect_node(site: Site) -> NodeReport:
-    """Run all checks; the report is that of a node whose container is still to be prepared."""
+    """Run all checks; return the report of a node that is not ready yet, as it has no container."""
     checks = run_checks(site, CHECKS, CHECK_S)
     return NodeReport(
         index=site.node.index,

@@ -30,25 +30,25 @@ CLOSE_LOOK = 6
 
 @dataclass(frozen=True)
 class GpuSample:
-    """One reading of one device; None where the driver does not tell."""
+    """One reading of one device; a value that the driver does not report is None."""
 
     index: int
-    """The driver's number of it."""
+    """The driver's number of the device."""
     name: str = ""
     temperature: Optional[float] = None
     utilization: Optional[float] = None
-    """Per cent."""
+    """Utilization in per cent."""
     memory_used_mb: Optional[float] = None
     memory_total_mb: Optional[float] = None
     power_w: Optional[float] = None
     ecc_errors: Optional[int] = None
-    """Uncorrected ones since the driver was loaded."""
+    """Uncorrected ECC errors since the driver was loaded."""
     throttle: str = ""
     """Why its clock is held down, such as `hw_thermal`; empty where nothing is known to do so."""
     uuid: str = ""
-    """The key of `Accelerator.processes`."""
+    """The device's uuid, by which `Accelerator.processes` is keyed."""
     address: str = ""
-    """Its PCI address, such as 0000:c1:00.0, by which the kernel's messages name it."""
+    """The PCI address, such as 0000:c1:00.0, by which the kernel's messages name the device."""
     slice: Optional[int] = None
     """Set for one of the parts in which a GPU is cut (MIG): the driver's number of the part."""
 
@@ -85,35 +85,35 @@ class Accelerator(Protocol):
     the nodes of a job that has no agent."""
 
     def is_here(self) -> bool:
-        """True where this node has such devices, or the vendor's tools."""
+        """Return True if this node has such devices, or the vendor's tools."""
         ...
 
     def count(self) -> Known[int]:
-        """Devices that this process may see; the source says how they were counted."""
+        """Count the devices that this process may see; the source says how they were counted."""
         ...
 
     def list_models(self) -> Sequence[str]:
-        """Names of the devices; none where the driver cannot be asked at once."""
+        """Return the names of the devices; none if the driver cannot be asked quickly."""
         ...
 
     def sample(self) -> Known[Sequence[GpuSample]]:
-        """One reading of all devices."""
+        """Read all devices once."""
         ...
 
     def processes(self) -> Known[Mapping[str, Sequence[int]]]:
-        """Processes on each device of the last sample, by its uuid."""
+        """Return the processes on each device of the last sample, keyed by the device's uuid."""
         ...
 
     def health(self) -> Sequence[Finding]:
-        """Faults of the devices as of the last sample: findings of `facts.hardware.make_fault`."""
+        """Return the faults in the last sample, as findings of `facts.hardware.make_fault`."""
         ...
 
     def parse_kernel_line(self, text: str) -> Optional[Finding]:
-        """The fault that a line of the kernel's log reports; its part is a PCI address."""
+        """Return the fault that a line of the kernel's log reports; its part is a PCI address."""
         ...
 
     def parse_smi(self, text: str) -> Known[Sequence[GpuSample]]:
-        """The reading that `smi_command` printed."""
+        """Parse the reading that `smi_command` printed."""
         ...
 
 
@@ -229,13 +229,13 @@ def read_gpus(accelerator: Accelerator) -> Any:
 
 
 def list_accelerators() -> List[Accelerator]:
-    """One object for each vendor that vjob knows, built-in ones first."""
+    """Return one object for each known vendor, built-in vendors first."""
     classes = (ACCELERATORS.load(name) for name in ACCELERATORS.list_names())
     return [one() for one in classes if one is not None]
 
 
 def choose_accelerator() -> Accelerator:
-    """The first vendor's that is on this node."""
+    """Return the accelerator of the first vendor whose devices are on this node."""
     known = list_accelerators()
     here = next((one for one in known if one.is_here()), None)
     return here or NoAccelerator([one.name for one in known])
@@ -247,7 +247,7 @@ def list_variables() -> List[str]:
 
 
 def count_visible(accelerator: Accelerator, environ: Mapping[str, str]) -> Known[int]:
-    """Devices that a process with this environment may use."""
+    """Count the devices that a process with this environment may use."""
     visible = environ.get(accelerator.visible_variable)
     if visible is None:
         return accelerator.count()
@@ -256,7 +256,7 @@ def count_visible(accelerator: Accelerator, environ: Mapping[str, str]) -> Known
 
 
 def find_visible(environ: Mapping[str, str]) -> Optional[Tuple[str, str]]:
-    """The first variable of a vendor that leaves a process some devices, and its value."""
+    """Find the first vendor's variable that leaves a process any devices, and its value."""
     for name in list_variables():
         if split_devices(environ.get(name, "")):
             return name, environ[name]
@@ -264,7 +264,7 @@ def find_visible(environ: Mapping[str, str]) -> Optional[Tuple[str, str]]:
 
 
 def split_devices(visible: str) -> List[str]:
-    """Devices in the value of such a variable; CUDA stops reading at the first invalid one."""
+    """Split a variable of visible devices; CUDA ignores the list from the first invalid item on."""
     found = []
     for word in visible.split(","):
         if not word.strip() or word.strip() in ("-1", "NoDevFiles"):

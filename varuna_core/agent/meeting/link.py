@@ -1,4 +1,4 @@
-"""One connection from each agent of a run to its hub: signs of life up, stops and orders down.
+"""Connect each agent of a run to a hub, which receives signs of life and sends stops and orders.
 
     hub                                   member
      │  vjob-link/1 <challenge>       ──►   │
@@ -9,10 +9,11 @@
      │  ◄──  a sign of life, {"look": true} │   the latter: something new lies in the folder,
      │  {"looked": true}              ──►   │   and the hub has seen it
 
-Files stay the record: what the hub says it has read in the run's folder, and who has no connection
-reads there itself. Each line after the proofs carries an HMAC of its own, with its number, under a
-key of this connection: nothing can be put in, left out or played again. Nothing is encrypted.
-A stranger costs a socket for some seconds and gets nothing but a challenge.
+Files stay the record: the hub sends only what it has read in the run's folder, and an agent without
+a connection reads the files itself. Each line after the proofs carries an HMAC of its number and
+content under a key of this connection, so that lines cannot be inserted, dropped or replayed.
+Nothing is encrypted. A client that proves nothing holds a socket for some seconds and gets only a
+challenge.
 """
 
 from __future__ import annotations
@@ -40,21 +41,21 @@ from varuna_core.records.files import read_json, write_json
 GREETING = "vjob-link/1"
 HANDSHAKE_S = 5.0
 STRANGER_BYTES = 300
-"""The longest line of somebody who has proved nothing yet."""
+"""Bytes of the longest line that is accepted from an unauthenticated client."""
 LINE_BYTES = 64 * 1024
 WORD_BYTES = 16 * 1024 * 1024
-"""The longest line of a hub: orders name all nodes."""
+"""Bytes of the longest line that is accepted from a hub, whose orders name all nodes."""
 UNREAD_BYTES = 2 * WORD_BYTES
-"""A member that reads nothing is given up beyond so much."""
+"""Unsent bytes beyond which the connection to a member that does not read is closed."""
 SPARE_PENDING = 64
-"""Strangers at once, beyond one for each member; the oldest goes first."""
+"""Unauthenticated connections beyond one for each member; the oldest is closed first."""
 SPARE_DESCRIPTORS = 512
 DEAF_S = 2.0
-"""Without a free descriptor nobody is accepted for so long."""
+"""Seconds without accepting connections after the file descriptors have run out."""
 FIRST_RETRY_S, MOST_RETRY_S = 0.25, 15.0
 SILENT_PART = 3.0
-"""A connection is given up after this part of the silence that makes a node lost: files have the
-rest of the time."""
+"""Divisor of the silence after which a node counts as lost: a connection is closed after that
+part of it, which leaves the rest of the time for files."""
 LEAST_SILENT_S = 0.5
 BEATS_PER_SILENCE = 3.0
 
@@ -63,15 +64,15 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 
 
 class Broken(Exception):
-    """The connection ended, or who is at its other end does not keep to the protocol."""
+    """Raised if the connection ended or the other end violated the protocol."""
 
 
 class HungUp(Broken):
-    """The system at the other end closed the connection: the process there has ended, or did so."""
+    """Raised if the other end closed the connection: its process has ended, or closed it itself."""
 
 
 class Place(NamedTuple):
-    """link.json: where the hub listens, and the secret that both sides know."""
+    """Content of link.json: the address at which the hub listens, and the shared secret."""
 
     address: str
     port: int
@@ -84,7 +85,7 @@ def publish_place(path: Path, place: Place) -> None:
 
 
 def read_place(path: Path) -> Optional[Place]:
-    """None where no hub published itself."""
+    """Read link.json; return None if no hub has published a valid one."""
     value = read_json(path)
     try:
         place = Place(str(value["address"]), int(value["port"]), bytes.fromhex(value["secret"]))
@@ -99,7 +100,9 @@ def compute_silence_s(lost_s: float) -> float:
 
 
 def raise_descriptor_limit(num_members: int) -> None:
-    """Room for a descriptor a member; ranks that were started before keep their own limit."""
+    """Raise this process's limit of open files to one for each member and a reserve.
+
+    Ranks that have already been started keep their own limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = num_members + SPARE_DESCRIPTORS
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -109,13 +112,13 @@ def raise_descriptor_limit(num_members: int) -> None:
 
 
 def prove(secret: bytes, who: str, hub: str, member: str, name: str) -> str:
-    """HMAC by which `who` (hub or member) shows that it knows the secret."""
+    """Compute the HMAC by which `who` (hub or member) proves that it knows the secret."""
     text = " ".join((GREETING, who, hub, member, name))
     return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()
 
 
 class Wire:
-    """Whole lines over a socket that never blocks."""
+    """Line-based reader and writer over a non-blocking socket."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -123,7 +126,7 @@ class Wire:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
         self.most = STRANGER_BYTES
-        """Bytes of the longest line that is taken."""
+        """Bytes of the longest line that is accepted."""
         self._inward, self._outward = bytearray(), bytearray()
         self._has_ended = False
 
@@ -133,7 +136,7 @@ class Wire:
         return bool(self._outward)
 
     def take(self) -> Optional[bytes]:
-        """The next line, without its end; None where it has not come yet."""
+        """Return the next line without its line end; None if it has not arrived yet."""
         while True:
             end = self._inward.find(b"\n")
             if end >= 0:
@@ -181,7 +184,7 @@ def _explain(error: OSError) -> Broken:
 
 
 class Seal:
-    """JSON lines of one direction, each with its mark."""
+    """Signer and verifier of the JSON lines of one direction: each line carries its own HMAC."""
 
     def __init__(self, secret: bytes, way: str, hub: str, member: str, name: str) -> None:
         key = prove(secret, f"lines of the {way}", hub, member, name)
@@ -209,7 +212,7 @@ class Seal:
 
 
 class _Guest:
-    """A connection at the hub: a stranger until its name is known."""
+    """A connection at the hub; it has no name until the client is authenticated."""
 
     def __init__(self, wire: Wire, challenge: str, now: float) -> None:
         self.wire, self.challenge = wire, challenge
@@ -220,7 +223,7 @@ class _Guest:
 
 
 class Hub:
-    """The listening end. `step` does all that can be done at once; `fileno` says when."""
+    """The server end. `step` does the pending work without blocking; poll `fileno` to know when."""
 
     def __init__(self, address: str, *, num_members: int, silent_s: float) -> None:
         """Listen on this address, on a port that the kernel chooses."""
@@ -240,7 +243,7 @@ class Hub:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._deaf_until: Optional[float] = None
         self._pending: Dict[int, _Guest] = {}
-        """By descriptor, the oldest first."""
+        """Unauthenticated connections by file descriptor, the oldest first."""
         self._members: Dict[str, _Guest] = {}
         self._hung_up: List[str] = []
         self._word: Dict[str, Any] = {}
@@ -253,11 +256,11 @@ class Hub:
 
     @property
     def names(self) -> List[str]:
-        """Members that have a connection now."""
+        """Names of the members that are connected now."""
         return list(self._members)
 
     def take_hung_up(self) -> List[str]:
-        """Members whose connections were closed at their end, since the last call."""
+        """Return the members that have closed their connections since the last call."""
         names, self._hung_up = self._hung_up, []
         return names
 
@@ -266,7 +269,7 @@ class Hub:
         return len(self._pending)
 
     def step(self, now: float) -> List[Tuple[str, Dict[str, Any]]]:
-        """Accept, read and send; what members said, with their names."""
+        """Accept, read and send; return the members' messages, each with the member's name."""
         said: List[Tuple[str, Dict[str, Any]]] = []
         if self._deaf_until is not None and now >= self._deaf_until:
             self._deaf_until = None
@@ -283,7 +286,7 @@ class Hub:
         return said
 
     def say(self, topic: str, value: Any) -> None:
-        """Tell all members, now and later ones; the same again is not repeated."""
+        """Send a topic's value, if it has changed, to all present and later members."""
         if topic in self._word and self._word[topic] == value:
             return
         self._word[topic] = value
@@ -291,13 +294,13 @@ class Hub:
             self._send(guest, {"topic": topic, "value": value})
 
     def answer(self, name: str, value: Dict[str, Any]) -> None:
-        """Tell one member, if it is still there."""
+        """Send a message to one member if the member is still connected."""
         if name in self._members:
             self._send(self._members[name], value)
 
     def beat(self, now: float) -> None:
-        """Show that the hub lives, often enough for members to know; call it in each round in
-        which the run's folder could be read not long ago."""
+        """Send a sign of life to all members if it is due. Call this in each round, provided that
+        the run's folder could be read recently."""
         if now < self._next_beat:
             return
         self._next_beat = now + self._silent_s / BEATS_PER_SILENCE
@@ -306,7 +309,7 @@ class Hub:
             self._send(guest, {"beat": self._count})
 
     def close(self) -> None:
-        """Hang up; members know then that nothing has broken."""
+        """Say goodbye to the members, so that they report no failure, and close all connections."""
         for guest in list(self._members.values()):
             self._send(guest, {"bye": True})
         for guest in [*self._pending.values(), *self._members.values()]:
@@ -395,7 +398,7 @@ class Hub:
 
 
 class Member:
-    """The calling end: connects again by itself, with longer and longer pauses."""
+    """The client end, which reconnects by itself with exponential backoff."""
 
     def __init__(
         self,
@@ -404,7 +407,7 @@ class Member:
         silent_s: float,
         complain: Callable[[str], object] = lambda text: None,
     ) -> None:
-        """`complain` hears once that there is no connection."""
+        """`complain` is called once, with a message, if the connection fails."""
         self._find_place, self._name, self._silent_s = find_place, name, silent_s
         self._complain: Optional[Callable[[str], object]] = complain
         self._selector = selectors.EpollSelector()
@@ -413,7 +416,7 @@ class Member:
         self._challenge = ""
         self._theirs = ""
         self._is_dismissed = False
-        """The hub ended well."""
+        """True once the hub has said goodbye."""
         self._inward: Optional[Seal] = None
         self._outward: Optional[Seal] = None
         self._begun = self._heard = 0.0
@@ -430,11 +433,11 @@ class Member:
 
     @property
     def place(self) -> Optional[Place]:
-        """The hub of the connection, or of the last try."""
+        """Place of the hub that the member is connected to, or tried last."""
         return self._place
 
     def step(self, now: float) -> List[Dict[str, Any]]:
-        """Connect, read and send; what the hub said."""
+        """Connect, read and send; return the hub's messages."""
         said: List[Dict[str, Any]] = []
         try:
             if self._wire is None:
@@ -451,7 +454,7 @@ class Member:
         return said
 
     def send(self, value: Dict[str, Any]) -> None:
-        """Dropped without a connection; the file says the same."""
+        """Send a message; without a connection, drop it, since the files say the same."""
         if self._wire is None or self._outward is None:
             return
         try:
@@ -546,10 +549,10 @@ class Member:
 
 
 def call_hub(path: Path, timeout_s: float = 2.0) -> bool:
-    """Ask the hub of this link.json to look at the run's files at once; True if it heard.
+    """Ask the hub of this link.json to read the run's files now; return True if it confirms.
 
-    For whoever wrote a request and is no member. Without an answer the hub finds the file by
-    itself, some seconds later.
+    This is for processes that have written a request and are not members. If the hub does not
+    answer, it finds the file by itself some seconds later.
     """
     place = read_place(path)
     if place is None:

@@ -39,13 +39,13 @@ class Route(NamedTuple):
 
 
 def list_addresses() -> dict[str, str]:
-    """IPv4 address to interface, of this host."""
+    """Return this host's IPv4 addresses, each with its interface."""
     text = _ask_ip("-o", "-4", "addr")
     return parse_addresses(text) if text else dict(_addresses_by_socket())
 
 
 def parse_addresses(text: str) -> dict[str, str]:
-    """From `ip -o -4 addr`: `2: eth0@if3    inet 10.0.0.1/24 brd ...`."""
+    """Parse the output of `ip -o -4 addr`: `2: eth0@if3    inet 10.0.0.1/24 brd ...`."""
     rows = (line.split() for line in text.splitlines())
     found = [row for row in rows if len(row) > 3 and row[0].endswith(":") and row[2] == "inet"]
     return {row[3].partition("/")[0]: re.split("[@:]", row[1])[0] for row in found}
@@ -64,14 +64,14 @@ def find_route(address: str) -> Route | None:
 
 
 def parse_route(text: str) -> Route | None:
-    """From `ip -o route get ADDRESS`."""
+    """Parse the output of `ip -o route get ADDRESS`."""
     interface = re.search(r"\bdev (\S+)", text)
     source = re.search(r"\bsrc (\S+)", text)
     return Route(interface.group(1), source.group(1)) if interface and source else None
 
 
 def resolve(name: str) -> list[str]:
-    """IPv4 addresses of a host name; none where it does not resolve."""
+    """Return the IPv4 addresses of a host name; none if the name does not resolve."""
     try:
         found = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
     except OSError:
@@ -98,7 +98,7 @@ def list_interfaces() -> list[str]:
 
 
 def is_port_free(port: int, *, heeds_names: bool = True) -> bool:
-    """True if the master could listen there and no other run on this host is about to."""
+    """Return True if the port is free and no other run on this host has reserved it."""
     holder = hold_port(port, heeds_names=heeds_names)
     if holder is not None:
         holder.close()
@@ -106,15 +106,15 @@ def is_port_free(port: int, *, heeds_names: bool = True) -> bool:
 
 
 def hold_port(port: int, *, heeds_names: bool = True) -> socket.socket | None:
-    """Keeps other runs on this host from a free port until it is closed; None where it is taken.
+    """Reserve a free port against other runs on this host until the returned socket is closed.
 
-    Seconds pass before rank 0 listens, and others may have begun to look at the same number. What
-    is held is a name beside the port, not the port: whatever the program is, it can listen there.
-    Any local user can take such names: without `heeds_names` one that is not held by this user
-    is no obstacle, and whether one can listen there decides alone.
+    Return None if the port is taken. Seconds pass before rank 0 listens, and other runs may test
+    the same port meanwhile. The socket reserves a name, not the port, so that any program can
+    listen on the port. Any local user can take such names: without `heeds_names`, names that other
+    users hold are ignored, and only a test if one can listen on the port decides.
 
-    Asked again before a no: a command that another thread starts holds, from its fork to its exec,
-    copies of the very sockets that test.
+    A failed test is repeated, since a command that another thread starts holds copies of the
+    testing sockets between its fork and its exec.
     """
     for again in range(NUM_PORT_TESTS):
         if again:
@@ -134,12 +134,12 @@ def hold_port(port: int, *, heeds_names: bool = True) -> socket.socket | None:
 
 
 def _name_port(port: int) -> str:
-    """A name without a file: it goes with its holder."""
+    """Return the abstract socket name of a port, which vanishes with its holder."""
     return f"\0vjob-port-{port}"
 
 
 def _is_held_by_us(port: int) -> bool:
-    """True if a process of this user holds the port's name."""
+    """Return True if a process of this user holds the port's name."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as test:
         test.setblocking(False)
         try:
@@ -164,7 +164,7 @@ def _can_listen(port: int) -> bool:
 
 
 def list_ports(job_number: int, attempt: int) -> Iterator[int]:
-    """Ports to try, in order: each job and attempt starts elsewhere in the range."""
+    """Return the ports to try, in order; each job and attempt starts elsewhere in the range."""
     start = (job_number * 7 + attempt) % NUM_PORTS
     return (FIRST_PORT + (start + step) % NUM_PORTS for step in range(NUM_PORTS))
 

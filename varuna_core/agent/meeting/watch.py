@@ -1,15 +1,15 @@
 """Watch thread of a node: signs of life, stops and signals, nodes that fell silent.
 
     node 0   is the hub: looks at the state folder, seldom while all the others are connected,
-             and tells them at once what it finds there
-    others   are members: give it a sign of life now and then, and obey what it tells
-    files    beat/<index>.json and the state folder are for whoever has no connection, and for
-             `vjob`; with a connection a beat is written twice a minute and where it changed
+             and sends them at once what it finds there
+    others   are members: send the hub signs of life, and obey its stops and signals
+    files    beat/<index>.json and the state folder are for nodes without a connection, and for
+             `vjob`; with a connection a beat is written twice a minute and when it has changed
 
 A connection (link.py) that is refused or breaks changes only how often files are written and read.
-In a split run no srun watches over all groups: node 0 watches the first nodes of the others, by
-their connection or their beat, and they watch each other by their beats where they have none. All
-do so by their own monotonic clock; a beat's own time is never compared, for clocks differ.
+In a split run no srun watches over all groups: node 0 watches the first node of each other group by
+its connection or its beats, and these nodes watch each other by their beats. Each node measures
+silence by its own monotonic clock; a beat's own time is never compared, since clocks differ.
 """
 
 from __future__ import annotations
@@ -43,23 +43,24 @@ from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
 POLL_S = 0.25
 NODES_PER_POLL_S = 200.0
-"""On a large run all look less often, for the file server's sake."""
+"""Polls a second by all nodes of a large run, to spare the file server."""
 
 
 MOST_POLL_S = 1.0
 
 FILE_S = 30.0
-"""Between two beats in a file where a connection tells the same."""
+"""Seconds between beats in a file while a connection carries the same."""
 LOOK_S, NODES_LOOK_S = 2.0, 15.0
-"""Between two looks of the hub while all are connected; fewer nodes share the load of it."""
+"""Seconds between the hub's polls of the state folder while all nodes are connected, and that
+time for one node, which is divided by the number of nodes."""
 FULL_LOOK_S = 60.0
-"""Between two listings of a folder whose own time says that nothing landed in it."""
+"""Seconds between listings of a folder whose modification time has not changed."""
 CLOCK_STEP_S = 1.0
-"""A clock is set by at least so much; NTP corrects less by other speeds of the clock."""
+"""Least step in seconds that counts as a clock being set; NTP slews smaller offsets."""
 
 
 class Peer:
-    """The signs of life of another group's first node, as seen from here."""
+    """Another group's first node and its signs of life, as observed by this node."""
 
     def __init__(self, node: NodePlan) -> None:
         self.node = node
@@ -69,16 +70,16 @@ class Peer:
         self._was_linked = False
 
     def note_link(self, now: float) -> None:
-        """A sign of life by its connection: what its file says now is older."""
+        """Note a sign of life over the connection, which is newer than the file's present beat."""
         self._changed, self._was_linked = now, True
 
     def is_lost(self, beat: Any, now: float, lost_s: float) -> bool:
-        """True if the silence since the last change is too long; `beat` is what the file says."""
+        """Return True if the node was silent for `lost_s`; `beat` is the content of its file."""
         self._note(beat, now)
         return self._seen is not None and not self._is_done and now - self._changed > lost_s
 
     def is_living(self, beat: Any, now: float, lost_s: float) -> bool:
-        """True if it beat before, did not say that it is done, and is not silent for too long."""
+        """Return True if the node has given a sign of life in the last `lost_s` and is not done."""
         self._note(beat, now)
         return self._seen is not None and not self._is_done and now - self._changed <= lost_s
 
@@ -93,16 +94,16 @@ class Peer:
 
 
 class FolderNews:
-    """Tells by a folder's own times whether to list it: an open and an fstat.
+    """Detects from a folder's own times if the folder has changed and must be listed.
 
-    Opening is what makes an NFS client ask the server. Times may be as coarse as a second or two,
-    so that a folder is listed once more when as much has passed.
+    Opening the folder makes an NFS client ask the server. Since times may have a resolution of a
+    second or two, a changed folder is listed once more after `COARSE_S`.
     """
 
     COARSE_S = 2.0
 
     def __init__(self, path: Path, full_s: float = FULL_LOOK_S) -> None:
-        """`full_s` between two listings that nothing calls for."""
+        """`full_s` is the time between listings of an unchanged folder."""
         self._path, self._full_s = path, full_s
         self._mark: tuple[int, ...] = ()
         self._changed = float("-inf")
@@ -110,7 +111,7 @@ class FolderNews:
         self._full_at = 0.0
 
     def look(self, now: float) -> bool:
-        """OSError where the folder cannot be opened."""
+        """Return True if the folder must be listed; raise OSError if it cannot be opened."""
         fd = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             found = os.fstat(fd)
@@ -128,10 +129,10 @@ class FolderNews:
 
 
 class AttemptWatch(threading.Thread):
-    """Sets `stop` to what stop.json says and wakes the agent.
+    """Watch thread: writes beats, and sets `stop` to the content of stop.json and wakes the agent.
 
-    A beat says what `describe` tells, and is written at once where that has changed, and what
-    `measure` tells, which changes all the time.
+    A beat has the results of `describe`, a change of which is written at once, and those of
+    `measure`, which change all the time.
     """
 
     def __init__(
@@ -148,8 +149,8 @@ class AttemptWatch(threading.Thread):
         address: str | None = None,
         manager: Path | None = None,
     ) -> None:
-        """`address` is node 0's, for a connection; of a run that may morph `manager` is the file
-        in which its manager publishes itself. Without both all goes by files."""
+        """`address` is that of node 0, for a connection; `manager` is the file in which the manager
+        of a run that may morph publishes its address. Without both, only files are used."""
         super().__init__(name="watch", daemon=True)
         self.stop: dict[str, Any] | None = None
         self._plan, self._node, self._attempt = plan, node, attempt
@@ -157,9 +158,9 @@ class AttemptWatch(threading.Thread):
         self._describe, self._measure = describe, measure
         self._wake, self._forward = wake, forward
         self._heard: set[str] = set()
-        """Keys of the signals that the ranks got."""
+        """Keys of the signals that have been passed to the ranks."""
         self._signal: tuple[int, str] | None = None
-        """The last of them."""
+        """The last signal that was passed to the ranks, with its key."""
         self._peers = list_peers(plan, node)
         timing = plan.timing
         self._silent_s = compute_silence_s(timing.lost_s)
@@ -171,7 +172,7 @@ class AttemptWatch(threading.Thread):
         self._hub: Hub | None = None
         self._member: Member | None = None
         self._callers: list[str] = []
-        """Who waits at the hub for our look."""
+        """Connections that wait for the hub to read the state folder."""
         self._ever_linked: set[int] = set()
         self._cut: set[int] = set()
         """Nodes without a connection, as told in cut.json."""
@@ -181,7 +182,7 @@ class AttemptWatch(threading.Thread):
         self._news = FolderNews(attempt.master.parent)
         self._next_look = self._next_sign = self._next_beat = 0.0
         self._looked = time.monotonic()
-        """When the folder was last there to be looked at."""
+        """The last time at which the state folder could be read."""
         self._is_asked = False
         self._count = 0
         self._told: dict[str, Any] = {}
@@ -207,7 +208,7 @@ class AttemptWatch(threading.Thread):
             self._wait(min(self._poll_s, self._plan.timing.beat_s, self._sign_s))
 
     def end(self) -> None:
-        """The last beat says that silence from now on is right."""
+        """End the thread; the last beat says `done`, so that the silence after it is expected."""
         self._ended.set()
         self.look_now()
         if self.is_alive():
@@ -217,7 +218,7 @@ class AttemptWatch(threading.Thread):
             self._close_link()
 
     def look_now(self) -> None:
-        """Something new lies in the state folder, or may: from any thread."""
+        """Have the state folder read now, as it may have changed; callable from any thread."""
         self._is_asked = True
         with contextlib.suppress(OSError):
             os.write(self._ringer, b"\0")
@@ -310,7 +311,7 @@ class AttemptWatch(threading.Thread):
         return member.is_up
 
     def _answer(self, now: float) -> None:
-        """Tell the members what the folder said."""
+        """Send the members the stop and signal that were read in the state folder."""
         if self._hub is None:
             return
         asked = {"stop": self.stop, "signal": self._signal}
@@ -340,7 +341,7 @@ class AttemptWatch(threading.Thread):
     # Files.
 
     def _compute_every_s(self) -> float:
-        """Until the next beat lands in a file."""
+        """Return the seconds between beats in the file."""
         return self._file_s if self._is_linked else self._plan.timing.beat_s
 
     def _look(self, now: float) -> None:
@@ -388,7 +389,8 @@ class AttemptWatch(threading.Thread):
         return peer.is_lost(beat, now, self._plan.timing.lost_s)
 
     def _miss_folder(self, now: float) -> None:
-        """End where the run folder was removed: nobody could tell the run to end any other way."""
+        """Stop the ranks once the run folder has been missing for too long, since nobody could stop
+        them without it."""
         self._gone_since = now if self._gone_since is None else self._gone_since
         self._next_look = now
         if now - self._gone_since > self._plan.timing.lost_s:
@@ -416,7 +418,7 @@ class AttemptWatch(threading.Thread):
         write_beat(self._attempt, self._node.index, self._host, self._count, state, facts)
 
     def _is_clock_set(self) -> bool:
-        """True once where the clock of this node stepped; node 0 records it for the report."""
+        """Return True once after each step of this node's clock; node 0 records the step."""
         by = read_clock_offset() - self._clock
         if abs(by) < CLOCK_STEP_S:
             return False
@@ -434,7 +436,7 @@ class AttemptWatch(threading.Thread):
 
 
 def read_clock_offset() -> float:
-    """Return the time of day less the time since the machine's start, which nobody sets."""
+    """Return the time of day minus the time since boot, which only a step of the clock changes."""
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

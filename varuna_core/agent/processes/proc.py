@@ -17,7 +17,7 @@ _FIRST_PID_SPACE = 0xEFFFFFFC
 
 
 class Stat(NamedTuple):
-    """One process."""
+    """State of one process."""
 
     name: str
     state: str
@@ -25,9 +25,9 @@ class Stat(NamedTuple):
     parent: int
     group: int
     ticks: int
-    """Processor time of all its threads, and of those children that have ended."""
+    """Processor time of all threads of the process and of its ended children, in clock ticks."""
     started: int
-    """In clock ticks: with the pid it names one process for ever."""
+    """Start time in clock ticks; together with the pid it identifies a process uniquely."""
     faults: int = 0
     """How often it waited for a part of a mapped file."""
 
@@ -37,7 +37,7 @@ class Stat(NamedTuple):
 
 
 def read_stat(pid: int) -> Stat | None:
-    """None where there is no such process, or none that we may see."""
+    """Read the state of a process; return None if it does not exist or is not visible to us."""
     # Not through a file object: with every beat this is done for all processes of the node.
     try:
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
@@ -60,7 +60,7 @@ def read_stat(pid: int) -> Stat | None:
 
 
 def list_stats() -> Dict[int, Stat]:
-    """All processes that we may see, by pid."""
+    """Return the state of all processes that are visible to us, keyed by pid."""
     found = {}
     for name in os.listdir("/proc"):
         stat = read_stat(int(name)) if name.isdecimal() else None
@@ -70,7 +70,7 @@ def list_stats() -> Dict[int, Stat]:
 
 
 def list_below(tops: Iterable[int], stats: Mapping[int, Stat]) -> Set[int]:
-    """The pids of these processes' children, their children, and so on."""
+    """Return the pids of all descendants of these processes."""
     children: Dict[int, list[int]] = {}
     for pid, stat in stats.items():
         children.setdefault(stat.parent, []).append(pid)
@@ -85,7 +85,7 @@ def list_below(tops: Iterable[int], stats: Mapping[int, Stat]) -> Set[int]:
 
 
 def read_environment(pid: int) -> Dict[str, str]:
-    """Environment of a process; empty if we may not read it."""
+    """Read the environment of a process; return an empty one if it is not readable."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as handle:
             words = handle.read().decode(errors="replace").split("\0")
@@ -101,7 +101,7 @@ def is_halted(pid: Optional[int]) -> bool:
 
 
 def measure_ranks(mains: Mapping[int, Optional[int]]) -> Dict[str, Dict[str, Any]]:
-    """Pid, state and processor time of each rank that is there; `mains` are pids by rank."""
+    """Return pid, state and processor time of each running rank; `mains` are pids by rank."""
     stats = list_stats()
     found = {}
     for rank, pid in mains.items():
@@ -115,7 +115,7 @@ def measure_ranks(mains: Mapping[int, Optional[int]]) -> Dict[str, Dict[str, Any
 
 
 def sees_machine() -> bool:
-    """True if our pids are the machine's own, as drivers count them."""
+    """Return True if this process is in the machine's initial pid namespace, as drivers are."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino == _FIRST_PID_SPACE
     except OSError:

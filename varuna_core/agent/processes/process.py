@@ -1,11 +1,11 @@
 """Processes of the agent: short commands, ranks, and what ranks leave behind.
 
-The one module of the agent that starts processes. Words and values travel as UTF-8 whatever the
-locale of the node says, and what came in undecodable goes out as the same bytes.
+This is the only module of the agent that starts processes. Arguments and variables are encoded as
+UTF-8 whatever the node's locale is, and undecodable bytes are passed on unchanged.
 
-Processes that outlive their rank ran off in a session of their own. The agent adopts them (it is
-their subreaper) and ends them once all its ranks have ended, so that no forgotten server holds a
-GPU, a port or memory of the next job on this node.
+A process that has left its rank's session may outlive the rank. The agent, as the subreaper, adopts
+such processes and ends them once all its ranks have ended, so that no forgotten server holds a GPU,
+a port or memory of the next job on this node.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class CommandResult(NamedTuple):
     """Result of a short command."""
 
     code: int | None
-    """None where it was ended because of its deadline or because the agent has to stop."""
+    """Exit code; None if the command was killed at its deadline or because the agent must stop."""
     out: str
     err: str
 
@@ -53,7 +53,7 @@ def run(
     cwd: str | None = None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> CommandResult:
-    """Run a command to its end, its deadline, or until `stopping` says so."""
+    """Run a command until it ends, its deadline passes or `stopping()` is true."""
     try:
         child = subprocess.Popen(
             [_encode(word) for word in argv],
@@ -83,9 +83,10 @@ def run(
 
 
 class RankProcess:
-    """A rank that runs: its own session and process group, its output in two pipes.
+    """A running rank, in a session and process group of its own, with its output in two pipes.
 
-    With `inside` our child is a container runtime's client, and the rank one of those.
+    If `inside` is given, the child process is a container runtime's client and `inside` has the
+    rank's own processes.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class RankProcess:
         self.stderr = -1 if child.stderr is None else child.stderr.fileno()
 
     def poll(self) -> int | None:
-        """The return code once it ended. What it left running in its group ends with it."""
+        """Return the exit code once the rank has ended, and kill the rest of its process group."""
         if self._child.returncode is None:
             # Not reaped yet, so that the group's number cannot belong to somebody else.
             options = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -108,7 +109,7 @@ class RankProcess:
         return code if self._inside is None else _as_of_rank(code)
 
     def tell(self, text: str) -> bool:
-        """Give it this line, and the end of its input; whether it was there to hear it."""
+        """Write a line to the rank's input and close the input; return True if that succeeded."""
         if self.poll() is not None or self._child.stdin is None:
             return False
         with contextlib.suppress(OSError), self._child.stdin as pipe:
@@ -126,20 +127,20 @@ class RankProcess:
         self._child.wait()
 
     def find_main(self) -> int | None:
-        """The rank's own process. No client is asked instead: each has a handler for everything."""
+        """Find the pid of the rank's own process, not of a container runtime's client."""
         return self.pid if self._inside is None else self._inside.find_main()
 
     def find_strangers(self) -> list[int]:
-        """Those of its processes that may be no descendants of ours."""
+        """Return the rank's processes in a container, which may not be our descendants."""
         return [] if self._inside is None else self._inside.find_all()
 
     def signal(self, number: int) -> None:
-        """Send to the process alone, as Slurm does to a task."""
+        """Send a signal to the rank's main process only, as Slurm does to a task."""
         if self._child.returncode is None:
             _signal_all([self.find_main()], number)
 
     def catches(self, number: int) -> bool:
-        """True if it has a handler for this signal; False where /proc does not say."""
+        """Return True if /proc shows that the rank has a handler for this signal."""
         pid = self.find_main()
         try:
             with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as lines:
@@ -149,7 +150,8 @@ class RankProcess:
         return bool(words) and bool(int(words[0], 16) >> (number - 1) & 1)
 
     def signal_group(self, number: int) -> None:
-        """Send to the process and its children; SIGKILL to all that a container holds."""
+        """Send a signal to the rank's process group; SIGKILL goes to all of its processes in a
+        container."""
         if self._child.returncode is not None:
             return
         if self._inside is None:
@@ -163,12 +165,12 @@ class RankProcess:
 
 
 def find_program(name: str, path: str | None) -> str | None:
-    """Path of a program, as a shell would find it."""
+    """Find the path of a program on PATH, as a shell would."""
     return shutil.which(name, path=path)
 
 
 def set_process_option(option: int, value: int) -> bool:
-    """Linux's prctl; False where there is none."""
+    """Call Linux's prctl; return False if it fails or does not exist."""
     return _PRCTL is not None and _PRCTL(option, value) == 0
 
 
@@ -185,9 +187,10 @@ def start_rank(
 ) -> RankProcess:
     """Start a rank; call it from the main thread, as the rank dies with the thread that did.
 
-    One that `waits` reads from us what it is to do. With `log` it is no rank: it prints there, and
-    its errors are ours. With `errors` they go there; `passed` stays open in it. OSError tells why
-    it could not start.
+    With `waits` the rank's standard input is a pipe from this process. With `log`, for processes
+    that are not ranks, standard output goes to this descriptor and standard error to ours; `errors`
+    is another descriptor for standard error. The descriptors in `passed` stay open in the child.
+    Raise OSError if the rank cannot start.
     """
     agent = os.getpid()
 
@@ -218,16 +221,16 @@ def start_rank(
 
 
 def become(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> NoReturn:
-    """Replace this process, with its terminal."""
+    """Replace this process by the command, which inherits the terminal."""
     os.chdir(_encode(cwd))
     words = [_encode(word) for word in argv]
     os.execvpe(words[0], words, _encode_environment(env))
 
 
 def start_agent(words: Sequence[str], *, waits: bool = False) -> subprocess.Popen[bytes]:
-    """Another command of the agent's own program, with our output; it dies with us.
+    """Start another command of the agent's program, with our output; it dies with this process.
 
-    One that `waits` reads from us what it is to do.
+    With `waits` its standard input is a pipe from this process.
     """
     parent = os.getpid()
 
@@ -248,7 +251,7 @@ def _signal_group(group: int, number: int) -> None:
 
 
 def _signal_all(pids: Sequence[int | None], number: int) -> bool:
-    """True if it reached any of them."""
+    """Send a signal to these processes; return True if at least one could be signalled."""
     reached = False
     for pid in pids:
         if pid is not None:
@@ -281,22 +284,22 @@ def _decode(data: bytes) -> str:
 
 _PR_SET_CHILD_SUBREAPER = 36
 _SPARED = ("catatonit", "podman pause")
-"""Whoever first runs podman on a node leaves this behind: it holds the user's name space open, and
-his other containers are in there."""
+"""Processes that podman's first start on a node leaves behind: they hold open the user's name
+space, which the user's other containers share."""
 _LEFTOVERS_PATIENCE_S = 5.0
 _LEFTOVERS_POLL_S = 0.05
 
 
 def adopt_orphans() -> bool:
-    """From now on, processes whose parents ended are children of this process; True if so."""
+    """Make this process the subreaper of its descendants; return True on success."""
     return set_process_option(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end_leftovers(patience_s: float, tidy_s: float = 0, *, spared: int | None = None) -> list[str]:
-    """End every process below this one but `spared`: TERM, patience, KILL. Returns who they were.
+    """End every process below this one except `spared`: SIGTERM, then SIGKILL after `patience_s`.
 
-    Nothing else that this process still needs may run then. Those that end by themselves within
-    `tidy_s` are not spoken of.
+    Return their pids and names, except of processes that end by themselves within `tidy_s`. No
+    child that this process still needs may be running.
     """
     deadline = time.monotonic() + tidy_s
     while (found := _find_living(spared)) and time.monotonic() < deadline:
@@ -315,7 +318,7 @@ def end_leftovers(patience_s: float, tidy_s: float = 0, *, spared: int | None = 
 
 
 def _find_living(spared: int | None) -> dict[int, str]:
-    """Everything below this process, by process id, with names. Reaps what has ended."""
+    """Reap ended children, and return the processes below this one: name by pid."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

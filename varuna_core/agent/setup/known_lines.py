@@ -35,12 +35,12 @@ def read_known_lines(run: RunFolder, plan: Plan) -> Rows:
 
 
 def find_known_line(run: RunFolder, plan: Plan, text: str) -> KnownLine | None:
-    """The first row of a run that a text matches."""
+    """Find the first of the run's rows whose pattern matches a text."""
     return match_rows(read_known_lines(run, plan), text)
 
 
 def add_remedy(run: RunFolder, plan: Plan, text: str) -> str:
-    """The text of a problem, and ` -> REMEDY` behind it where a row knows one."""
+    """Return the text of a problem, followed by ` -> REMEDY` if a row has a remedy for it."""
     row = find_known_line(run, plan, text)
     remedy = render_all(row.remedies, get_context(plan)) if row is not None else ""
     return f"{text} -> {remedy}" if remedy and remedy not in text else text

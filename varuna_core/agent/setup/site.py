@@ -14,11 +14,11 @@ from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
 WRONG_INPUT = 2
 STOPPED = 143
-"""As a shell says of a process that SIGTERM ended."""
+"""Exit code that a shell reports for a process ended by SIGTERM."""
 
 
 class Refusal(Exception):
-    """The command cannot go on; `code` is what the process exits with."""
+    """Raised if a command cannot go on; `code` is the exit code of the process."""
 
     def __init__(
         self, code: int, reason: str, node: str | None = None, cause: EndCause | None = None
@@ -27,7 +27,7 @@ class Refusal(Exception):
         self.code = code
         self.reason = reason
         self.node = node
-        """The host at fault, where one is."""
+        """The host at fault, if there is one."""
         self.cause = cause
         """The cause of the end, where this ends an attempt."""
 
@@ -47,7 +47,7 @@ def load_plan(run: RunFolder, attempt: int) -> Plan:
 
 
 def group_of(plan: Plan, name: str | None) -> str | None:
-    """The group as file names have it: None for the first one, or outside split runs."""
+    """Return the group's name in file names: None for the first group, or outside split runs."""
     name = name or None
     names = [group.name for group in plan.groups]
     if name is not None and name not in names:
@@ -56,7 +56,7 @@ def group_of(plan: Plan, name: str | None) -> str | None:
 
 
 def compute_index(plan: Plan, given: int | None, env: Mapping[str, str]) -> int:
-    """--node, else SLURM_NODEID counted from the first node of VJOB_GROUP."""
+    """Return the node's index: --node, else SLURM_NODEID from the first node of VJOB_GROUP on."""
     index = given
     if index is None:
         number = env.get("SLURM_NODEID", "")
@@ -71,7 +71,7 @@ def compute_index(plan: Plan, given: int | None, env: Mapping[str, str]) -> int:
 
 
 def host_name(plan: Plan, index: int, env: Mapping[str, str], nodename: str) -> str:
-    """The name of this node in tables and file names; unique in the run."""
+    """Return the name of this node in tables and file names, which is unique in the run."""
     is_alone = plan.num_nodes == 1 and not plan.morph
     if plan.scheduler == "ssh" or (plan.scheduler == "local" and not is_alone):
         # Stand-in nodes share one host, so its name would make them share their logs.
@@ -92,7 +92,7 @@ class CheckResult(NamedTuple):
 
 @dataclass
 class Facts:
-    """Facts that checks learn beside their results; None where they could not."""
+    """Facts that checks find out besides their results; None if not known."""
 
     address: str | None = None
     interface: str | None = None
