@@ -43,11 +43,11 @@ class Sink:
         self._fd: int | None = None
         self._retry = 0.0
         self.dropped = 0
-        """Bytes that could not be written."""
+        """Number of bytes that could not be written."""
         self.trouble = ""
-        """Why not."""
+        """The last error of a write."""
         self.size = 0
-        """Of the file, which has one writer at a time."""
+        """Size of the file, which has one writer at a time."""
         with contextlib.suppress(OSError):
             self.size = os.stat(path).st_size
 
@@ -113,9 +113,9 @@ def _locate_line(fd: int, at: int) -> int:
 
 
 IDLE_S = 1.0
-"""A line without an end is shown after so long a silence."""
+"""Seconds of silence after which a line without an end is written."""
 BAR_S = 5.0
-"""A progress bar that never falls silent is shown this often."""
+"""Seconds between two writes of a progress bar that is updated all the time."""
 
 
 class LineSplitter:
@@ -129,7 +129,7 @@ class LineSplitter:
         """Whether the line so far was shown before its end came."""
 
     def feed(self, data: bytes, now: float) -> list[bytes]:
-        """The lines that became whole, without their ends."""
+        """Take data from the pipe; return the lines that it completes, without their line ends."""
         if not self._rest:
             self._shown = now
         self._fed = now
@@ -150,21 +150,21 @@ class LineSplitter:
         return lines
 
     def due(self, now: float) -> bytes | None:
-        """A line without an end that has waited long enough."""
+        """Return a line without an end that has waited long enough."""
         if not self._rest:
             return None
         is_idle = now - self._fed >= IDLE_S
         return self.flush() if is_idle or now - self._shown >= BAR_S else None
 
     def flush(self) -> bytes | None:
-        """The rest, at the end of the stream."""
+        """Return the rest, at the end of the stream."""
         line, self._rest = _last_state(self._rest), b""
         self._cut = self._cut or bool(line)
         return line or None
 
 
 def _last_state(line: bytes) -> bytes:
-    """The last state of a line with carriage returns in it, as a terminal would show it."""
+    """Return the last state of a line with carriage returns, as a terminal would show it."""
     return line.rstrip(b"\r").rpartition(b"\r")[2] if b"\r" in line else line
 
 

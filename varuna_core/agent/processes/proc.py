@@ -95,13 +95,13 @@ def read_environment(pid: int) -> Dict[str, str]:
 
 
 def is_halted(pid: Optional[int]) -> bool:
-    """True if somebody stopped it (SIGSTOP, a debugger), or it ended and was not reaped."""
+    """Return True if the process is stopped (SIGSTOP, a debugger), or has ended unreaped."""
     stat = None if pid is None else read_stat(pid)
     return stat is not None and stat.state in "TtZ"
 
 
 def measure_ranks(mains: Mapping[int, Optional[int]]) -> Dict[str, Dict[str, Any]]:
-    """Return pid, state and processor time of each running rank; `mains` are pids by rank."""
+    """Return pid, state and processor time of each rank that exists; `mains` are pids by rank."""
     stats = list_stats()
     found = {}
     for rank, pid in mains.items():

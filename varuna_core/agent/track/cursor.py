@@ -1,4 +1,4 @@
-"""How far a tool has seen a run: each point goes to it once, over all attempts.
+"""Position up to which a tool has received a run: each point is sent once, over all attempts.
 
     attempt 0   step 10 20 30 40 |            killed; the newest checkpoint is that of step 20
     attempt 1              30 40 50           30 and 40 are repeated/..., 50 goes on
@@ -24,18 +24,18 @@ class Cursor:
 
     attempt: int = -1
     opened: float = 0.0
-    """Of the attempt that was shown last."""
+    """Time at which the last attempt that the tool received was opened."""
     places: Dict[str, float] = field(default_factory=dict)
     """The last place in each stream; of streams by step in that attempt."""
     lasts: Dict[str, float] = field(default_factory=dict)
     """The highest place of each stream by step, in any attempt."""
     own: Dict[str, Any] = field(default_factory=dict)
-    """What the tool itself keeps, such as its id of the run."""
+    """Data of the tool itself, such as its id of the run."""
     read: Dict[str, Any] = field(default_factory=dict)
     """Up to where the files were read, as `Reading.save` has it: a reader goes on there."""
 
     def take(self, point: Point) -> Optional[Point]:
-        """The point as it is to be shown; None where it was shown before."""
+        """Return the point in the form to send; None if it has been sent before."""
         if point.is_by_step and (point.attempt, point.opened) != (self.attempt, self.opened):
             if point.attempt < self.attempt:
                 return None
@@ -60,7 +60,7 @@ class Cursor:
 
 
 def read_cursor(path: Path) -> Cursor:
-    """A new one where the file is missing, torn or of another version."""
+    """Read a cursor; return a new one if the file is missing, damaged or of another version."""
     return make(Cursor, read_json(path)) or Cursor()
 
 

@@ -1,4 +1,4 @@
-"""Numbers as Prometheus reads them: text in which each line is a gauge.
+"""Render numbers in Prometheus' text format, in which each line is a gauge.
 
     # HELP vjob_loss Loss of the last step that was printed.
     # TYPE vjob_loss gauge
@@ -18,7 +18,7 @@ from typing import Dict, Iterable, List, Mapping, Tuple
 from varuna_core.records.files import write_atomic
 
 READABLE = 0o644
-"""node exporter runs as another user."""
+"""File mode; node exporter, which reads the file, runs as another user."""
 HELP = {
     "vjob_run_info": "A run of vjob; the value is always 1.",
     "vjob_run_up": "1 while the run runs, 0 before and after.",
@@ -68,7 +68,7 @@ class Gauge:
 
 
 def build_gauge(name: str, value: float, labels: Mapping[str, str]) -> Gauge:
-    """The gauge of a point's value, `gpu/node7/0/power_w`."""
+    """Build the gauge of a point's value, such as `gpu/node7/0/power_w`."""
     factor, more = 1.0, {}
     parts = name.split("/")
     if parts[0] == "gpu" and len(parts) == 4 and parts[3] in _GPU:
@@ -85,7 +85,7 @@ def build_gauge(name: str, value: float, labels: Mapping[str, str]) -> Gauge:
 
 
 def render_gauges(gauges: Iterable[Gauge]) -> str:
-    """The text: a block a name, in the order of their first lines."""
+    """Render the text: one block for each name, in the order of first occurrence."""
     blocks: Dict[str, List[str]] = {}
     for gauge in gauges:
         help_text = HELP.get(gauge.name, "A number that the run printed.")
@@ -110,5 +110,5 @@ def _format(value: float) -> str:
 
 
 def write_gauges(path: Path, gauges: Iterable[Gauge]) -> None:
-    """Whole or not at all, so that no exporter reads half of it."""
+    """Write the file atomically, so that no exporter reads half of it."""
     write_atomic(path, render_gauges(gauges), READABLE, lasts=False)

@@ -32,7 +32,7 @@ _TABLE = _make_table()
 
 
 def compute_masked_crc(data: bytes) -> int:
-    """CRC-32C, turned as TensorFlow's record files have it."""
+    """Compute the masked CRC-32C of TensorFlow's record files."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
@@ -71,12 +71,12 @@ def _int_field(number: int, value: int) -> bytes:
 
 
 def render_version(time: float) -> bytes:
-    """The first event of a file."""
+    """Render the first event of a file."""
     return b"\x09" + struct.pack("<d", time) + _bytes_field(3, VERSION)
 
 
 def render_scalars(time: float, step: int, values: Dict[str, float]) -> bytes:
-    """An event with a scalar for each tag."""
+    """Render an event with a scalar for each tag."""
     summary = b"".join(
         _bytes_field(1, _bytes_field(1, tag.encode()) + b"\x15" + _pack_float(value))
         for tag, value in values.items()
@@ -92,7 +92,7 @@ def _pack_float(value: float) -> bytes:
 
 
 def render_text(time: float, step: int, tag: str, text: str) -> bytes:
-    """An event with a text, as its plugin reads it: a tensor of one string."""
+    """Render an event with a text in the form of the text plug-in: a tensor of one string."""
     shape = _bytes_field(2, _bytes_field(2, _int_field(1, 1)))
     tensor = _int_field(1, 7) + shape + _bytes_field(8, text.encode("utf-8", "replace"))
     plugin = _bytes_field(1, _bytes_field(1, b"text"))
@@ -110,7 +110,7 @@ class EventFile:
         self.write([render_version(time)])
 
     def write(self, events: List[bytes]) -> None:
-        """OSError where the disk is full; then the file ends as it did before."""
+        """Append events; on an OSError, such as for a full disk, the file is left as it was."""
         size = os.lseek(self._fd, 0, os.SEEK_END)
         data = memoryview(b"".join(map(render_record, events)))
         try:

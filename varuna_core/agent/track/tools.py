@@ -75,14 +75,14 @@ class Tool:
         self.tracked = tracked
 
     def open(self) -> None:
-        """Find the run in the tool, or make it."""
+        """Find the run in the tool, or create it."""
 
     def put(self, points: Sequence[Point]) -> None:
-        """Hand over points that it has not seen."""
+        """Send points that the tool has not received yet."""
         raise NotImplementedError
 
     def close(self, *, is_well: bool) -> None:
-        """The attempt is over; `is_well` where no rank failed."""
+        """Close the run at the end of an attempt; `is_well` is true if no rank failed."""
 
 
 class Wandb(Tool):
@@ -232,12 +232,12 @@ class Mlflow(Tool):
 
 
 def clean_name(name: str) -> str:
-    """A name that MLflow takes: `cluster.nodes.0.count`."""
+    """Return the name in a form that MLflow accepts: `cluster.nodes.0.count`."""
     return re.sub(r"[^\w/. -]", "_", name.replace("[", ".").replace("]", ""))[:250]
 
 
 class Tensorboard(Tool):
-    """Event files in the run folder, one an attempt."""
+    """TensorBoard event files in the run folder, one for each attempt."""
 
     name = "tensorboard"
 
@@ -267,7 +267,7 @@ class Tensorboard(Tool):
 
 
 class Openmetrics(Tool):
-    """A file for the textfile collector of node exporter."""
+    """A metrics file for node exporter's textfile collector."""
 
     name = "openmetrics"
     is_gauge = True

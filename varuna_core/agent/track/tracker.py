@@ -52,7 +52,7 @@ MOST_VALUES = 50_000
 
 @dataclass(frozen=True)
 class Batch:
-    """Points of one look, or a part of them."""
+    """Points of one poll, or a part of them."""
 
     points: List[Point]
     read: Optional[Dict[str, Any]]
@@ -64,7 +64,7 @@ class Batch:
 
 
 class Behind(Exception):
-    """Error: points that a tool asked for were dropped."""
+    """Raised if points that a tool asks for have been dropped."""
 
 
 @dataclass
@@ -186,7 +186,7 @@ class ToolThread(threading.Thread):
             self._feed.leave(self.name)
 
     def _hand_over(self, tool: Tool) -> bool:
-        """True where the tool has all."""
+        """Send points to the tool until the run is over; return True if none are left."""
         place = 0
         if not (tool.is_gauge or self._catch_up(tool, self._choose_first(), is_now=False)):
             return False
@@ -209,7 +209,7 @@ class ToolThread(threading.Thread):
         return self._try(lambda: tool.close(is_well=self._feed.is_well))
 
     def _choose_first(self) -> int:
-        """The first attempt that the tool has not seen to its end."""
+        """Choose the first attempt that the tool has not received to its end."""
         found = self._cursor.attempt
         read = as_number(self._cursor.read.get("attempt"))
         return max(0, found if read is None else int(read))
@@ -343,7 +343,7 @@ class Tracker:
                 self._feed.add(Batch(found, read))
 
     def _is_over(self) -> bool:
-        """True once the ranks of this node have ended, or nobody is there who started them."""
+        """Return True once the ranks of this node, or the agent that started them, have ended."""
         is_left = os.getppid() != self._parent
         return is_left or len(self._read_exits(first=True)) >= self._plan.groups[0].ranks
 
