@@ -1,4 +1,4 @@
-"""`vjob compare`: jobs against each other, or the runs of a sweep against what was swept."""
+"""The `vjob compare` command: compare jobs with each other, or the runs of a sweep."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def compare(*jobs: JobLike) -> dict[str, Any]:
-    """Figures, settings and losses of two or more jobs, as `vjob compare --json` has them.
+    """Return figures, settings and losses of two or more jobs, as in `vjob compare --json`.
 
     >>> found = vjob.compare("first", "last")
     >>> [job["name"] for job in found["jobs"]] == [one.name for one in vjob.runs(2)]
@@ -41,20 +41,20 @@ def compare(*jobs: JobLike) -> dict[str, Any]:
 
 
 COMMIT = "commit"
-"""Called so among the settings, though it is no key of a conf."""
+"""Name of the commit among the settings, though it is not a key of a conf."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """Jobs that the words name, in their order."""
+    """The jobs that the arguments name, in their order."""
 
     folders: tuple[tuple[Path, RunFolder | None], ...]
     sweeps: tuple[str, ...]
-    """Words that are sweeps, whose runs are among the folders."""
+    """Names of sweeps among the arguments; their runs are among the folders."""
 
 
 def choose_jobs(names: Sequence[str], here: Path) -> Chosen:
-    """The folders of JOBs and of sweeps' runs; a word that is both is the JOB."""
+    """Return the folders of JOBs and of sweeps' runs; a name that is both is taken as the JOB."""
     folders: list[tuple[Path, RunFolder | None]] = []
     sweeps = []
     for name in names:
@@ -73,7 +73,7 @@ def choose_jobs(names: Sequence[str], here: Path) -> Chosen:
 
 
 def compare_as_json(names: Sequence[str], here: Path) -> dict[str, Any]:
-    """The comparison as `vjob compare --json` prints it."""
+    """Return the comparison as `vjob compare --json` prints it."""
     return _build_json(choose_jobs(names, here))
 
 
@@ -117,7 +117,7 @@ def compare_jobs(
 
 
 def render_compared(names: Sequence[str], here: Path) -> str:
-    """The page that compares the named jobs."""
+    """Render the page that compares the named jobs."""
     return _render_page(choose_jobs(names, here))
 
 
@@ -129,7 +129,7 @@ def _render_page(chosen: Chosen) -> str:
 
 
 def _render_tables(tables: Sequence[ReportTable], width: int | None) -> Iterator[str]:
-    """The tables of a comparison; where they are too wide, jobs have numbers in place of names."""
+    """Render the tables as lines; if they are too wide, jobs have numbers instead of names."""
     from vjob.reports.export.text import render_table
 
     def render(table: ReportTable) -> list[str]:
@@ -171,7 +171,7 @@ def _compare_sweep(
 
 
 def load_sweep(chosen: Chosen) -> list[SweptRun]:
-    """The runs of sweeps and other jobs beside them, with one query to each scheduler."""
+    """Load the runs of sweeps, and other jobs beside them, with one query to each scheduler."""
     from vjob.reports.page.sweep_page import SweptRun, find_figures
 
     views = {view.run.path: view for view in view_runs([run for _, run in chosen.folders if run])}
@@ -197,7 +197,7 @@ def load_sweep(chosen: Chosen) -> list[SweptRun]:
 
 
 def _explain(view: RunView | None) -> str:
-    """Why a run did not end well; empty for others."""
+    """Return the reason why a run failed; empty for others."""
     if view is None or view.state == JobState.COMPLETED.value:
         return ""
     return fold(view.record.message)
@@ -206,7 +206,8 @@ def _explain(view: RunView | None) -> str:
 def _find_values(
     view: RunView | None, compared: Compared | None, keys: Sequence[str], sweeps: Sequence[str]
 ) -> Mapping[str, str]:
-    """The run's own values of the keys; of a job that is none of the sweep, its conf's."""
+    """Return a run's values of the keys: the swept ones or, for a job outside the sweeps, its
+    conf's."""
     if view is not None and view.record.sweep in sweeps:
         return view.record.swept
     settings = compared.settings if compared is not None else {}
@@ -232,7 +233,8 @@ def _load(folder: Path, run: RunFolder | None) -> Compared:
 
 
 def _read_commit(run: RunFolder) -> dict[str, str]:
-    """The commit as a setting; of changed files with a mark of the change, as two may differ."""
+    """Return the commit as a setting, with a digest of uncommitted changes, since two may
+    differ."""
     record = read_record(run)
     commit = format_commit(record.code) if record is not None else ""
     try:
@@ -243,5 +245,5 @@ def _read_commit(run: RunFolder) -> dict[str, str]:
 
 
 def _read_conf(run: RunFolder) -> object:
-    """The resolved conf, its secrets redacted; empty where it cannot be read."""
+    """Return the resolved conf with secrets redacted; empty if it cannot be read."""
     return read_resolved(run)

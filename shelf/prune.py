@@ -1,9 +1,10 @@
-"""`vjob prune`: old runs, and their removal.
+"""The `vjob prune` command: list old runs, or remove them.
 
-A run goes where nothing in it was written for so many days, it is over, and it holds nothing that
-the training left for its user. All else stays, with the reason. Its folder is renamed to a hidden
-name first, then emptied: whenever that is interrupted, each run is whole or gone, and the next
-`vjob prune --delete` removes the rest. Nothing outside the run folder is touched, no link followed.
+A run is removed if it has ended, nothing in it was written for the given number of days, and it
+holds no files that the training left for its user. Other runs are kept, with the reason. A folder
+is first renamed to a hidden name and then emptied: if interrupted, each run is whole or gone, and
+the next `vjob prune --delete` removes the rest. Nothing outside the run folder is touched, and no
+link is followed.
 """
 
 from __future__ import annotations
@@ -41,36 +42,36 @@ from vjob.jobs.schedulers.job import JobState
 log = logging.getLogger(__name__)
 DAY_S = 86400.0
 HIDDEN = ".pruned-"
-"""Beginning of the name of a folder that is being removed."""
+"""Prefix of the name of a folder that is being removed."""
 _WEIGHTS = (".ckpt", ".pt", ".pth", ".safetensors")
 _MAKINGS = ("__pycache__", ".git")
-"""Folders in a copy of the code that hold nothing of the training's own."""
+"""Folders in a copy of the code that contain no results of the training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """Which runs are to go."""
+    """Criteria for the runs to remove."""
 
     days: float
     keep: int = 0
-    """How many of the newest runs of each name stay, however old."""
+    """Number of the newest runs of each name to keep, however old."""
     checkpoints: bool = False
-    """Also runs that hold checkpoints or other files of the ranks."""
+    """Also remove runs with checkpoints or other files of the ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A run, and what becomes of it."""
+    """A run, and the decision about it."""
 
     run: str
     state: str
     written: float
-    """When anything in it was last written, by the file system's clock."""
+    """Time of the last write in it, by the file system's clock."""
     size_bytes: int
     num_files: int
     folder: str
     kept: str
-    """Why it stays; empty where it goes."""
+    """The reason to keep it; empty if it is to be removed."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,10 @@ class _Measured:
 
 
 def choose_runs(wanted: Wanted, folder: Path | None = None) -> list[Candidate]:
-    """All runs that are known, or those in a folder of logs, oldest first; asks each scheduler once
-    for those that have not ended."""
+    """Return all known runs, or those in a folder of logs, oldest first, each with the decision.
+
+    Each scheduler is queried once for runs that have not ended.
+    """
     runs = index.list_runs() if folder is None else _list_folder(folder)
     views = view_runs(runs)
     awaited = {path for view in views if not is_over(view) for path in _awaited_by(view)}
@@ -111,7 +114,7 @@ def choose_runs(wanted: Wanted, folder: Path | None = None) -> list[Candidate]:
 
 
 def _list_folder(folder: Path) -> list[RunFolder]:
-    """The runs in a folder of logs, without links."""
+    """Return the runs in a folder of logs, except links."""
     try:
         with os.scandir(folder) as entries:
             names = sorted(e.name for e in entries if e.is_dir(follow_symlinks=False))
@@ -130,7 +133,7 @@ def _awaited_by(view: RunView) -> tuple[str, ...]:
 
 
 def _find_newest(views: Sequence[RunView], keep: int) -> set[Path]:
-    """The folders of the newest runs of each name."""
+    """Return the folders of the newest runs of each name."""
     by_name: dict[str, list[RunView]] = {}
     for view in views:
         by_name.setdefault(view.record.name, []).append(view)
@@ -142,8 +145,10 @@ def _find_newest(views: Sequence[RunView], keep: int) -> set[Path]:
 
 
 def _ask_living(views: Sequence[RunView]) -> Mapping[str, Collection[str] | None]:
-    """Runs of which a job lives, by scheduler: one that ended may have been requeued by hand. None
-    where the scheduler does not answer."""
+    """Return the names of runs with a live job, by scheduler: an ended run may have been requeued.
+
+    The value is None if the scheduler does not answer.
+    """
     found: dict[str, Collection[str] | None] = {}
     for name in {view.record.scheduler for view in views if is_over(view)}:
         try:
@@ -155,7 +160,7 @@ def _ask_living(views: Sequence[RunView]) -> Mapping[str, Collection[str] | None
 
 
 def _explain_state(view: RunView, living: Mapping[str, Collection[str] | None]) -> str:
-    """Why a run stays whatever its age; else empty."""
+    """Return the reason to keep a run whatever its age; empty if there is none."""
     if not is_ours(view.run):
         return "it belongs to another user"
     if view.run.path.is_symlink():
@@ -178,8 +183,8 @@ def _explain_age(wanted: Wanted) -> str:
 
 
 def _measure(view: RunView, wanted: Wanted) -> _Measured:
-    """Look at every file once. The record does not count for its age: whoever looks at a run writes
-    there how it ended."""
+    """Measure a run by all of its files. The record's age is ignored, since other commands write
+    there."""
     root = view.run.path
     device = os.lstat(root).st_dev
     code = _list_code(view.run)
@@ -203,7 +208,8 @@ def _measure(view: RunView, wanted: Wanted) -> _Measured:
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """All that is below; what cannot be read is passed over, and cannot be removed either."""
+    """Yield all paths below a folder; unreadable folders are skipped, and cannot be removed
+    either."""
     for root, folders, files in os.walk(folder):
         for name in (*folders, *files):
             path = Path(root, name)
@@ -222,7 +228,7 @@ def _list_code(run: RunFolder) -> frozenset[str]:
 
 
 def _is_of_training(path: Path, run: RunFolder, code: Collection[str]) -> bool:
-    """True for a checkpoint, and for a file that ranks wrote beside the copy of their code."""
+    """Return True for a checkpoint, and for a file that ranks wrote into the copy of their code."""
     inside = path.relative_to(run.path)
     if inside.parts[0] == run.code.name:
         within = str(path.relative_to(run.code)) if len(inside.parts) > 1 else ""
@@ -236,7 +242,7 @@ def _is_of_training(path: Path, run: RunFolder, code: Collection[str]) -> bool:
 
 
 def remove_run(candidate: Candidate) -> str:
-    """Remove a run that was chosen; why not, else empty."""
+    """Remove a chosen run; return the reason if it cannot be removed, else an empty text."""
     run = RunFolder(Path(candidate.folder))
     record = read_record(run)
     has_ended = record is not None and record.state in (records.ENDED, records.REFUSED)
@@ -251,7 +257,7 @@ def remove_run(candidate: Candidate) -> str:
 
 
 def remove_hidden(hidden: Path) -> str:
-    """Empty a folder that has its hidden name; why something of it is left, else empty."""
+    """Remove a folder with a hidden name; return the first error, else an empty text."""
     problems: list[str] = []
 
     def note(function: Any, path: Any, info: Any) -> None:
@@ -263,7 +269,7 @@ def remove_hidden(hidden: Path) -> str:
 
 
 def list_hidden(candidates: Sequence[Candidate], folder: Path | None) -> list[Path]:
-    """Folders beside these runs that an interrupted removal left."""
+    """Return folders beside these runs that an interrupted removal has left."""
     places = {Path(one.folder).parent for one in candidates}
     found = []
     for place in sorted(places if folder is None else {folder.resolve()}):
@@ -273,13 +279,14 @@ def list_hidden(candidates: Sequence[Candidate], folder: Path | None) -> list[Pa
 
 
 def as_row(candidate: Candidate, removed: bool, problem: str = "") -> dict[str, Any]:
-    """A run for `--json`."""
+    """Return a run as an object for `--json`."""
     action = "keep" if candidate.kept else "removed" if removed else "remove"
     return {**asdict(candidate), "action": "failed" if problem else action, "problem": problem}
 
 
 def render(candidates: Sequence[Candidate], width: int | None = None, *, show_kept: bool) -> str:
-    """Runs that would go as a table, and how many stay for which reason; in lines of `width`."""
+    """Render the runs to remove as a table, and count kept runs by reason; lines have at most
+    `width`."""
     going = [one for one in candidates if not one.kept]
     kept = [one for one in candidates if one.kept]
     lines = []
@@ -305,7 +312,7 @@ def render(candidates: Sequence[Candidate], width: int | None = None, *, show_ke
 
 
 def conclude(candidates: Sequence[Candidate], num_removed: int, *, delete: bool) -> str:
-    """The last line: what was removed, or would be."""
+    """Return the last line: what was removed, or would be."""
     going = [one for one in candidates if not one.kept]
     if not going:
         return "nothing to remove"

@@ -1,9 +1,9 @@
-"""`vjob share`: opens a run to a group, all but what holds secrets; and closes it again.
+"""The `vjob share` command: open a run to a group, except for secrets, and close it again.
 
-What may be shown is a list of names (records/runfolder.py); any other file stays closed. What is
-on the list is read first: a file in which a secret stands, one of this run's own or one that is
-known by its shape, stays closed too. Of files that readers need and that hold secrets a copy is
-shared in which they are hidden.
+Only files with listed names may be shared (records/runfolder.py); all other files stay closed.
+Listed files are searched first: a file that contains a secret of this run, or a text with the shape
+of a secret, stays closed, too. Files that readers need and that contain secrets are shared as
+redacted copies.
 """
 
 from __future__ import annotations
@@ -55,39 +55,39 @@ from vjob.jobs.runs.resolved import read_resolved
 
 PIECE_BYTES = 1 << 20
 OVERLAP_BYTES = 1 << 13
-"""A secret that lies across two pieces of a file is found in the second."""
+"""Overlap of the pieces in which a file is read, so that a secret across two pieces is found."""
 MOST_READ = 1 << 24
-"""Bytes of the closed files together that are searched for the values of secrets."""
+"""Limit of bytes, over all closed files, that are searched for values of secrets."""
 DRAWN = "a word that looks drawn by chance"
 LOOKS_SECRET = "what looks like a secret"
 DIGESTS = ("commit", "digest", "image", "checksum", "line", "hash")
-"""Keys of plan.json that hold numbers of commits and of images."""
+"""Keys of plan.json with digests of commits and images, which are not secret."""
 MOST_WORDS = 20
-"""Bound of the words of a file that `--show-what` prints."""
+"""The most words of a file that `--show-what` prints."""
 WHY = "only its owner decides who reads it"
 
 
 @dataclass(frozen=True, kw_only=True)
 class WithheldFile:
-    """A file that stays closed for a secret that was found in it."""
+    """A file that stays closed because it contains a secret."""
 
     file: str
     line: int
-    """The first."""
+    """First line with a secret."""
     lines: int
-    """How many."""
+    """Number of lines with secrets."""
     what: str
     words: tuple[WithheldWord, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class WithheldWord:
-    """A word that others may not see, as it may be named."""
+    """A withheld word, described without showing it."""
 
     line: int
     what: str
     hint: str
-    """Its first letters and its length: enough to find it in the file."""
+    """First letters and length: enough to find the word in the file."""
 
 
 @dataclass(kw_only=True)
@@ -97,9 +97,9 @@ class Sharing:
     files: list[str] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
     copies: list[str] = field(default_factory=list)
-    """Closed files of which a copy is shared."""
+    """Closed files that are shared as redacted copies."""
     private: list[str] = field(default_factory=list)
-    """Files and whole folders."""
+    """Private files, and private folders as a whole."""
     held: list[WithheldFile] = field(default_factory=list)
 
 
@@ -112,7 +112,7 @@ class Shared:
     is_over: bool
     sharing: Sharing
     hidden_by: tuple[str, ...]
-    """Folders above the run that the group cannot pass."""
+    """Folders above the run that the group may not traverse."""
 
     def as_json(self) -> dict[str, Any]:
         sharing = self.sharing
@@ -129,7 +129,7 @@ class Shared:
 
 
 def share_run(run: RunFolder, group: str, *, is_preview: bool, anyway: bool) -> Shared:
-    """Open the run to a group; `anyway` also the files in which secrets were found."""
+    """Open the run to a group; with `anyway`, also the files in which secrets were found."""
     expect_ours(run, WHY)
     number = find_group(group)
     ended = is_over(view_run(run))
@@ -143,7 +143,7 @@ def share_run(run: RunFolder, group: str, *, is_preview: bool, anyway: bool) -> 
 
 
 def close_run(run: RunFolder) -> int:
-    """Make the run its owner's alone; returns how many files are left."""
+    """Make the run private to its owner; return the number of remaining files."""
     expect_ours(run, WHY)
     with _explain(run):
         os.chmod(run.path, PRIVATE_FOLDER)
@@ -167,7 +167,7 @@ def close_run(run: RunFolder) -> int:
 
 
 def find_group(name: str) -> int:
-    """The number of a group of this user; InputError names those that there are."""
+    """Return the id of one of the user's groups; InputError lists those groups."""
     mine = {os.getegid(), *os.getgroups()}
     try:
         number = grp.getgrnam(name).gr_gid
@@ -188,7 +188,7 @@ def find_group(name: str) -> int:
 
 
 def collect_shareable(run: RunFolder, secrets: Secrets, *, anyway: bool) -> Sharing:
-    """Look through the run's files; changes none."""
+    """Sort the run's files into shared, private and withheld ones, without changing any."""
     sharing = Sharing()
     for name, is_folder in _list_entries(run.path):
         if is_folder:
@@ -209,13 +209,16 @@ def collect_shareable(run: RunFolder, secrets: Secrets, *, anyway: bool) -> Shar
 
 
 def is_written(name: str) -> bool:
-    """True for a file that holds what somebody wrote: there each word is judged, and not only what
-    stands beside a name; a log has too many words drawn by chance that say nothing."""
+    """Return True for a file written by people, where each word is checked for randomness.
+
+    A log has too many harmless random-looking words for that.
+    """
     return name in ("conf.yaml", "resolved.yaml", "code.diff", "packages.txt")
 
 
 def _list_entries(top: Path, below: str = "") -> Iterator[tuple[str, bool]]:
-    """(path in the run folder, whether it is a folder), folders that stay closed as one."""
+    """Yield (path in the run folder, whether it is a folder); private folders are not descended
+    into."""
     with os.scandir(top / below) as entries:
         found = sorted(entries, key=lambda entry: entry.name)
     for entry in found:
@@ -229,11 +232,11 @@ def _list_entries(top: Path, below: str = "") -> Iterator[tuple[str, bool]]:
 
 
 class Secrets:
-    """The secrets of a run, by value: those that its closed files hold."""
+    """The values of a run's secrets, collected from its closed files."""
 
     def __init__(self, run: RunFolder) -> None:
         self._names: dict[str, str] = {}
-        """What each value is of; empty where that is not known."""
+        """Name of each secret value; empty if not known."""
         self._folders = find_known_folders(run)
         passed, left = _read_passed(run), MOST_READ
         for name, is_folder in _list_entries(run.path):
@@ -264,7 +267,7 @@ class Secrets:
                     self._names.setdefault(found, "")
 
     def find_in(self, path: Path, name: str) -> WithheldFile | None:
-        """Look for them in a file, and for what is a secret by its shape."""
+        """Search a file for these values, and for texts with the shape of a secret."""
         lines: dict[int, WithheldWord] = {}
         is_drawn = is_written(name)
         for text, first in _read_pieces(path):
@@ -289,8 +292,11 @@ class Secrets:
         )
 
     def hide(self, path: Path) -> Any:
-        """The parsed file without secrets; values of an environment are hidden all, and where the
-        ranks meet: whoever reaches that port may talk to them. None of a file that is too large."""
+        """Return the parsed file with secrets redacted, None if it is too large.
+
+        All values of an environment are redacted. Of files in `state`, which have the address where
+        ranks meet, only times are kept: whoever reaches that port may talk to the ranks.
+        """
         try:
             value = parse_json(read_bytes(path, MOST_READ))
         except OSError:
@@ -322,7 +328,7 @@ class Secrets:
 
 
 def find_known_folders(run: RunFolder) -> frozenset[str]:
-    """The names of folders in the paths of the run's record, which others may read anyway."""
+    """Return the folder names in the record's paths, which others may read anyway."""
     record = read_json(run.record)
     values = record.values() if isinstance(record, dict) else ()
     paths = [str(run.path), *(value for value in values if isinstance(value, str))]
@@ -331,13 +337,13 @@ def find_known_folders(run: RunFolder) -> frozenset[str]:
 
 
 def _read_passed(run: RunFolder) -> frozenset[str]:
-    """The names of `pass_env`."""
+    """Return the names in `pass_env`."""
     passed = read_resolved(run).get("pass_env")
     return frozenset(map(str, passed)) if isinstance(passed, list) else frozenset()
 
 
 def _read_pieces(path: Path) -> Iterator[tuple[str, int]]:
-    """The text of a file in pieces that overlap, each with the number of its first line."""
+    """Yield the text of a file in overlapping pieces, each with the number of its first line."""
     with open_file(path, follows=False) as handle:
         number, rest = 1, b""
         while data := handle.read(PIECE_BYTES):
@@ -351,7 +357,7 @@ def _read_pieces(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def _apply(run: RunFolder, sharing: Sharing, group: int, secrets: Secrets) -> None:
-    """Set the modes: private files first, then the shared ones, each folder after its content."""
+    """Set the modes: private files first, then shared ones, each folder after its content."""
     for name in (*sharing.private, *sharing.copies, *(held.file for held in sharing.held)):
         _close(run.path / name)
     for name in sharing.copies:
@@ -371,8 +377,10 @@ def _close(path: Path) -> None:
 
 
 def _set(path: Path, group: int | None, mode: int | None) -> None:
-    """Give a file or folder to a group with this mode, or take it from all but its owner. One that
-    is gone by now, or another user's, stays as it is."""
+    """Give a file or folder to a group with this mode, or make it private to its owner.
+
+    Missing files and those of other users are left unchanged.
+    """
     with contextlib.suppress(FileNotFoundError):
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -387,8 +395,10 @@ def _set(path: Path, group: int | None, mode: int | None) -> None:
 
 
 def _open_parents(run: RunFolder, group: int, *, is_preview: bool) -> list[str]:
-    """Let the group pass the log folder where that is its owner's alone; returns the folders above
-    the run that hide it still. Names in the log folder stay hidden."""
+    """Let the group traverse a private log folder; return the folders that still hide the run.
+
+    The group cannot list the names in the log folder.
+    """
     above = run.path.parent
     found = above.stat()
     if found.st_uid == os.geteuid() and not found.st_mode & 0o077 and not is_preview:
@@ -415,7 +425,7 @@ def _explain(run: RunFolder) -> Iterator[None]:
 
 
 def render_what(shared: Shared) -> str:
-    """Every file that would go, and every word for which one is held."""
+    """List every file that would be shared, and every word for which a file is withheld."""
     said = shared.as_json()
     lines = [f"{len(said['shared'])} files go:"]
     lines += [f"  {name}" for name in said["shared"]]
@@ -431,7 +441,7 @@ def render_what(shared: Shared) -> str:
 
 
 def render_shared(shared: Shared, *, is_preview: bool) -> str:
-    """Render what the group sees, what it does not, and what is left to do."""
+    """Render what the group sees, what it does not see, and what remains to be done."""
     sharing, run = shared.sharing, shared.run
     count = len(sharing.files) + len(sharing.copies)
     does = "would be shared" if is_preview else "is shared"

@@ -1,7 +1,8 @@
-"""The `vjob` command (`cli.main`): a file for each family of commands, click only.
+"""The `vjob` command (`cli.main`), built with click: one file for each family of commands.
 
-`cli.COMMANDS` lists them with one line each and the place of each; a command is imported when it is
-used. It reads its words, calls one function of another room, prints and exits. It imports what it
-calls when it runs, not at the top of its file: `vjob --help`, shell completion and each other
-command stay quick, and need none of its libraries. Nothing imports this room.
+`cli.COMMANDS` lists the commands with a one-line help and an import path each; a command's module
+is imported only when the command is used. A command parses its arguments, calls one function of
+another room, prints the result and exits. It imports that function when it runs, not at the top of
+its file, so that `vjob --help`, shell completion and the other commands stay fast and need none of
+its libraries. No other room imports this one.
 """

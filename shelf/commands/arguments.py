@@ -16,11 +16,12 @@ import click
 from vjob.jobs.conf.quantities import SECONDS, Unit, parse_moment, parse_quantity
 
 JSON_FORMAT = 1
-"""Of the objects that commands print with --json; keys are added under one number."""
+"""Format number of the objects that commands print with --json; it stays the same if keys are
+added."""
 
 
 def print_object(facts: Mapping[str, Any], *, is_line: bool = False) -> None:
-    """Print one object for scripts, on one line where others follow."""
+    """Print one object for scripts; with `is_line` on one line, for output of an object a line."""
     indent = None if is_line else 1
     click.echo(json.dumps({"format": JSON_FORMAT, **facts}, indent=indent))
 
@@ -31,7 +32,7 @@ def print_list(rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 class OutputFile(click.Path):
-    """A file to be written; its folder must be there before any work is done for it."""
+    """Path of an output file; refused if its folder does not exist or cannot be written."""
 
     def __init__(self, *, may_be_folder: bool = False) -> None:
         super().__init__(dir_okay=may_be_folder, path_type=Path)
@@ -46,7 +47,8 @@ class OutputFile(click.Path):
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 alone
-    """A number in a unit, or a time with its own: 90, `90s`, `2h`, `1d12h`, `1:30:00`."""
+    """Parameter type of a duration: a number in a default unit, or `90s`, `2h`, `1d12h`,
+    `1:30:00`."""
 
     name = "time"
 
@@ -58,7 +60,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since clic
         is_open: bool = False,
         whole: bool = False,
     ) -> None:
-        """`whole` rounds up; with `is_open` the least value itself is refused."""
+        """`whole` rounds up to an integer; `is_open` refuses the value `least` itself."""
         self.unit, self.least, self.is_open, self.whole = unit, least, is_open, whole
 
     def convert(
@@ -76,7 +78,8 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since clic
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 alone
-    """A time as seconds since 1970: `14:30`, `2026-11-23 14:30`, or `2h`, so long ago."""
+    """Parameter type of a time, as seconds since 1970: `14:30`, `2026-11-23 14:30`, or `2h`
+    (ago)."""
 
     name = "time"
 
@@ -93,21 +96,22 @@ class Moment(click.ParamType):  # type: ignore[type-arg]  # generic since click 
 def write_commands(
     formatter: click.HelpFormatter, title: str, commands: Iterable[click.Command], wide: int = 0
 ) -> None:
-    """A part of a help with the first sentence of each command, whole."""
+    """Write a section of a help text: the whole first sentence of each command's help."""
     rows = [(str(one.name).ljust(wide), one.get_short_help_str(limit=1000)) for one in commands]
     with formatter.section(title):
         formatter.write_dl(rows)
 
 
 def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Shell completion of JOB: names, runs and job ids from the index."""
+    """Complete JOB with the names, runs and job ids in the index."""
     from vjob.jobs.runs.listing import known_jobs
 
     return [word for word in known_jobs() if word.startswith(incomplete)]
 
 
 def complete_by(name: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """A function of `completing`, imported when a shell asks."""
+    """Return a completion function that imports `completing.NAME` only when a shell asks for
+    words."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
         from vjob.shelf.commands import completing
@@ -119,7 +123,7 @@ def complete_by(name: str) -> Callable[[click.Context, click.Parameter, str], li
 
 
 def complete_sweep(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Shell completion of a sweep's name."""
+    """Complete the name of a sweep."""
     from vjob.jobs.schedulers.run_index import list_sweeps
 
     return [word for word in list_sweeps() if word.startswith(incomplete)]
@@ -165,6 +169,6 @@ port_option = click.option(
 
 
 def check_port(port: int | None, is_served: bool, option: str) -> None:
-    """UsageError for a port where nothing is served."""
+    """Raise UsageError if a port is given but no page is served."""
     if port is not None and not is_served:
         raise click.UsageError(f"--port goes with {option}")

@@ -1,7 +1,7 @@
-"""The `vjob` command: the table of its commands, and what all of them have in common.
+"""The `vjob` command: the table of its commands, and what they have in common.
 
-`vjob --help` and completion print the table and import no command; one is imported when it runs.
-Exit codes: 0 done, 1 failed, 2 your input, 10 and up verdicts, 130 Ctrl-C.
+`vjob --help` and completion print the table without importing a command; a command is imported when
+it runs. Exit codes: 0 success, 1 failure, 2 invalid input, 10 and up verdicts, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 
 def _row(name: str, home: str, text: str) -> BuiltIn:
-    """A command with the first sentence of its help, which a test compares."""
+    """Return a command's row; a test compares `text` with the first sentence of the command's
+    help."""
     return BuiltIn(name, text, f"vjob.shelf.commands.{home}")
 
 
@@ -150,11 +151,11 @@ COMMANDS: Mapping[str, tuple[BuiltIn, ...]] = {
         ),
     ),
 }
-"""As `vjob --help` lists them."""
+"""Commands by heading, as `vjob --help` lists them."""
 _THERE = BuiltIn(
     "there", "Answer a `vjob --host` of another machine.", "vjob.shelf.host.there:there"
 )
-"""Not listed: `vjob --host` starts it."""
+"""Command that is not listed, since only `vjob --host` starts it."""
 SEAM = Seam("vjob.commands", [*(row for rows in COMMANDS.values() for row in rows), _THERE])
 
 EXAMPLES = """\b
@@ -180,11 +181,11 @@ MEANT = {
     **dict.fromkeys(("log", "tail"), "logs JOB"),
     **dict.fromkeys(("ssh", "exec", "attach"), "shell JOB"),
 }
-"""Words of other tools for what a command does here."""
+"""Suggested command for each name that other tools use."""
 
 
 class CommandGroup(click.Group):
-    """Imports one command at a time, and prints our own errors as text."""
+    """Click group that imports one command at a time, and prints vjob's own errors as text."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return SEAM.list_names()
@@ -199,7 +200,8 @@ class CommandGroup(click.Group):
         return None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The first sentence of each, whole; click cuts it and knows no groups."""
+        """Write each command's whole first sentence under its heading, which click itself cannot
+        do."""
         titles = {title: [row.name for row in rows] for title, rows in COMMANDS.items()}
         titles["From plug-ins"] = SEAM.list_plugins()
         wide = max(len(name) for names in titles.values() for name in names)
@@ -209,7 +211,7 @@ class CommandGroup(click.Group):
                     formatter.write_dl([(name.ljust(wide), SEAM.get_help(name)) for name in names])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Commands with their first sentence, whole as in the help; then options."""
+        """Complete commands, described by their whole first sentence, then options."""
         from click.shell_completion import CompletionItem
 
         found = [

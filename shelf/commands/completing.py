@@ -1,8 +1,8 @@
-"""Shell completion of what is no file and no job: keys and values of `--set`, nodes, queues.
+"""Shell completion of keys and values of `--set`, nodes, queues, groups and actions.
 
-bash breaks words at `=`; `BashWords` puts them together, so that `--set parallel.schedule=gp` is
-one word here as it is in zsh and fish. Where something cannot be known, nothing is offered:
-completion prints no error.
+bash splits words at `=`; `BashWords` joins them again, so that `--set parallel.schedule=gp` is one
+word here, as in zsh and fish. If the values cannot be determined, nothing is offered and no error
+is printed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BOOLS = ("true", "false")
 
 
 class BashWords(BashComplete):
-    """click's completion in bash, with words as they were typed."""
+    """click's bash completion, with the words joined at `=` as the user typed them."""
 
     source_template = BashComplete.source_template.replace(
         "    return 0\n",
@@ -57,7 +57,7 @@ class BashWords(BashComplete):
 
 
 class ZshWords(ZshComplete):
-    """click's completion in zsh, with no space after a key that wants a value."""
+    """click's zsh completion, without a space after a key that needs a value."""
 
     source_template = ZshComplete.source_template.replace(
         "        compadd -U -V unsorted -a completions\n",
@@ -67,7 +67,7 @@ class ZshWords(ZshComplete):
 
 
 class FishWords(FishComplete):
-    """click's completion in fish, with descriptions that have a comma in them."""
+    """click's fish completion, which also accepts commas in descriptions."""
 
     source_template = FishComplete.source_template.replace(
         'string split "," $completion', 'string split --max 1 "," $completion'
@@ -75,25 +75,25 @@ class FishWords(FishComplete):
 
 
 def register_shells() -> None:
-    """Our words in place of click's own."""
+    """Replace click's own completion classes with ours."""
     for shell in (BashWords, FishWords, ZshWords):
         add_completion_class(shell)
 
 
 def complete_set(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """`KEY=VALUE`: keys of the conf, then what the key can be."""
+    """Complete `KEY=VALUE`: first the keys of the conf, then the values of the key."""
     key, equals, _ = incomplete.partition("=")
     words = (f"{key}={value}" for value in list_values(key)) if equals else list_keys()
     return [word for word in words if word.startswith(incomplete)]
 
 
 def complete_key(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """`KEY=A,B` of a sweep: values are the user's affair, after the first one."""
+    """Complete `KEY=A,B` of a sweep; values after the first comma are not completed."""
     return [] if "," in incomplete else complete_set(ctx, param, incomplete)
 
 
 def list_keys() -> Iterator[str]:
-    """Keys that hold a value, with the `=` that follows; a group of nodes is the first."""
+    """Yield the keys that hold a value, each with `=`; in lists, the key of the first element."""
     from vjob.jobs.conf.fates import list_leaves
     from vjob.jobs.conf.parse import OWN_KEYS, PROGRAM_KEYS
 
@@ -106,7 +106,7 @@ def list_keys() -> Iterator[str]:
 
 
 def list_values(key: str) -> Iterable[str]:
-    """The words that a key can be; none for numbers and texts."""
+    """Return the words that are valid values of a key; empty for numbers and free text."""
     from varuna_core.plugins import list_plugins
     from vjob.jobs.conf.parse import find_plugin_group, get_hints, get_members
     from vjob.jobs.conf.schema import BUILT_IN, MODELS, JobConf, Program
@@ -137,7 +137,7 @@ def list_values(key: str) -> Iterable[str]:
 
 
 def list_queues() -> list[str]:
-    """Queues of all schedulers that have some."""
+    """Return the queues of all schedulers that have queues."""
     from vjob.jobs.schedulers import choose as schedulers
 
     return [name for one in schedulers.list_with_queue() for name in one.list_queues()]
@@ -148,7 +148,7 @@ def complete_queue(ctx: click.Context, param: click.Parameter, incomplete: str) 
 
 
 def complete_node(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Nodes of the JOB that stands before."""
+    """Complete a node of the JOB that precedes it on the command line."""
     from varuna_core.records.plan import read_plan
     from vjob.jobs.errors import VjobError
     from vjob.jobs.runs.find import find_run
@@ -165,7 +165,7 @@ def complete_node(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 
 def complete_group(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """The user's groups."""
+    """Complete one of the user's groups."""
     import grp
     import os
 
@@ -177,7 +177,7 @@ def complete_group(ctx: click.Context, param: click.Parameter, incomplete: str) 
 
 
 def complete_action(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """`VERDICT=ACTION` of `vjob watch --on`."""
+    """Complete `VERDICT=ACTION` of `vjob watch --on`."""
     from vjob.jobs.monitor.model.snapshot import Health
     from vjob.shelf.watch.desk import CANCEL, EXCLUDE, REQUEUE
 

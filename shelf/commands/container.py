@@ -1,6 +1,6 @@
-"""The `vjob container` commands: images made, fetched, looked at and cleared away.
+"""The `vjob container` commands: import, list and remove container images.
 
-The work is in jobs/images.
+The work is done in jobs/images.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def container() -> None:
 
 
 def _note(text: str) -> None:
-    """Words on the way go to stderr: what a script reads is the result."""
+    """Print a progress note on standard error, so that standard output has only the result."""
     say(text, err=True)
 
 
@@ -216,12 +216,13 @@ def clean(
 
 
 def _prefix(node: str) -> Callable[[str], None]:
-    """Under srun the lines of many nodes come together."""
+    """Return a function that prints lines after the node's name, since srun mixes the nodes'
+    lines."""
     return lambda text: say(f"{node}: {text}")
 
 
 def _resolve(image: str | None) -> str | None:
-    """The file of an imported reference; all else as it is."""
+    """Return the file of an imported reference; any other name unchanged."""
     from vjob.jobs.images.image import find_imported
 
     if image is None or os.path.exists(image):

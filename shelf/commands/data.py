@@ -1,6 +1,6 @@
-"""The `vjob data` commands: text made into token files.
+"""The `vjob data` commands: convert text to token files.
 
-The work is in varuna_core/data.
+The work is done in varuna_core/data.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class DataGroup(click.Group):
-    """Lists commands in the order of use; turns the errors of varuna_core.data into ours."""
+    """Click group that lists commands in order of use, and converts errors of varuna_core.data to
+    ours."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -170,7 +171,7 @@ def _what_is_left(part: Path) -> str:
 
 
 def _note(text: str) -> None:
-    """Words on the way go to stderr: what a script reads is the result."""
+    """Print a progress note on standard error, so that standard output has only the result."""
     say(f"vjob: {text}", err=True)
 
 

@@ -1,4 +1,4 @@
-"""Commands that look at a job: `vjob status`, `logs`, `watch`, `stacks` and `shell`."""
+"""Commands that inspect a job: `vjob status`, `logs`, `watch`, `stacks` and `shell`."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
     from vjob.jobs.monitor.readers.job_reader import Reader
 
 INTERVAL_S = 2.0
-"""Between two refreshes of the live screen."""
+"""Seconds between two refreshes of the live screen."""
 WATCH_EVERY_S = 30.0
 STACKS_WAIT_S = 60
 NUM_RUNS = 20
-"""Of the table without `--all`; the live list has them all."""
+"""Number of runs in the table without `--all`; the live list shows all runs."""
 PLAIN_S = 5.0
-"""For the logs of runs that are over, of a table that is printed once: no later look reads them."""
+"""Seconds to spend on the logs of ended runs for a table printed once: no refresh follows."""
 COLOURS = (30, 28, 130, 133, 32, 98, 100)
-"""Of the 256 of xterm: as far from black as from white."""
+"""Colours for ranks, of xterm's 256: chosen to be legible on both black and white."""
 FEW_COLOURS = ("cyan", "green", "magenta", "blue", "yellow", "red")
-"""Where there are only 8, their tones are the terminal's affair."""
+"""Colours for ranks on a terminal with few colours, whose exact tones the terminal decides."""
 
 
 @click.command()
@@ -209,7 +209,8 @@ def logs(
     num_said = 0
 
     def tell(text: str) -> None:
-        """Print to standard error what is no line of the job, so that the rest is JSON alone."""
+        """Print a note that is not a line of the job on standard error, so that --json output is
+        only JSON."""
         nonlocal num_said
         num_said += 1
         click.echo(text, err=as_json and not text.startswith("{"))
@@ -248,7 +249,7 @@ def logs(
 
 
 def paint_rank(text: str, rank: int | None) -> str:
-    """Colour a rank's text unlike its neighbours'; click.echo drops colours off a terminal."""
+    """Colour a rank's text differently from its neighbours'; click.echo drops colours in a pipe."""
     if not has_colours(os.environ):
         return text
     if rank is None:

@@ -1,4 +1,4 @@
-"""`vjob plan`: the fastest layout of a conf's model on its nodes, and the proof."""
+"""The `vjob plan` command: find the fastest layout of a conf's model on its nodes, with a proof."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vjob.shelf.commands.terminal import say
 def read_prices(
     ctx: click.Context, param: click.Parameter, words: tuple[str, ...]
 ) -> dict[str, float]:
-    """`a100=12.5,a10=3`, once or several times."""
+    """Parse prices such as `a100=12.5,a10=3`; the option may be repeated."""
     found = {}
     for word in ",".join(words).split(",") if words else ():
         name, equals, text = word.partition("=")

@@ -1,4 +1,5 @@
-"""Commands for before the first run: a conf, its schema, a check of the machine, completion."""
+"""Commands used before the first run: write a conf, print its schema, check the machine,
+completion."""
 
 from __future__ import annotations
 
@@ -97,7 +98,7 @@ def init(
 
 
 def _write_recipe(kind: str, text: str, folder: Path) -> None:
-    """Write a conf and the files of its program; refuse to write over any."""
+    """Write a conf and the files of its program; refuse to overwrite an existing file."""
     files = load_starter(kind).files
     names = ["conf.yaml", *files]
     if there := [name for name in names if (folder / name).exists()]:

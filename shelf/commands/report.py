@@ -1,4 +1,4 @@
-"""`vjob report` and `vjob compare`: where the time of a job went, and how jobs differ."""
+"""`vjob report` and `vjob compare`: show where a job's time went, and how jobs differ."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def report(
     )
 
     def tell(text: str) -> None:
-        """Name the written files on standard error, so that the rest is JSON alone."""
+        """Print the names of written files on standard error, so that --json output is only
+        JSON."""
         if text.startswith("{"):
             click.echo(text)
         else:

@@ -1,4 +1,4 @@
-"""`vjob run`: a program as its words stand on the command line, without a conf."""
+"""The `vjob run` command: run a program given on the command line, without a conf."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ NO_JSON = "--json prints what was submitted and the lines; it does not go with -
 
 
 class RunCommand(click.Command):
-    """Its options end at the program's first word: all words after that are the program's."""
+    """Command whose options end at the program's first word: all further words are the
+    program's."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         words = list(args)
@@ -41,7 +42,7 @@ class RunCommand(click.Command):
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Slurm's options under a heading of their own."""
+        """Write Slurm's options under a heading of their own."""
         rows: dict[bool, list[tuple[str, str]]] = {False: [], True: []}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
@@ -55,7 +56,7 @@ class RunCommand(click.Command):
 
 
 def explain_unknown(option: str) -> str:
-    """Advice on an option that `vjob run` does not have, such as one of sbatch's."""
+    """Return advice on an option that `vjob run` does not have, such as one of sbatch's."""
     from vjob.jobs.conf.slurm_words import WORDS, explain_option
 
     name = option.lstrip("-")
@@ -68,14 +69,14 @@ def explain_unknown(option: str) -> str:
 def complete_file(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Files, by the shell itself."""
+    """Complete file names, by the shell itself."""
     from click.shell_completion import CompletionItem
 
     return [CompletionItem(incomplete, type="file")]
 
 
 def slurm_options(command: Any) -> Any:
-    """All of Slurm's options that have a place in the conf."""
+    """Add all options of Slurm that correspond to a key of the conf."""
     for option in reversed(OPTIONS):
         names = [f"-{option.short}"] if option.short else []
         given: dict[str, Any] = {"help": option.help}
@@ -202,7 +203,7 @@ def _print_notes(resolved: Resolved, given: Given) -> None:
 
 
 def _follow(resolved: Resolved, given: Given, *, as_json: bool) -> int:
-    """Submit the run, print where it is, and follow it to its end; the exit code."""
+    """Submit the run, print where it runs, follow it to its end, and return the exit code."""
     from varuna_core.records.formatting import format_duration
     from varuna_core.records.plan import read_plan
     from vjob.jobs.monitor.log_lines.print_logs import LineFilter

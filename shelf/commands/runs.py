@@ -1,4 +1,4 @@
-"""Commands on runs that are there: list, cancel, change nodes, remove, share."""
+"""Commands on existing runs: list, cancel, grow, shrink, prune and share."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from vjob.jobs.submit.sweep import Sweep
 
 CANCEL_S = 60
-"""For ranks to save in after Ctrl-C."""
+"""Seconds that ranks get to save a checkpoint after Ctrl-C."""
 
 
 @click.command()
@@ -208,7 +208,7 @@ def submit(
 
 
 def _check(ready: Prepared, script: Path, args: Sequence[str], *, as_json: bool) -> int:
-    """Show how the program's words differ from the script's; 1 if they do."""
+    """Show how the program's arguments differ from the script's; return 1 if they do."""
     from vjob.shelf.importers import compare
 
     found = compare.compare_program(ready.plan, script, os.environ, args)
@@ -229,7 +229,7 @@ def preview_run(ready: Prepared, after: AfterRuns, as_json: bool) -> None:
 
 
 def _show_progress(word: str) -> Callable[[int, int], None]:
-    """A line of progress on a terminal, gone once all is done."""
+    """Return a function that shows progress as a line on a terminal, and erases it at the end."""
     line = StatusLine()
 
     def show(done: int, total: int) -> None:
@@ -242,7 +242,7 @@ def _show_progress(word: str) -> Callable[[int, int], None]:
 
 
 def _submit_sweep(sweep: Sweep, after: AfterRuns, *, dry_run: bool, as_json: bool) -> None:
-    """Show a sweep, or submit it: its runs as they go, then where to look."""
+    """Show a sweep; unless `dry_run`, submit its runs one by one and print how to follow them."""
     if dry_run:
         from vjob.jobs.submit import preview
 
@@ -285,13 +285,13 @@ def _submit_sweep(sweep: Sweep, after: AfterRuns, *, dry_run: bool, as_json: boo
 
 
 def say_message(resolved: Resolved, *, as_json: bool) -> None:
-    """The site's message of the day, to a person."""
+    """Print the site's message of the day, if the reader is a person."""
     if resolved.site.message and not as_json and sys.stderr.isatty():
         say(resolved.site.message, err=True)
 
 
 def make_executor(resolved: Resolved) -> VjobExecutor:
-    """The one that `submitit.AutoExecutor(cluster="vjob")` finds too."""
+    """Return the executor that `submitit.AutoExecutor(cluster="vjob")` finds, too."""
     from vjob.jobs.api.executor import VjobExecutor  # submitit, which only a submit pays for
 
     return VjobExecutor(resolved.conf.log_folder)
@@ -343,7 +343,7 @@ def print_submitted(
 
 
 def _follow(run: RunFolder, record: RunRecord, *, as_json: bool) -> int:
-    """Print the run's lines to its end, and return its exit code; as JSON one object a line.
+    """Print the run's lines to its end, and return its exit code; with `as_json` one object a line.
 
     On a list of machines Ctrl-C ends the run.
     """
@@ -447,7 +447,7 @@ def profile(
 
 
 def choose_output(conf: JobConf, base: Path, output: Path | None) -> Path:
-    """The profile's path; InputError where the ranks would not see it, or cannot profile at all."""
+    """Return the profile's path; raise InputError if ranks cannot see it or profile nothing."""
     from vjob.jobs.conf.schema import BUILT_IN
     from vjob.jobs.planning.inputs import name_profile
     from vjob.jobs.submit.build_plan import parse_mount
@@ -473,7 +473,7 @@ def choose_output(conf: JobConf, base: Path, output: Path | None) -> Path:
 
 
 def build_words(target: Path, sizes: str | None, tensor: str | None) -> Sequence[str]:
-    """Further arguments of the built-in program."""
+    """Return further arguments of the built-in program."""
     words = ["--profile", str(target)]
     words += ["--sizes", sizes] if sizes else []
     return words + (["--tensor", tensor] if tensor else [])

@@ -1,6 +1,6 @@
-"""Output of commands: text broken between words where there is a terminal, as it is in a pipe.
+"""Output of commands: text is wrapped between words on a terminal, and left unchanged in a pipe.
 
-Logs, scripts, confs and JSON are not text of ours: they are printed as they are, to be copied.
+Logs, scripts, confs and JSON are never wrapped, so that they can be copied.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from varuna_core.records.formatting import wrap_text
 
 LEAST_WIDTH = 20
 WIDTH = "VJOB_WIDTH"
-"""Of the terminal that the screen of `vjob status`, or `vjob --host`, shows the output on."""
+"""Variable with the width of the terminal on which `vjob status` or `vjob --host` shows the
+output."""
 DUMB = ("", "dumb", "unknown")
 
 
 def find_width(stream: TextIO) -> int | None:
-    """Columns of the terminal; None of a pipe, unless a vjob at its other end has said them."""
+    """Return the columns of the terminal; for a pipe, those that a vjob at its other end has set,
+    or None."""
     if stream.isatty():
         return max(LEAST_WIDTH, shutil.get_terminal_size().columns)
     said = os.environ.get(WIDTH, "")
@@ -32,29 +34,30 @@ def find_width(stream: TextIO) -> int | None:
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print text of ours."""
+    """Print our own text, wrapped to the terminal's width."""
     click.echo(wrap_text(text, find_width(sys.stderr if err else sys.stdout)), err=err)
 
 
 def can_draw(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """True for a terminal that goes back to the begin of a line."""
+    """Return True if the terminal can return to the beginning of a line."""
     return stream.isatty() and environ.get("TERM", "dumb") not in DUMB
 
 
 def has_colours(environ: Mapping[str, str]) -> bool:
-    """False where the user wants none, or the terminal has none."""
+    """Return False if the user wants no colours, or if the terminal has none."""
     return not environ.get("NO_COLOR") and environ.get("TERM", "dumb") not in DUMB
 
 
 class StatusLine:
-    """One line on standard error that is written again and again, without an escape code."""
+    """Line on standard error that is overwritten repeatedly, without escape codes."""
 
     def __init__(self) -> None:
         self.is_shown = can_draw(sys.stderr, os.environ)
         self._length = 0
 
     def show(self, text: str) -> None:
-        """In place of what stands there; cut at the width, or it would fill line after line."""
+        """Replace the line's text, cut at the width, since a longer text would fill line after
+        line."""
         if not self.is_shown:
             return
         width = (find_width(sys.stderr) or 80) - 1

@@ -1,4 +1,5 @@
-"""`vjob try`: two steps of a conf's program on one node, before the whole run waits in a queue."""
+"""The `vjob try` command: run two steps of a conf's program on one node, before the whole run
+waits."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from vjob.shelf.commands.terminal import StatusLine, say
 
 
 class Progress:
-    """Progress on standard error: one line that changes on a terminal, else a line a change."""
+    """Progress on standard error: one line that is overwritten on a terminal, else one line a
+    change."""
 
     def __init__(self, *, is_quiet: bool) -> None:
         self._line = StatusLine()

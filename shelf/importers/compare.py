@@ -1,4 +1,5 @@
-"""The words of a program as a conf starts it, against those that bash finds in a user's scripts."""
+"""Compare the program's words as a conf starts it with those that bash finds in a user's
+scripts."""
 
 from __future__ import annotations
 
@@ -32,34 +33,35 @@ class Change(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """An option with its values that is not the same in both, or words without an option."""
+    """An option with its values that differs between conf and script, or words without an
+    option."""
 
     change: Change
     script: Words
-    """The script's words; none where the conf adds some."""
+    """The script's words; empty if the conf adds some."""
     conf: Words
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Two program lines, and all in which they differ."""
+    """Two program lines and their differences."""
 
     place: str
     """File and line of the script, and its program."""
     words: int
     """Number of the script's words, the program's name included."""
     open: Words
-    """Those that only the job or the user knows; whatever stands in their place is right."""
+    """Words that only the job or the user knows; any value in their place counts as equal."""
     differences: tuple[Difference, ...]
 
 
 def compare_program(
     plan: Plan, path: Path, environ: Mapping[str, str], args: Sequence[str] = ()
 ) -> Comparison:
-    """The program line of a plan against that of a script with `args`, or of a folder; InputError
-    without the latter.
+    """Compare a plan's program line with that of a script with `args`, or of a folder of scripts.
 
-    Of several lines that start the program, the nearest to the plan's counts.
+    If several lines start the program, take the one with the fewest differences. Raise InputError
+    if no line does.
     """
     ours = [word.replace("%{percent}{", "%{") for word in _open_shell(plan.command)]
     found: list[Comparison] = []
@@ -80,14 +82,14 @@ def compare_program(
 
 
 def _open_shell(command: Sequence[str]) -> Sequence[str]:
-    """The words that a shell fills in for the job, of a command that `init --from` made so."""
+    """Return the words of a command that `init --from` wrapped in a shell to expand variables."""
     if tuple(command[:2]) == ("bash", "-c") and command[2].startswith("exec "):
         return shlex.split(command[2])[1:]
     return command
 
 
 def _find_program(ours: Sequence[str], launch: Command) -> tuple[int, int] | None:
-    """The places of the program's name in both lines."""
+    """Return the indices of the program's name in both lines; None if they share none."""
     names = [posixpath.basename(word.text) for word in launch.program]
     for place, word in enumerate(ours):
         name = posixpath.basename(word)
@@ -110,7 +112,7 @@ def _compare(
 
 
 def compare_words(script: Sequence[Word], conf: Sequence[str]) -> list[Difference]:
-    """The differences by option, in the order of the lines."""
+    """Return the differences by option, in the order of the lines."""
     ours = [tuple(word.text for word in group) for group in split_groups([*map(Word, conf)])]
     known = [_fill(group, ours) for group in split_groups(script)]
     found: list[tuple[Words, Words]] = []
@@ -122,7 +124,8 @@ def compare_words(script: Sequence[Word], conf: Sequence[str]) -> list[Differenc
 
 
 def _fill(group: Sequence[Word], ours: Sequence[Words]) -> Words:
-    """An option's words, with the conf's in the place of those that are not known."""
+    """Return an option's words; if some are unknown, the conf's words that agree with the
+    others."""
     texts = tuple(word.text for word in group)
     if any(word.is_open for word in group):
         for other in ours:
@@ -133,7 +136,7 @@ def _fill(group: Sequence[Word], ours: Sequence[Words]) -> Words:
 
 
 def _pair(theirs: Sequence[Words], ours: Sequence[Words]) -> Iterator[tuple[Words, Words]]:
-    """Options of the same name beside each other; the others, alone."""
+    """Pair options of the same name; yield each of the others with an empty partner."""
     left = list(ours)
     for words in theirs:
         other = next((one for one in left if _get_option(one) == _get_option(words)), ())
@@ -163,7 +166,7 @@ def _name_changes(found: Sequence[tuple[Words, Words]]) -> Iterator[Difference]:
 
 
 def render_comparison(found: Comparison, quote: Callable[[Sequence[str]], str]) -> str:
-    """Lines for a person."""
+    """Format the comparison for a person."""
     same = "no difference" if not found.differences else f"{len(found.differences)} differences"
     lines = [f"{found.place}, {found.words} words: {same}".replace("1 differences", "1 difference")]
     for one in found.differences:
@@ -177,6 +180,6 @@ def render_comparison(found: Comparison, quote: Callable[[Sequence[str]], str]) 
 
 
 def describe_comparison(found: Comparison) -> Mapping[str, Any]:
-    """The same for scripts."""
+    """Return the comparison as JSON values for scripts."""
     rows = [{**asdict(one), "change": one.change.value} for one in found.differences]
     return {**asdict(found), "differences": rows, "is_equal": not rows}

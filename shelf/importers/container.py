@@ -1,4 +1,4 @@
-"""`container`: its image, mounts and options, of enroot, docker, pyxis and variables."""
+"""Build the section `container`: image, mounts and options of enroot, docker and pyxis."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def build_container(draft: Draft) -> None:
 
 
 def _take_created(draft: Draft) -> None:
-    """The image that `enroot create` unpacks, where it lies then, and whether each time anew."""
+    """Set the image that `enroot create` unpacks, its folder, and `reuse` (false if removed each
+    time)."""
     inside = {id(one) for recording in draft.found.recordings for one in list_inside(recording)}
     removed = {
         word.text
@@ -73,7 +74,8 @@ def _take_created(draft: Draft) -> None:
 
 
 def _take_copies(draft: Draft, mounts: list[str]) -> None:
-    """Files that are copied inside before the start; they are put on the node and mounted."""
+    """Convert copies made inside the container before the start: they are made on the node and
+    mounted."""
     commands = [one for recording in draft.found.recordings for one in list_inside(recording)]
     copies = build_copies(
         list(dict.fromkeys(tuple(one.texts) for one in commands)),
@@ -93,7 +95,7 @@ def _take_copies(draft: Draft, mounts: list[str]) -> None:
 
 
 def _to_parent(path: str) -> str | None:
-    """The folder that an unpacked image lay in."""
+    """Return the folder that contains an unpacked image."""
     parent = posixpath.dirname(path.rstrip("/"))
     return parent if parent != "/" and parent.isprintable() else None
 

@@ -1,7 +1,7 @@
-"""Copies that a script makes inside its container before it starts, as lines of `setup` and mounts.
+"""Convert copies that a script makes inside its container into lines of `setup` and mounts.
 
-A container's own files are gone to vjob, whose setup lines run outside: the copy is made in the
-node's scratch folder, from where the mounts have the files, and mounted in the copy's place.
+vjob's setup lines run outside of the container, where its files are not accessible: the files are
+copied to the node's scratch folder from the mounted folders, and mounted at the copy's target.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ ENTERED = ("enroot", "docker", "nvidia-docker", "podman", "apptainer", "singular
 
 @dataclass(kw_only=True)
 class Copies:
-    """The setup lines and mounts that take the place of the copies."""
+    """The setup lines and mounts that replace the copies."""
 
     setup: list[str] = field(default_factory=list)
     mounts: list[str] = field(default_factory=list)
-    """`source:target`."""
+    """Mounts as `source:target`."""
     left_out: list[tuple[str, str]] = field(default_factory=list)
-    """Copies that are not made, each with the reason."""
+    """Copies that cannot be converted, each with the reason."""
 
 
 def build_copies(
     commands: Sequence[Sequence[str]], mounts: Sequence[str], scratch: str | None
 ) -> Copies:
-    """The copies among commands that run inside, in their order."""
+    """Convert the copies among commands that run inside a container, in their order."""
     found = Copies()
     sources = {target: source for source, target in map(_split_mount, mounts)}
     made: dict[str, str] = {}
@@ -60,7 +60,8 @@ def build_copies(
 
 
 def list_inside(recording: Recording) -> Iterator[Command]:
-    """Commands that prepare, inside a container that this script starts; the outer ones first."""
+    """Yield preparing commands that run inside a container started by this script, outermost
+    first."""
     for launch in recording.launches:
         before = launch.texts[: len(launch.words) - len(launch.program)]
         is_entered = any(
@@ -78,7 +79,7 @@ def _split_mount(mount: str) -> tuple[str, str]:
 
 
 def _read_copy(command: Sequence[str]) -> list[str] | None:
-    """The sources and the target of a `cp` of folders; None for any other command."""
+    """Return the sources and the target of a recursive `cp`; None for any other command."""
     if not command or posixpath.basename(command[0]) != "cp":
         return None
     options = [word for word in command[1:] if word.startswith("-")]
@@ -93,7 +94,7 @@ def _read_copy(command: Sequence[str]) -> list[str] | None:
 
 
 def _to_host(path: str, sources: Mapping[str, str]) -> str | None:
-    """The path outside; by the longest mount that it is below."""
+    """Return the path outside of the container, by the longest mount that contains the path."""
     for target in sorted(sources, key=len, reverse=True):
         if target and (path == target or path.startswith(f"{target}/")):
             return sources[target] + path.removeprefix(target)
@@ -101,7 +102,8 @@ def _to_host(path: str, sources: Mapping[str, str]) -> str | None:
 
 
 def _spell(path: str) -> str:
-    """A path in a line of a shell, where `~` and a last `*` are the shell's."""
+    """Quote a path for a shell line, except a leading `~` and a final `*`, which the shell
+    expands."""
     return "/".join(_spell_parts(path.split("/")))
 
 

@@ -1,4 +1,4 @@
-"""The conf while it is put together, and its text with the reasons above it."""
+"""The conf under construction, and its text below comments with the notes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ SECTIONS = (
     "name", "program", "model", "data", "train", "parallel", "cluster", "container", "workdir",
     "setup", "profile", "env", "pass_env",
 )  # fmt: skip
-"""In the order in which `vjob init` has them."""
+"""Sections in the order in which `vjob init` prints them."""
 
 
 class Draft:
-    """The keys found so far, and a note for each variable, option and line that is no key."""
+    """The keys found so far, and a note for each variable, option and line that has no key."""
 
     def __init__(
         self,
@@ -37,18 +37,19 @@ class Draft:
         self.files = files
         self.environ = environ
         self.added: dict[str, tuple[Word, str]] = {}
-        """Variables of options and files, each with its place."""
+        """Variables from options and files, each with its place."""
         self.notes: list[str] = []
-        """What was left out, or should be looked at, and why."""
+        """Notes on what was ignored or needs a look, with reasons."""
         self.num_first = 0
         self.taken: list[str] = []
-        """What became which key."""
+        """Lines that say what became which key."""
         self.values: dict[str, Any] = {}
-        """By dotted key."""
+        """Values by dotted key."""
         self.groups: list[dict[str, Any]] = []
 
     def note(self, message: str, *, is_first: bool = False) -> None:
-        """Notes in order of weight: keys that the checks refused stand first."""
+        """Add a note, unless it exists; `is_first` puts it above the others, for keys that checks
+        refused."""
         message = _make_printable(message)
         if message in self.notes:
             return
@@ -65,7 +66,7 @@ class Draft:
             self.taken.append(line)
 
     def put(self, key: str, value: Any, what: str) -> None:
-        """Set a key that is not set yet."""
+        """Set a key, unless it is already set to another value, which is kept and noted."""
         if key in self.values and self.values[key] != value:
             self.note(f"{redact_string(what)} is not used: {key} is {self.values[key]} already")
             return
@@ -73,11 +74,13 @@ class Draft:
         self.record(what, key)
 
     def add(self, name: str, value: str, where: str) -> None:
-        """A variable that every rank gets, of an option or another file than the script."""
+        """Add a variable for every rank that comes from an option or from another file than the
+        script."""
         self.added[name] = (Word(value), where)
 
     def shorten(self, path: str) -> str:
-        """A path of a conf's key: relative to the scripts' folder, the home folder as ~."""
+        """Shorten a path for the conf: relative to the scripts' folder, or with `~` for the home
+        folder."""
         if path.startswith(f"{self.found.folder}/"):
             return path.removeprefix(f"{self.found.folder}/")
         home = self.environ.get("HOME")
@@ -86,7 +89,7 @@ class Draft:
         return path
 
     def expand(self, text: str) -> str:
-        """A word as it is, in a conf."""
+        """Escape `${` in a word, since the conf would read it as a reference to a key."""
         return text.replace("${", "$${")  # the conf's own references are written so
 
 
@@ -106,7 +109,7 @@ def _make_printable(text: str) -> str:
 
 
 def render_page(draft: Draft, title: str, notes: Sequence[str]) -> str:
-    """The whole file: notes and what was taken as comments, then the conf."""
+    """Render the file: notes and the keys' origins as comments, then the conf."""
     lines = [HEAD.format(name=title)]
     for head, items in (("Left out, or to be looked at", notes), ("Taken", draft.taken)):
         if items:
@@ -116,12 +119,12 @@ def render_page(draft: Draft, title: str, notes: Sequence[str]) -> str:
 
 
 def render_draft(draft: Draft) -> str:
-    """The conf alone, without comments."""
+    """Render the conf without comments."""
     return _render(_build_tree(draft))
 
 
 def _build_tree(draft: Draft) -> dict[str, Any]:
-    """The conf as nested mappings, sections in order."""
+    """Build the conf as nested mappings, with the sections in order."""
     tree: dict[str, Any] = {}
     for section in SECTIONS:
         for key, value in draft.values.items():

@@ -1,4 +1,4 @@
-"""Leaves out the keys that do not fit the rest of the conf, and lists the files that are absent."""
+"""Remove keys that do not fit the rest of the conf, and list missing files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from vjob.shelf.importers.draft import Draft, render_draft
 
 
 def leave_out_misfits(draft: Draft) -> None:
-    """Leave out the keys that do not fit, each with the check's own words, until all fit."""
+    """Remove the keys that the checks refuse, noting each check's message, until the conf
+    passes."""
     for _ in range(40):
         problems = _find_problems(draft)
         if not any(_drop(draft, problem) for problem in problems):  # checked again after each
@@ -35,7 +36,7 @@ def _find_problems(draft: Draft) -> list[Problem]:
 
 
 def _drop(draft: Draft, problem: Problem) -> bool:
-    """Leave out the key that a problem names; False where there is none to leave out."""
+    """Remove the key that a problem names; return False if there is none to remove."""
     group = re.match(r"cluster\.nodes\[(\d+)\]\.(\w+)", problem.key)
     if group is not None and int(group[1]) < len(draft.groups):
         value = draft.groups[int(group[1])].pop(group[2], None)
@@ -65,7 +66,8 @@ def _drop(draft: Draft, problem: Problem) -> bool:
 
 
 def _spell_out(draft: Draft, key: str, value: Any) -> None:
-    """Put the value of a key that goes in place of references to it: the words stay the same."""
+    """Replace references to a removed key with its value, so that the program's words stay the
+    same."""
     program = draft.values.get("program", {})
     program["args"] = [
         word.replace(f"${{{key}}}", spell_value(value)) for word in program.get("args", [])
@@ -73,7 +75,7 @@ def _spell_out(draft: Draft, key: str, value: Any) -> None:
 
 
 def find_absent(draft: Draft, base: Path | None) -> list[str]:
-    """Files that a submit from the conf's folder would miss."""
+    """List the files that a submit from the conf's folder would not find."""
     if base is None:
         return []
     environ = {**os.environ, **draft.environ}

@@ -1,8 +1,8 @@
-"""Command lines to what they start: the launcher, its options, the program, and what wraps them.
+"""Split command lines into wrappers, launcher, options and program.
 
 Wrappers are srun, `enroot start`, `docker run`, `nsys profile`, `ncu`, nohup; launchers that vjob
-replaces are Varuna's run_varuna, torch's launch and torchrun, deepspeed, and python by itself. All
-else is a command, word for word.
+replaces are Varuna's run_varuna, torch's launch and torchrun, deepspeed, and python by itself. Any
+other line is kept as a command, word for word.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vjob.shelf.importers.bash.wrappers import find_wrapper
 
 Kind = Literal["deepspeed", "varuna", "torch", "python", "command"]
 Options = dict[str, Word]
-"""By long name without dashes; a flag's word is empty."""
+"""Values by long name without dashes; the word of a flag is empty."""
 
 
 def _names(text: str) -> frozenset[str]:
@@ -36,7 +36,7 @@ FLAGS: Mapping[str, frozenset[str]] = {
     ),
 }
 PLAIN = _names("nohup exec time sudo eval builtin setsid env")
-"""Wrappers without any effect of their own, but for options."""
+"""Wrappers that have no effect of their own unless they have options."""
 _ENROOT: Mapping[str, str] = {"r": "root", "w": "rw", "m": "mount", "e": "env"}
 _DEEPSPEED: Mapping[str, str] = {
     "H": "hostfile", "i": "include", "e": "exclude", "q": "quiet", "num_accelerators": "num_gpus",
@@ -45,26 +45,26 @@ _DEEPSPEED: Mapping[str, str] = {
 
 @dataclass(kw_only=True)
 class Launch:
-    """A training that a command line starts."""
+    """A program that a command line starts."""
 
     kind: Kind
     command: Command
     options: Options
-    """The launcher's own."""
+    """Options of the launcher."""
     script: Word
-    """Its file, the module, or the first word of a command."""
+    """File of the script, the module, or the first word of a command."""
     args: tuple[Word, ...]
     is_module: bool = False
 
 
 @dataclass(kw_only=True)
 class Wrapping:
-    """Words before a launcher, or in a line of their own."""
+    """Wrappers of the launches, or on lines of their own."""
 
     srun: list[tuple[Options, Command]] = field(default_factory=list)
     enroot: list[tuple[Options, Command]] = field(default_factory=list)
     docker: list[tuple[list[tuple[str, Word]], Word, Command]] = field(default_factory=list)
-    """Options in order, and the image."""
+    """Options in order, the image, and the command."""
     mounts: list[tuple[Word, Command]] = field(default_factory=list)
     profilers: list[tuple[str, list[tuple[str, Word]], Command]] = field(default_factory=list)
     env: list[tuple[Word, Command]] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Wrapping:
 
 @dataclass(kw_only=True)
 class Lines:
-    """All command lines of a script, sorted."""
+    """All command lines of a script, split into launches and wrappers."""
 
     launches: list[Launch] = field(default_factory=list)
     wrapping: Wrapping = field(default_factory=Wrapping)
@@ -90,7 +90,8 @@ def sort_commands(commands: Sequence[Command]) -> Lines:
 
 
 def _unwrap(words: list[Word], command: Command, found: Wrapping) -> list[Word] | None:
-    """The words within a wrapper that keys of a conf stand for; None where there is none."""
+    """Return the words after a wrapper that the conf can express; None if there is no such
+    wrapper."""
     wrapper = find_wrapper([word.text for word in words])
     if wrapper is None or (wrapper.options and wrapper.name in PLAIN and wrapper.name != "time"):
         return None
@@ -123,7 +124,7 @@ def _cut(word: Word, start: int) -> Word:
 def split_options(
     words: Sequence[Word], flags: frozenset[str]
 ) -> tuple[list[tuple[str, Word]], list[Word]]:
-    """The options before the first other word, and all that follows."""
+    """Return the options before the first positional word, and the remaining words."""
     pairs: list[tuple[str, Word]] = []
     left = list(words)
     while left and left[0].text.startswith("-") and left[0].text not in ("-", "--"):
@@ -194,7 +195,7 @@ def _find_python(words: list[Word], command: Command) -> Launch | None:
 
 
 def _build_launch(kind: Kind, words: list[Word], command: Command) -> Launch | None:
-    """None where it starts something else than a script or a module."""
+    """Build a launch; return None if the launcher starts neither a script nor a module."""
     pairs, rest = split_options(words, FLAGS[kind])
     renamed = _DEEPSPEED if kind == "deepspeed" else {}
     options = {renamed.get(name, name).replace("-", "_"): value for name, value in pairs}
@@ -207,7 +208,7 @@ def _build_launch(kind: Kind, words: list[Word], command: Command) -> Launch | N
 
 
 def split_groups(args: Sequence[Word]) -> list[list[Word]]:
-    """The words of each `--option`, as they were written; those before the first are a group."""
+    """Group each `--option` with its words; words before the first option form a group, too."""
     groups: list[list[Word]] = []
     for word in args:
         if not groups or re.match(r"--?[A-Za-z]", word.text):
@@ -217,7 +218,7 @@ def split_groups(args: Sequence[Word]) -> list[list[Word]]:
 
 
 def group_arguments(args: Sequence[Word]) -> list[tuple[str, tuple[Word, ...]]]:
-    """Each `--option` with the words after it; words before the first have the name ""."""
+    """Return each `--option` with its values; words before the first option have the name ""."""
     groups = []
     for first, *rest in split_groups(args):
         name, equals, value = first.text.partition("=")

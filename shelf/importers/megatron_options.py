@@ -1,4 +1,4 @@
-"""Options of Megatron-LM, of any release, whose value a key of the conf holds."""
+"""Options of Megatron-LM, of any release, that correspond to a key of the conf."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _set(value: Any) -> Callable[[str], Any]:
 
 
 def _to_absolute(text: str) -> str | None:
-    """A path that means the same wherever the conf lies."""
+    """Accept only absolute paths, which do not depend on the conf's folder."""
     return text if text.startswith("/") else None
 
 
@@ -53,9 +53,9 @@ KEYS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
                   else None),
 }  # fmt: skip
 LAYOUT = frozenset(name for name in KEYS if name.endswith("-parallel-size"))
-"""Options that only Megatron-LM and its kin have."""
+"""Options that only Megatron-LM and its derivatives have."""
 MODEL = frozenset({"model.layers", "model.hidden", "model.heads"})
-"""Keys that a model cannot be without."""
+"""Keys that a model must have."""
 DEEPSPEED_KEYS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     **{name: KEYS[name] for name in ("--batch-size", "--micro-batch-size", "--clip-grad",
                                      "--log-interval", "--lr", "--weight-decay",
@@ -65,4 +65,5 @@ DEEPSPEED_KEYS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "--checkpoint-activations": ("parallel.recompute", _set("full")),
     "--zero-stage": ("parallel.zero", to_any_number),
 }  # fmt: skip
-"""Options that a DeepSpeed script's ds_config repeats: they stay arguments, and set these."""
+"""Options that a DeepSpeed script's ds_config repeats: they stay arguments, and also set these
+keys."""

@@ -1,4 +1,5 @@
-"""Node groups: of a list of hosts, of #SBATCH and srun lines, or of counts in variables."""
+"""Build node groups from a list of hosts, from #SBATCH and srun lines, or from the launcher's
+counts."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from vjob.shelf.importers.values import (
 
 NODES = "cluster.nodes"
 COUNTED = ("nnodes", "num_nodes", "nproc_per_node", "num_gpus", "gpus_per_node")
-"""Options of launchers that count nodes, or ranks of a node."""
+"""Options of launchers that count nodes, or the ranks of a node."""
 NO_KEY: Mapping[str, str] = {
     "MASTER_ADDR": "is not needed: it is the first node of the first group",
     "NODE_RANK": "is not needed: nodes are counted by group",
@@ -45,19 +46,20 @@ AMOUNTS: Mapping[str, str] = {
     "cpus-per-task": "cpus", "gpus": "gpus", "gpus-per-task": "gpus",
     "mem-per-cpu": "memory_gb", "mem-per-gpu": "memory_gb",
 }  # fmt: skip
-"""Options whose amount for one node hangs on others, and its key."""
+"""Options whose amount on a node depends on other options, with their keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """Nodes that a hostfile or an include names: of each, its GPUs and which of them."""
+    """A node that a hostfile or --include names: number of its GPUs, and indices of those to
+    use."""
 
     slots: int | None
     devices: tuple[int, ...] | None
 
 
 def build_nodes(draft: Draft, launch: Launch) -> None:
-    """Node groups: of a list of hosts, of a het job, or of the jobs that the scripts submit."""
+    """Build the groups from a list of hosts, a het job, or the jobs that the scripts submit."""
     hosts = _find_hosts(draft, launch)
     said = draft.found.variables.get("HOMOGENEOUS_CLUSTER")
     same = to_flag(said.value.strip()) if said is not None else None
@@ -103,7 +105,7 @@ def build_nodes(draft: Draft, launch: Launch) -> None:
 
 
 def _find_counts(draft: Draft, launch: Launch) -> tuple[int | None, int | None]:
-    """Nodes and ranks of each, by the launcher."""
+    """Return the number of nodes and of ranks on each, from the launcher's options."""
     total = ranks = None
     options = launch.options
     where = launch.command.where
@@ -133,7 +135,7 @@ def _record_count(draft: Draft, said: str, value: int | None, key: str) -> None:
 
 
 def _find_hosts(draft: Draft, launch: Launch) -> list[Hosts]:
-    """Nodes by a hostfile, an include, or a machine list."""
+    """Return the nodes that a hostfile, machine list, --include and --exclude select."""
     options = launch.options
     hosts: dict[str, Hosts] = {}
     for name in ("hostfile", "machine_list"):
@@ -231,7 +233,7 @@ def _choose_blocks(
 
 
 def _join_srun(draft: Draft) -> list[JobBlock]:
-    """Job blocks, with what only srun's lines say."""
+    """Return the job blocks, with options added that only srun's lines have."""
     blocks = [replace(block, options=dict(block.options)) for block in draft.found.blocks]
     for options, command in draft.lines.wrapping.srun:
         own = [block for block in blocks if block.file == command.file] or blocks[-1:]
@@ -310,7 +312,7 @@ def _build_group(draft: Draft, block: JobBlock | None) -> dict[str, Any]:
 
 
 def _work_out(options: Mapping[str, tuple[str, int]]) -> dict[str, int | str | None]:
-    """Resources that the options ask of one node: Slurm counts by task, CPU, GPU or job."""
+    """Compute the resources asked of one node; Slurm counts them by task, CPU, GPU or job."""
 
     def number(name: str) -> int | None:
         return to_number(options[name][0]) if name in options else None
@@ -362,7 +364,8 @@ def _get_count(block: JobBlock | None) -> int | None:
 
 
 def _choose_same(blocks: list[JobBlock], total: int | None) -> JobBlock | None:
-    """The job of as many nodes as the launcher says; InputError where none of several has."""
+    """Return the job with as many nodes as the launcher has; InputError if none of several files
+    fits."""
     fitting = [block for block in blocks if _get_count(block) == total]
     files = sorted({block.file for block in blocks})
     if total is not None and not fitting and len(files) > 1:
@@ -374,7 +377,7 @@ def _choose_same(blocks: list[JobBlock], total: int | None) -> JobBlock | None:
 
 
 def _choose_mixed(blocks: list[JobBlock], total: int | None) -> list[JobBlock | None]:
-    """The master's job script, of one node, and the slaves'."""
+    """Return the master's job, which has one node, and the slaves' job."""
     master = next((block for block in blocks if _get_count(block) == 1), None)
     others = [block for block in blocks if block is not master]
     if master is None and len(others) > 1:

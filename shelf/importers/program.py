@@ -1,8 +1,8 @@
-"""`program` and the keys that its arguments set: of Megatron-LM, DeepSpeed, Varuna and any script.
+"""Build the section `program` and the keys that its arguments set, for any kind of script.
 
-A script's words are passed on in `program.args` as they are. Where a key of the conf spells a word
-of Megatron-LM's, the key has the value and the word is a reference to it; DeepSpeed's script gets
-both. Options of the launcher are keys, or are left out with the reason.
+A script's words are passed on unchanged in `program.args`. If a key of the conf has the same text
+as a value of Megatron-LM's, the key is set and the value becomes a reference to the key; for
+DeepSpeed both are set. Launcher options become keys, or are ignored with a note that says why.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def build_program(draft: Draft, launch: Launch) -> None:
 
 
 def _build_command(draft: Draft, launch: Launch) -> dict[str, Any]:
-    """The words as they are. Where the job alone knows some, a shell there fills them in."""
+    """Build a command with the words unchanged; if only the job knows some, its shell expands
+    them."""
     words = [launch.script, *launch.args]
     if launch.kind in ("torch", "varuna", "python"):
         head = ["python", "-m"] if launch.is_module else ["python"]
@@ -116,7 +117,7 @@ def _place(draft: Draft, path: str, folder: str) -> str:
 
 
 def _infer_folder(draft: Draft, launch: Launch) -> str:
-    """The folder in which the script runs, by --code_dir or the last `cd` before it."""
+    """Return the folder in which the script runs, from --code_dir or the last `cd` before it."""
     code = launch.options.get("code_dir")
     where = f"{launch.command.where}: --code_dir"
     if code is not None and not code.is_open and code.text:
@@ -136,7 +137,7 @@ def _infer_folder(draft: Draft, launch: Launch) -> str:
 
 
 def _pass_on(draft: Draft, args: Sequence[Word], where: str) -> list[str]:
-    """Words as they are, but for secrets."""
+    """Return the words unchanged, without secrets."""
     kept: list[str] = []
     for words in split_groups(args):
         name = words[0].text.partition("=")[0]
@@ -160,9 +161,9 @@ def _is_secret(name: str, value: str) -> bool:
 
 
 def _refer(draft: Draft, launch: Launch) -> list[str]:
-    """Megatron-LM's arguments, word for word: where a key spells a word, by reference to the key.
+    """Return Megatron-LM's arguments, with a reference in place of each value that a key can hold.
 
-    A word that its key would spell otherwise stays as it is, and so does an option's second one.
+    A value stays as it is if its key would print another text, or if the key is already set.
     """
     where = launch.command.where
     known = {name for name, values in group_arguments(launch.args) if len(values) == 1}
@@ -250,7 +251,7 @@ def _build_varuna(draft: Draft, launch: Launch) -> None:
 
 
 def _list_options(draft: Draft, launch: Launch) -> None:
-    """Options of the launcher, each with its key or the reason that it has none."""
+    """Note for each launcher option why it has no key; max_restarts sets cluster.restarts."""
     where = launch.command.where
     done = {"nnodes", "nproc_per_node", "num_nodes", "num_gpus", "gpus_per_node", "nstages",
             "chunk_size", "batch_size", "code_dir", "env_file", "master_port"}  # fmt: skip

@@ -1,4 +1,4 @@
-"""The reasons for which scripts do not become a conf."""
+"""The reasons why scripts cannot be converted to a conf."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from vjob.jobs.errors import InputError
 
 
 class Refusal(Enum):
-    """A kind of reason, with what a script lacks or has too much of."""
+    """Kind of a refusal."""
 
     ARGUMENTS = "it needs arguments"
     COUNTS = "it needs counts that only the job has"
@@ -23,7 +23,7 @@ class Refusal(Enum):
 
 
 class ScriptRefusedError(InputError):
-    """Scripts that do not say which program they start, or with which words."""
+    """Raised if scripts do not determine which program they start, or with which arguments."""
 
     def __init__(self, text: str, *reasons: Refusal) -> None:
         super().__init__(text)

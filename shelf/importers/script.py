@@ -1,7 +1,7 @@
-"""The parts of a conf, from what bash recorded of scripts: commands, job blocks, variables.
+"""Collect commands, job blocks and variables from bash's recordings of scripts.
 
-`collect` turns the recordings of one or several scripts into a `ShellConf`. A command is what
-stands before a `bash -c` or a script of the folder, or a program with all that stands before it.
+`collect` combines the recordings of one or several scripts into a `ShellConf`. A command is a
+program with all words before it, or only the words before a `bash -c` or a script of the folder.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vjob.shelf.importers.bash.recording import Command, Recording
 from vjob.shelf.importers.bash.wrappers import locate_program
 
 KEPT = ("apptainer", "singularity", "timeout", "nice", "ionice", "stdbuf", "sudo")
-"""Wrappers that no key of a conf stands for: with them a command is kept word for word."""
+"""Wrappers without a key in the conf: a command that has one is kept word for word."""
 
 
 @dataclass(kw_only=True)
@@ -25,7 +25,7 @@ class JobBlock:
     options: dict[str, tuple[str, int]] = field(default_factory=dict)
     gres: str | None = None
     is_het: bool = False
-    """A component of a het job, after its first."""
+    """True for a component of a het job after the first."""
     file: str = ""
 
 
@@ -69,7 +69,8 @@ def _walk(recording: Recording, *, is_step: bool = False) -> Iterator[Command]:
 
 
 def _add_blocks(recording: Recording, found: ShellConf) -> None:
-    """Options by component; those of the sbatch command, which come last, win over the file's."""
+    """Add the options by component; those of the sbatch command come last and override the
+    file's."""
     blocks: dict[int, JobBlock] = {}
     for option in recording.options:
         block = blocks.setdefault(

@@ -1,9 +1,10 @@
-"""Shell scripts as conf.yaml, by what bash itself makes of them (`bash.recording`).
+"""Convert shell scripts to conf.yaml, using bash itself to interpret them (`bash.recording`).
 
-The program is the one that they start, word for word; a script that starts none, or several unlike
-ones, or one whose words nobody knows before the job, is refused. An option that is no key stands
-above the conf with the reason. A key that does not fit the rest, such as a pipeline that the ranks
-cannot hold, is left out with the check's own words, so that the conf can be submitted as it is.
+The program is the one that the scripts start, word for word. Scripts that start no program or
+several different ones, or with arguments that are unknown before the job runs, are refused. An
+option without a key is noted above the conf with the reason. A key that does not fit the rest, such
+as a pipeline that the ranks cannot hold, is removed and the check's message noted, so that the conf
+can be submitted as it is.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ ACCEPTED = (
 )
 MOST_SHOWN = 8
 NODE_REFERENCES = {"${MASTER_ADDR}": "${master.address}", "${MASTER_PORT}": "${master.port}"}
-"""References of the conf to what ranks alone know: `setup` runs before their nodes have met."""
+"""References to values that exist only in ranks: `setup` runs before the nodes have met."""
 _SYNTAX = re.compile(r"syntax error|unexpected (?:EOF|token|end of file)|here-document")
 _UNBOUND = re.compile(r": (\$?\w+): (?:unbound variable|parameter (?:null or )?not set)")
 _SETUP = ("module", "ml", "conda", "mamba", "micromamba", "spack")
@@ -63,7 +64,7 @@ _SILENT = ("rm", "touch", "chmod", "ls", "which", "printenv", "df", "free", "ps"
            "uname", "column", "jq", "diff", "sync", "less", "more", "ulimit", "stty",
            "gpustat", "nvtop", "dstat", "iostat", "mpstat", "sar", "vmstat",
            "hostname", "ip", "ifconfig", "lspci", "ibstat", "ibv_devinfo", "dcgmi")  # fmt: skip
-"""Commands that only show, or tidy up: their loss is not told."""
+"""Commands that only show something or tidy up: ignored without a note."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,15 +73,16 @@ class Source:
 
     path: Path
     args: Sequence[str] = ()
-    """Of the script."""
+    """Arguments of the script."""
     line: int | None = None
-    """The launch to take, of several."""
+    """Line of the launch to take, if there are several."""
     trust: bool = False
-    """Read without a jail where there is none."""
+    """True if the script may be read without a jail."""
 
 
 def import_source(source: Source, environ: Mapping[str, str]) -> tuple[str, list[str]]:
-    """A conf.yaml of shell scripts, or of what a plug-in of GROUP knows; InputError else."""
+    """Return a conf.yaml and notes, from shell scripts or by a plug-in of GROUP; else raise
+    InputError."""
     try:
         return translate_source(source, environ)
     except InputError:
@@ -93,7 +95,7 @@ def import_source(source: Source, environ: Mapping[str, str]) -> tuple[str, list
 
 
 def translate_source(source: Source, environ: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Text of a conf.yaml, and notes on what was left out or should be looked at."""
+    """Return the text of a conf.yaml, and notes on ignored parts and on what needs a look."""
     title = source.path.name or str(source.path)
     found, files, unread = read_source(source, environ)
     lines = sort_commands(found.commands)
@@ -128,10 +130,12 @@ def translate_source(source: Source, environ: Mapping[str, str]) -> tuple[str, l
 def read_source(
     source: Source, environ: Mapping[str, str]
 ) -> tuple[ShellConf, dict[str, str], list[str]]:
-    """Read scripts by bash, with the texts beside them, and the names of those not read.
+    """Let bash read the scripts; return the result, texts in the folder, and names of unread
+    scripts.
 
-    In a folder those are read that no other one names: they start the others. Of these, scripts
-    that take arguments are read only if no other one starts a program without.
+    In a folder, only scripts that no other script names are read, since they start the others. Of
+    these, scripts that take arguments are read only if no other script starts a program without
+    arguments.
     """
     path = source.path
     folder = (path if path.is_dir() else path.parent).absolute()
@@ -154,7 +158,7 @@ def read_source(
 
 
 def is_script(path: Path) -> bool:
-    """Tell if a file is for a shell, by its name or its first lines."""
+    """Return True if a file is a shell script, by its name or its first lines."""
     with path.open(errors="replace") as file:
         head = file.read(4096)
     if path.name.endswith(SUFFIXES):
@@ -163,7 +167,7 @@ def is_script(path: Path) -> bool:
 
 
 def _read_folder(folder: Path) -> dict[str, str]:
-    """Scripts, hostfiles and machine lists by name."""
+    """Read scripts, hostfiles and machine lists; return the texts by name."""
     found: dict[str, str] = {}
     for path in sorted(folder.iterdir()):
         is_list = re.fullmatch(r"(\w*hosts?(file)?|\w*machines?)(\.\w+)?|\w+\.env", path.name)
@@ -176,10 +180,10 @@ def _read_folder(folder: Path) -> dict[str, str]:
 def choose_launch(
     found: ShellConf, lines: Lines, title: str, line: int | None = None
 ) -> tuple[Launch, list[Launch]]:
-    """The launch that becomes the program, and those beside it. InputError where it is not known.
+    """Return the launch that becomes the program, and the others; raise InputError if undecided.
 
-    Several that start the same words are one. Of unlike ones that is taken which alone has a
-    launcher; else the one that alone is a step of srun's: the others prepare.
+    Launches with the same words count as one. Of different ones, the only one with a launcher is
+    chosen; else the only one that is a step of srun's, since the others prepare.
     """
     launches = [one for one in lines.launches if one.command.line == line or line is None]
     if not launches:
@@ -209,12 +213,12 @@ def has_launcher(launch: Launch) -> bool:
 
 
 def is_spread(launch: Launch) -> bool:
-    """True for what starts several processes: a step of srun's, or with a launcher."""
+    """Return True for a launch of several processes: a step of srun's, or with a launcher."""
     return launch.command.is_step or has_launcher(launch)
 
 
 def refuse_open(launch: Launch, found: ShellConf) -> None:
-    """ScriptRefusedError where a word is not known, and has no name in the job."""
+    """Raise ScriptRefusedError if a word is unknown and a shell in the job cannot expand it."""
     words = (launch.script, *launch.args)
     line = " ".join("" if word.unknown else word.text for word in words)
     if placeholder := PLACEHOLDER.search(line):  # it may be of several words
@@ -271,12 +275,12 @@ def _list_problems(found: ShellConf) -> list[str]:
 
 
 def _list_unbound(found: ShellConf) -> list[str]:
-    """Names without which bash went no further: `$1`, or a variable's."""
+    """Return the unset names at which bash stopped: variables, or `$1`."""
     return [name[1] for name in map(_UNBOUND.search, _list_problems(found)) if name]
 
 
 def _explain_errors(found: ShellConf) -> list[Refusal]:
-    """Reasons by the lines that bash does not accept: one may hold a word to be replaced."""
+    """Return the reasons for syntax errors, one of which may be a placeholder."""
     said = _list_problems(found)
     if not any(map(_SYNTAX.search, said)):
         return []
@@ -322,7 +326,7 @@ def _explain_several(kinds: Mapping[tuple[str, ...], Sequence[Launch]], title: s
 
 
 def _build(draft: Draft, launch: Launch) -> None:
-    """All sections, in order: a later one finds the keys that earlier ones set."""
+    """Build all sections, in this order, since later ones use keys that earlier ones set."""
     build_container(draft)
     _build_profile(draft)
     build_program(draft, launch)
@@ -357,7 +361,7 @@ def _build_profile(draft: Draft) -> None:
 
 
 def _build_port(draft: Draft, launch: Launch) -> None:
-    """A port that the command line or MASTER_PORT names, if one may be held."""
+    """Set a fixed port from the command line or MASTER_PORT, if it can be reserved."""
     word = launch.options.get("master_port")
     given = launch.command.env.get("MASTER_PORT")
     said = f"--master_port {word.text}" if word is not None else "MASTER_PORT"
@@ -384,7 +388,7 @@ def _build_port(draft: Draft, launch: Launch) -> None:
 
 
 def _build_setup(draft: Draft) -> None:
-    """`module load` and the like; other preparations are told."""
+    """Add `module load` and the like to `setup`; note other preparations."""
     setup: list[str] = draft.values.get("setup", [])
     inside = {one.where for recording in draft.found.recordings for one in list_inside(recording)}
     for command in draft.found.setup:
@@ -412,7 +416,7 @@ def _build_setup(draft: Draft) -> None:
 
 
 def is_question(texts: Sequence[str]) -> bool:
-    """True for a command whose answer alone is of use, such as `python -c`."""
+    """Return True for a command of which only the output is used, such as `python -c`."""
     return (
         texts[0] in ("python", "python3", "scontrol", "srun", "enroot") or texts[-1] == "--version"
     )
@@ -424,7 +428,7 @@ def _shorten(text: str) -> str:
 
 
 def _build_name(draft: Draft, launch: Launch) -> None:
-    """The run's name, where `--job-name` gave none: the script's."""
+    """Name the run after its script, unless `--job-name` was given."""
     if "name" in draft.values:
         return
     is_file = launch.kind != "command" and not launch.script.is_open
@@ -437,7 +441,7 @@ def _build_name(draft: Draft, launch: Launch) -> None:
 
 
 def _build_env(draft: Draft, launch: Launch) -> None:
-    """Variables that the script exports go to every rank, secrets by name only."""
+    """Set the variables that the script exports for every rank; secrets only by name."""
     env: dict[str, str] = {}
     pass_env: list[str] = []
     own = {name: (word, launch.command.where) for name, word in launch.command.env.items()}
@@ -497,7 +501,7 @@ def _export_in_setup(draft: Draft, where: str, assignment: str) -> None:
 
 
 def _list_tested(draft: Draft, launch: Launch) -> None:
-    """Files that decide what happens, and are not here."""
+    """Note files that the script tests and that do not exist here."""
     is_there = launch.command.only == ALL_THERE
     taken = ", and is taken to be there" if is_there else "; the script goes on as without it"
     for recording in draft.found.recordings:

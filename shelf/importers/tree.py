@@ -1,8 +1,8 @@
-"""A folder of scripts: which of them a user starts.
+"""Find the scripts of a folder that a user starts.
 
-A script that another one names is started or read by that one: `_03_submit.sh` names the job
-scripts, these the conf and the script of a node. Bash follows them from there, so that which job
-script runs, and whose value of a variable wins, is what bash says.
+A script that another one names is started or sourced by it: `_03_submit.sh` names the job scripts,
+and these name the conf and the script of a node. Bash follows the scripts from there, so bash
+decides which job script runs and which value a variable gets.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from vjob.shelf.importers.bash.recording import MAX_FILE, SUFFIXES
 
 
 def find_entries(path: Path) -> list[Path]:
-    """The scripts to begin with, those that start most others first; a file is its own."""
+    """Return the scripts to begin with, those that start most others first; for a file, the
+    file."""
     if not path.is_dir():
         return [path]
     texts = {
@@ -33,7 +34,7 @@ def find_entries(path: Path) -> list[Path]:
 
 
 def _list_named(name: str, texts: Mapping[str, str]) -> set[str]:
-    """The others that a script names, comments apart."""
+    """Return the other scripts that a script names outside of comments."""
     text = re.sub(r"(?m)^\s*#.*$", "", texts[name])
     return {
         other for other in texts

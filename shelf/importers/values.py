@@ -1,4 +1,4 @@
-"""Values of shell confs, sbatch and srun as values of the conf; None where it cannot hold them."""
+"""Convert values of shell scripts, sbatch and srun to values of the conf; None if not possible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def to_flag(text: str) -> bool | None:
 
 
 def to_devices(text: str) -> tuple[int, ...] | None:
-    """`4,5` as numbers; None for names, slices and an empty list."""
+    """Parse `4,5` as numbers; None for names, slices and an empty list."""
     words = text.split(",")
     if not all(re.fullmatch(r"\d{1,4}", word.strip(), re.ASCII) for word in words):
         return None
@@ -65,7 +65,7 @@ PYXIS: Mapping[str, tuple[str, Any] | None] = {
     "container-name": None,
     "no-container-mount-home": None,
 }
-"""srun's container options: the key with its value, or with the option's own where it is None."""
+"""srun's container options, each with its key and value; None as value takes the option's own."""
 SRUN_REASONS: Mapping[str, str] = {
     "container-name": "the unpacked image is named after the image",
     "jobid": "vjob starts the step in its own job",

@@ -1,17 +1,17 @@
-"""The jail of a script that is read: a process that runs bash where it can harm nothing.
+"""The jail for reading a script: a process that runs bash where it cannot do harm.
 
 Run as `python -I -S jail.py`. Each line of standard input is a JSON object: `argv`, `env`, `cwd`,
-`scratch` (the one folder that may be written), `readable` (folders that may be read), `seconds`,
-and `without`, layers to leave out. It is answered by one: `status` of bash, or why it was ended,
-`processor_s`, the time of its processes, and `layers`, those that held.
+`scratch` (the only writable folder), `readable` (folders that may be read), `seconds` and `without`
+(layers to disable). Each is answered by an object with `status` (bash's exit status, or the reason
+why bash was ended), `processor_s` (processor time of its processes) and `layers` (those in force).
 
     files    Landlock (Linux 5.13); without it a root of its own with read-only mounts
     calls    seccomp: no socket, kill, ptrace, mount, keys, io_uring
     spaces   namespaces of users, processes, network and IPC
 
-The files must be held by one of the two, and what else a process can do by `calls` or `spaces`;
-else nothing runs and `status` is `no jail`. The layer `trust` replaces all of them: bash runs as
-the user would run it, but for the recording functions.
+Files must be protected by Landlock or by the root, and everything else by `calls` or `spaces`;
+otherwise nothing runs and `status` is `no jail`. The layer `trust` replaces all of them: bash runs
+as the user would run it, except for the recording functions.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ FILTERS = tuple(
     "awk basename bc cat cut dirname egrep expr fold gawk grep head mawk nl paste readlink "  # noqa: SIM905
     "realpath rev sed seq sort tac tail tee tr uniq wc".split()
 )
-"""Programs that only turn text into text; the one thing besides bash that may start."""
+"""Programs that only turn text into text; besides bash, only these may be started."""
 CALLS = {
     "x86_64": (0xC000003E, (41, 53, 42, 49, 62, 200, 234, 101, 165, 166, 155, 161, 272, 308, 321,
                             425, 424, 310, 311, 248, 249, 250)),
     "aarch64": (0xC00000B7, (198, 199, 203, 200, 129, 130, 131, 117, 40, 39, 41, 51, 97, 268, 280,
                              425, 424, 270, 271, 217, 218, 219)),
 }  # fmt: skip
-"""Audit name and numbers: socket, socketpair, connect, bind, kill, tkill, tgkill, ptrace, mount,
-umount, pivot_root, chroot, unshare, setns, bpf, io_uring_setup, pidfd_send_signal, process_vm_*,
-keys."""
+"""Audit number of the machine and the forbidden system calls: socket, socketpair, connect, bind,
+kill, tkill, tgkill, ptrace, mount, umount, pivot_root, chroot, unshare, setns, bpf, io_uring_setup,
+pidfd_send_signal, process_vm_*, keys."""
 NEW = {"user": 0x10000000, "mount": 0x00020000, "ipc": 0x08000000, "pid": 0x20000000,
        "net": 0x40000000}  # fmt: skip
 READ_ONLY, NO_SUID, NO_DEV, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
 LIMITS = (("CPU", 2), ("NPROC", 64), ("FSIZE", 1 << 20), ("NOFILE", 256), ("AS", 1 << 30),
           ("CORE", 0))  # fmt: skip
 MOST_BYTES, MOST_FILES = 16 << 20, 2000
-"""Bytes of all files in the scratch folder, and their number, at most."""
+"""Limits for the scratch folder: total bytes of its files, and their number."""
 _TOOLS: dict[str, str] = {}
 CHECK_S = 0.05
-"""Seconds between two looks at the scratch folder."""
+"""Seconds between two checks of the scratch folder's size."""
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/alternatives")
 
 
 class NoLayerError(Exception):
-    """A layer that this kernel does not have."""
+    """Raised if the kernel does not support a layer of the jail."""
 
 
 def check(value: int, what: str) -> int:
@@ -72,7 +72,7 @@ def has_landlock() -> bool:
 
 
 def restrict_files(readable: list[str], executable: list[str], writable: list[str]) -> None:
-    """Landlock: reading, executing and writing below these paths alone."""
+    """Allow reading, executing and writing only below these paths, with Landlock."""
     abi = check(LIBC.syscall(444, None, 0, 1), "Landlock")
     handled = (1 << {1: 13, 2: 14}.get(abi, 15)) - 1
     handled |= 1 << 15 if abi >= 5 else 0
@@ -94,7 +94,8 @@ def restrict_files(readable: list[str], executable: list[str], writable: list[st
 
 
 def restrict_calls() -> None:
-    """Seccomp: the numbers of CALLS fail with EPERM; another machine's calls end the process."""
+    """Make the calls in CALLS fail with EPERM, with seccomp; calls of another architecture kill the
+    process."""
     machine = os.uname().machine
     if machine not in CALLS:
         raise NoLayerError(f"seccomp: no list of calls for {machine}")
@@ -112,7 +113,7 @@ def restrict_calls() -> None:
 
 
 def unshare(*names: str) -> None:
-    """New namespaces, whose root and group are the user."""
+    """Create namespaces in which the user keeps the same user and group id."""
     user, group = os.getuid(), os.getgid()
     check(LIBC.unshare(sum(NEW[name] for name in names)), "namespaces")
     for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"),
@@ -126,7 +127,8 @@ def mount(source: str, target: str, kind: str | None, flags: int, what: str = ""
 
 
 def build_root(root: str, readable: list[str], scratch: str) -> None:
-    """A root of its own: these folders read-only, the scratch, and nothing else."""
+    """Change the root to a new one: these folders and system folders read-only, scratch
+    writable."""
     mount("none", "/", None, RECURSIVE | PRIVATE)
     mount("tmpfs", root, "tmpfs", NO_SUID | NO_DEV, "size=1m")
     for path in (*SYSTEM, *readable, "/dev/null", scratch):
@@ -154,7 +156,8 @@ def build_root(root: str, readable: list[str], scratch: str) -> None:
 
 
 def fork_inside() -> None:
-    """Go on as process 1 of the new namespace; the parent waits, and passes its status on."""
+    """Continue in a child as process 1 of the new namespace; the parent waits and exits with its
+    status."""
     child = os.fork()
     if child:
         os.closerange(3, 1024)
@@ -163,7 +166,8 @@ def fork_inside() -> None:
 
 
 def enter(given: dict[str, Any]) -> list[str]:
-    """Put this process into the jail; the layers that hold. NoLayerError where it is none."""
+    """Put this process into the jail; return the layers in force. Raise NoLayerError if it is no
+    jail."""
     without, scratch = set(given["without"]), given["scratch"]
     layers: list[str] = []
     use_root = "landlock" in without or not has_landlock()
@@ -202,7 +206,8 @@ def enter(given: dict[str, Any]) -> list[str]:
 
 
 def start(given: dict[str, Any], tell: int) -> None:
-    """In the child: the jail, then bash. What holds, or why none does, is written to `tell`."""
+    """Enter the jail in the child, then execute bash; write the layers, or the failure, to
+    `tell`."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     os.setsid()
     scratch = given["scratch"]
@@ -225,7 +230,7 @@ def start(given: dict[str, Any], tell: int) -> None:
 
 
 def find_tools() -> dict[str, str]:
-    """The real paths of the filters that this machine has, by name."""
+    """Return the real paths of the filters that exist on this machine, by name."""
     if not _TOOLS:
         for name in FILTERS:
             for folder in ("/usr/bin", "/bin"):
@@ -249,7 +254,7 @@ def is_full(scratch: str) -> bool:
 
 
 def end_children() -> None:
-    """Kill and reap whoever is left below us: each round hands us the orphans of the last."""
+    """Kill and reap all descendants: each round makes us the parent of the last round's orphans."""
     for _ in range(200):
         mine = []
         try:
@@ -275,7 +280,7 @@ def end_children() -> None:
 
 
 def run(given: dict[str, Any]) -> dict[str, Any]:
-    """Bash in the jail, to its end; nothing of it is left then."""
+    """Run bash in the jail to its end, and leave none of its processes behind."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     reading, writing = os.pipe()
     child = os.fork()

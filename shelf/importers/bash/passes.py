@@ -1,4 +1,4 @@
-"""One pass of bash over a script: the commands it would start, and what else came to light."""
+"""One pass of bash over a script: the commands that it would start, and other findings."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from vjob.shelf.importers.bash.jail import find_tools
 ROOM = Path(__file__).parent
 BASH = "/bin/bash"
 SHARED_MEMORY = "/dev/shm"
-"""Folder of temporary files, if it is there: a busy disk would slow each pass down."""
+"""Folder for temporary files, if it exists: on a busy disk each pass would take longer."""
 SECONDS = 10.0
 MOST_PROCESSOR_S = 6.0
-"""Of all passes of a command together; one over an ordinary script takes 0.1 s."""
+"""Limit of processor seconds for all passes of one command; an ordinary script takes 0.1 s a
+pass."""
 MOST_RECORDS = 500
 START = (
     'builtin source "$__VJ/prelude"; BASH_ARGV0=$1; RANDOM=$__VJ_SEED; shift; '
@@ -51,16 +52,16 @@ _FAILURES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """A command that would have been started."""
+    """A command that the script would have started."""
 
     words: tuple[str, ...]
     cwd: str
     is_asked: bool
-    """Within `$(...)`, a pipe or `( )`."""
+    """True within `$(...)`, a pipe or `( )`."""
 
     stdin: str
     frames: tuple[tuple[str, int], ...]
-    """Files and lines, the innermost first."""
+    """Files and lines of the call stack, innermost first."""
 
     env: Mapping[str, str]
 
@@ -77,33 +78,33 @@ class Variable:
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """All that one pass brought."""
+    """Result of one pass of bash over a script."""
 
     status: int | str
-    """Bash's own, or `timeout` or `full`."""
+    """Exit status of bash, or `timeout` or `full`."""
 
     error: str
     """The standard error of bash."""
 
     records: Sequence[Record] = ()
     notes: Sequence[tuple[str, str, str, int]] = ()
-    """Kind (source, file, condition, cd, once, loop), text, file, line."""
+    """Notes as (kind, text, file, line); kinds are source, file, condition, cd, once, loop."""
 
     variables: Mapping[str, Variable] = field(default_factory=dict)
     written: Mapping[str, str] = field(default_factory=dict)
-    """Files that the script wrote, by name."""
+    """Text of the files that the script wrote, by name."""
 
     layers: tuple[str, ...] = ()
 
 
 @dataclass(kw_only=True)
 class Jail:
-    """The process of `jail`, which takes one pass after another."""
+    """The running process of `jail`, which executes one pass after another."""
 
     asked: IO[bytes]
     answers: IO[bytes]
     folder: str
-    """Holds the tools, and the scratch folder of each pass."""
+    """Folder with the tools, and with a scratch folder for each pass."""
 
     spent_s: float = 0.0
     """Processor time of the passes so far."""
@@ -151,7 +152,8 @@ def run_pass(
     without: Sequence[str] = (),
     seconds: float = SECONDS,
 ) -> Pass:
-    """Bash reads `text`, as if it were the file `name` of `folder`. InputError without a jail."""
+    """Let bash read `text` as if it were the file `name` in `folder`; raise InputError without a
+    jail."""
     with tempfile.TemporaryDirectory(prefix="pass-", dir=jail.folder) as scratch:
         for inner in ("rec", "out", "tmp", "root"):
             Path(scratch, inner).mkdir()
@@ -246,7 +248,8 @@ def _read_parts(path: Path) -> list[str]:
 def _parse_record(
     parts: list[str], scratch: str
 ) -> tuple[dict[str, object], list[tuple[str, int]]] | None:
-    """The fields of a record but for its frames, and those; None where it was cut."""
+    """Return the fields of a record without its frames, and the frames; None if the record is
+    truncated."""
     try:
         count = int(parts[0])
         words, (cwd, depth, stdin, num_frames) = parts[1 : count + 1], parts[count + 1 : count + 5]
@@ -273,7 +276,7 @@ def _parse_record(
 
 
 def _unquote(found: re.Match[str]) -> str:
-    """The value of a `declare -p` line; of a list its values with blanks between."""
+    """Return the value in a `declare -p` line; for an array its values separated by blanks."""
     if found["special"] is not None:
         return found["special"].encode().decode("unicode_escape", errors="replace")
     if found["list"] is not None:
@@ -286,9 +289,9 @@ def _unescape(text: str) -> str:
 
 
 def find_failed(text: str, error: str) -> frozenset[int]:
-    """Places of the lines whose redirection failed: here no file of the script's may be written.
+    """Return the indices of lines whose redirection failed, as files may not be written.
 
-    Bash may name another line of the same command.
+    The line with the redirection may be another line of the same command than bash names.
     """
     lines = text.split("\n")
     found: set[int] = set()
@@ -301,7 +304,8 @@ def find_failed(text: str, error: str) -> frozenset[int]:
 
 
 def repair(text: str, places: Collection[int]) -> str:
-    """The text with the redirections of these lines going to the scratch folder."""
+    """Return the text with the redirections in these lines changed to files in the scratch
+    folder."""
     lines = text.split("\n")
     return "\n".join(_redirect(line) if at in places else line for at, line in enumerate(lines))
 

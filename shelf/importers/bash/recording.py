@@ -1,20 +1,20 @@
-"""A script's launches, as bash itself found them: `read_script` and its answer, `Recording`.
+"""Read the launches of a script, as found by bash itself: `read_script` returns a `Recording`.
 
     found = read_script(path, environ=os.environ)
     for launch in found.walk():
-        launch.file, launch.line           # where it stands
-        launch.texts                       # words as bash has them, launcher and all
-        launch.program                     # those after srun, env, a container's runtime
-        launch.words[i].unknown            # what only the job knows, an argument, an unset name
-        launch.cwd, launch.env             # where it starts, and with what
+        launch.file, launch.line           # its place in the script
+        launch.texts                       # its words as bash has them, with the launcher
+        launch.program                     # the words after srun, env, a container's runtime
+        launch.words[i].unknown            # values from the job, arguments or unset names
+        launch.cwd, launch.env             # its working directory and environment
 
-`walk` goes down into `bash -c`, here-documents and scripts of the same folder, each with its own
-`Recording`, whose launch it yields in place of the shell's. Bash reads the script as rank 0; as
-another rank of another job, which shows the words that only the job knows; if it starts nothing,
-with every tested file there; and with a mark in each unset variable and argument. A script that
-asks for what nobody said is not refused here: its words are open (`Word.is_open`), and
-`Recording.problems` has what bash said. `options` are the #SBATCH lines, `setup` the commands
-that prepare (`module load`), `variables` what the script set.
+`walk` descends into `bash -c`, here-documents and scripts of the same folder, each with its own
+`Recording`, whose launches it yields instead of the shell's. Bash reads the script several times:
+as rank 0; as another rank of another job, to find words that only the job knows; if nothing was
+started, as if every tested file existed; and with a mark in each unset variable and argument. A
+script that uses an unset value is not refused here: such words are open (`Word.is_open`), and
+`Recording.problems` has bash's messages. `options` are the #SBATCH lines, `setup` the preparing
+commands (`module load`), `variables` those that the script set.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ SUFFIXES = (".sh", ".sbatch", ".slurm", ".bash")
 _TOKEN = re.compile(r"@(?P<kind>OUT|ARG|UNSET|ENV|NODE|IP|NODELIST|SUBMIT|NAME)(?P<more>[^@\s]*)@")
 _MARK = re.compile(r"@(?:ARG\d*|(?:UNSET|ENV):\w+)@")
 REST = "@ARG@"
-"""The mark of all further arguments."""
+"""Mark that stands for all further arguments."""
 _NEEDS_MORE = re.compile(r"(.*/)?python[\d.]*|-m")
-"""A word without which the next one names no program."""
+"""Words after which the next word belongs to the program: an interpreter, or `-m`."""
 PLACEHOLDER = re.compile(r"<[^<>\n=]+>|\{\{[^{}\n]+\}\}|\{[A-Z][A-Z_ ]+\}")
-"""A word to be replaced by the user."""
+"""Word that the user must replace."""
 _UNREAD = re.compile(r"[a-z]+: .*(?:No such file or directory|Permission denied|Is a directory)")
 _NAME = re.compile(r"\$\{?([A-Za-z_]\w*)", re.ASCII)
 _ASSIGNED = re.compile(
@@ -70,9 +70,9 @@ _OF_A_JOB = re.compile(
     r"SLURM|hostname|-smi\b|nproc|scontrol|\b(?:srun|env|printenv|declare|export\s+-p|set|compgen)\b"
     r"|\$\{!"
 )
-"""Words by which another rank of another job may get other answers."""
+"""Words of a script whose result may differ for another rank of another job."""
 _OWN_WORDS = re.compile(r"\bg?awk\b[^'\n|;]*(?:'[^'\n]*'[^'\n|;]*)+")
-"""A program of awk's, whose $1 is no argument of the script."""
+"""An awk program, in which $1 is not an argument of the script."""
 _RANDOM = re.compile(r"^[^#]*\bRANDOM\b")
 _COUNTED = re.compile(r"\$\{?#\}?\"?\s*\)?(?:-\w\w|[!=<>]+)\s*\"?([1-9])\b", re.ASCII)
 _OWN = frozenset(
@@ -82,10 +82,10 @@ _OWN = frozenset(
     "TMPDIR UID USER VIRTUAL_ENV".split()
 )
 _NEVER_EXPORTED = frozenset(("LC_ALL", "LOGNAME", "OLDPWD", "PWD", "SHLVL", "TMPDIR", "USER", "_"))
-"""Variables that every shell or login has, whatever the script says."""
+"""Variables that every shell or login sets, so that the script's export of them is ignored."""
 SEARCH_PATHS = ("CPATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "PYTHONPATH")
 ACTIVATED = ("CONDA_PREFIX", "VIRTUAL_ENV")
-"""Variables that modules and environments set in the job, whatever they are here."""
+"""Variables that modules and environments set in the job, whatever their values on this machine."""
 JOB_VALUES: Mapping[str, tuple[str, str]] = {
     "SLURM_JOB_ID": ("7300421", "7300842"),
     "SLURM_JOBID": ("7300421", "7300842"),
@@ -94,7 +94,7 @@ JOB_VALUES: Mapping[str, tuple[str, str]] = {
     "SLURM_LOCALID": ("0", "5"),
     "SLURM_ARRAY_JOB_ID": ("7300422", "7300843"),
 }
-"""Variables that only the job knows, with the values that two ranks of two jobs would see."""
+"""Variables that only the job knows, with their values for two ranks of two jobs."""
 _TEXTS: Mapping[str, str] = {
     "SLURM_JOB_NODELIST": "@NODELIST@",
     "SLURM_NODELIST": "@NODELIST@",
@@ -103,12 +103,12 @@ _TEXTS: Mapping[str, str] = {
     "SLURM_LAUNCH_NODE_IPADDR": "@IP0@",
 }
 _COUNTS = {"nodes": (2, 3), "ntasks": (6, 12), "gpus": (8, 5), "cpus": (64, 48)}
-"""Two values for each count that no option gives, so that words that depend on it differ."""
+"""Two values for each count that no option sets, so that words that depend on the count differ."""
 _NODES = ("2", "3")
 A_COUNT = "a count of the job"
 ALL_THERE = "the files that it asks for are there"
 ENDED = ("timeout", "full", -9, 137, 247)
-"""The ways in which a pass ends that does not end by itself."""
+"""Exit statuses of a pass that was ended before bash finished."""
 
 
 @dataclass(frozen=True)
@@ -116,17 +116,17 @@ class Word:
     """A word of a command line."""
 
     text: str
-    """With `${NAME}`, `$1` or `$(command)` in the place of what is not known."""
+    """Text of the word, with `${NAME}`, `$1` or `$(command)` in place of each unknown part."""
 
     unknown: frozenset[str] = frozenset()
-    """These, each as it is written in the text, or A_COUNT."""
+    """Unknown parts, each as spelled in the text, or A_COUNT."""
 
     shell: str = ""
-    """The word as a shell in the job makes it again, if what is unknown has a name there."""
+    """Shell expression by which a shell in the job computes the word; empty if it cannot."""
 
     @property
     def is_open(self) -> bool:
-        """True where its text is not known: a variable, or a place to fill in."""
+        """True if the text has unknown parts, or is a placeholder for the user to replace."""
         return bool(self.unknown) or bool(PLACEHOLDER.fullmatch(self.text))
 
 
@@ -135,13 +135,13 @@ class Option:
     """One option of an #SBATCH line, or of an sbatch command."""
 
     name: str
-    """Long, without dashes."""
+    """Long name, without dashes."""
 
     value: str
     line: int
     file: str
     component: int = 0
-    """The number of the het job's component."""
+    """Number of the component of a het job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,16 +153,17 @@ class Command:
     line: int
     cwd: str
     env: Mapping[str, Word]
-    """Variables that the script exported or set before the launch, unlike its own environment."""
+    """Variables that the script exported or set before the launch and that differ from its
+    environment."""
 
     inner: Recording | None = None
-    """Launches by the text, here-document or script that this launch runs."""
+    """Recording of the text, here-document or script that this launch runs."""
 
     only: str = ""
-    """Under which circumstances it is started, if not always."""
+    """Condition under which the command is started; empty if it always is."""
 
     is_step: bool = False
-    """Started by srun."""
+    """True if srun starts the command."""
 
     @property
     def texts(self) -> list[str]:
@@ -170,7 +171,7 @@ class Command:
 
     @property
     def raw(self) -> str:
-        """The words as a person writes them: quoted if empty or with blanks."""
+        """Words as a person writes them: quoted if empty or with blanks."""
         return " ".join(
             shlex.quote(one) if not one or re.search(r"\s", one) else one for one in self.texts
         )
@@ -192,40 +193,41 @@ class Recording:
     options: list[Option] = field(default_factory=list)
     launches: list[Command] = field(default_factory=list)
     setup: list[Command] = field(default_factory=list)
-    """Commands that prepare; `cd` too, where the folder is not here."""
+    """Commands that prepare the launch; also `cd` to a folder that does not exist here."""
 
     sourced: list[str] = field(default_factory=list)
     variables: dict[str, Variable] = field(default_factory=dict)
     tested: dict[str, str] = field(default_factory=dict)
-    """Files that were asked for and are not here, and where."""
+    """Tested files that do not exist here, with the place of the test."""
 
     once: dict[str, str] = field(default_factory=dict)
-    """Sources of other words in each run, such as `date`, with their places; one answer is used."""
+    """Commands with a different output in each run, such as `date`, with their places; the output
+    of one run is used."""
 
     loops: dict[str, str] = field(default_factory=dict)
-    """Programs that are started again and again without an end, and where."""
+    """Programs that the script starts again and again in an endless loop, with their places."""
 
     unset: list[str] = field(default_factory=list)
-    """Variables that words need and nobody sets; `$1` for an argument."""
+    """Unset variables that words need; `$1` for an argument."""
 
     arguments: list[str] = field(default_factory=list)
-    """Those that the script asks for, if it got none: `$1`, `$@`."""
+    """Arguments that the script uses but did not get: `$1`, `$@`."""
 
     problems: list[str] = field(default_factory=list)
-    """Messages of bash, and the reason why it was ended."""
+    """Error messages of bash, and the reason why bash was stopped."""
 
     unread: list[str] = field(default_factory=list)
     """Messages of filters, such as `head`, about files that they cannot read."""
 
     is_endless: bool = False
-    """True where bash was ended."""
+    """True if bash was stopped before the end of the script."""
 
     written: dict[str, str] = field(default_factory=dict)
     layers: tuple[str, ...] = ()
-    """Notes about the jail."""
+    """Layers of the jail in which the script was read."""
 
     def walk(self) -> Iterator[Command]:
-        """Launches, inner ones in the place of the shells that run them."""
+        """Yield the launches; for a shell that runs a script or text, the launches inside."""
         for launch in self.launches:
             inner = list(launch.inner.walk()) if launch.inner is not None else []
             yield from inner or [launch]
@@ -245,10 +247,10 @@ def read_script(
     trust: bool = False,
     without: Sequence[str] = (),
 ) -> Recording:
-    """Let bash read a file. InputError where it is no text, or this machine has no jail.
+    """Let bash read a file. Raise InputError if it is not a script, or if this machine has no jail.
 
-    `environ` is the user's: the script gets of it HOME, USER and what it uses without setting it,
-    but for secrets. `without` leaves out layers of the jail, for tests.
+    The script gets HOME, USER and the variables that it uses without setting them from `environ`,
+    the user's environment, except for secrets. `without` disables layers of the jail, for tests.
     """
     text = read_text(path)
     layers = ("jail",) if trust else tuple(without)
@@ -258,7 +260,7 @@ def read_script(
 
 
 def list_arguments(*texts: str) -> list[str]:
-    """A mark for each argument that the texts ask for."""
+    """Return a mark for each argument that the texts use."""
     whole = "\n".join(map(_drop_comments, texts))
     numbers = [int(one) for one in re.findall(r"\$\{?([1-9])(?!:?[-=+])", whole)]
     numbers += [int(one) for one in _COUNTED.findall(whole)]
@@ -296,13 +298,13 @@ class _How:
     is_job: bool
     is_step: bool
     files: bool = False
-    """Every file is there that the script asks for."""
+    """True if every file that the script tests is to exist."""
 
     globs: bool = False
-    """A pattern that matches no file is no word."""
+    """True if a pattern that matches no file is dropped."""
 
     repaired: frozenset[int] = frozenset()
-    """Lines whose redirections go to the scratch folder."""
+    """Indices of lines whose redirections go to the scratch folder."""
 
 
 _Records = tuple[Record, Record, Record]
@@ -315,7 +317,7 @@ class _Reader:
     without: tuple[str, ...]
     jail: Jail
     written: list[dict[str, str]] = field(default_factory=lambda: [{}, {}, {}])
-    """Files that scripts wrote, for each pass."""
+    """Files that scripts wrote, for each of the three passes."""
     time: int = field(default_factory=lambda: int(time.time()))
 
     def read(
@@ -326,7 +328,8 @@ class _Reader:
         asked: Sequence[Option] = (),
         around: Sequence[Option] = (),
     ) -> Recording:
-        """`asked` are options of the sbatch command, `around` those of the job that runs it."""
+        """Read one script; `asked` are options of the sbatch command, `around` those of the
+        surrounding job."""
         mine, its, marks = given
         found = Recording(file=name, options=[*asked, *read_options(mine.text, name)])
         job = found.options or list(around)
@@ -406,7 +409,8 @@ class _Reader:
         return done, lines
 
     def _seek(self, given: _ScriptInput, how: _How, done: Pass | None = None) -> tuple[Pass, _How]:
-        """A pass that starts something: if need be, with every file there that it asks for."""
+        """Return a pass that starts something; if needed, repeat it as if every tested file
+        existed."""
         done = done or self._run(given, how)[0]
         is_asked = any(kind == "file" for kind, *_ in done.notes)
         if not is_asked or _has_launch(done, done):
@@ -415,7 +419,7 @@ class _Reader:
         return self._run(given, how)[0], how
 
     def _inherit(self, text: str) -> dict[str, str]:
-        """Variables of the user's that the script uses."""
+        """Return the variables of the user's environment that the script uses."""
         names = set(_NAME.findall(text)) - _OWN
         return {
             name: self.environ[name]
@@ -424,7 +428,7 @@ class _Reader:
         }
 
     def _mark_unset(self, texts: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
-        """A mark for each variable that nobody sets."""
+        """Return a mark for each variable that the script uses and nobody sets."""
         whole = "\n".join(map(_drop_comments, texts))
         known = {*_ASSIGNED.findall(whole), *given, *_OWN}
         known |= {name for name, sign in _DEFAULTED.findall(whole) if sign.endswith("=")}
@@ -436,7 +440,7 @@ class _Reader:
 
     @staticmethod
     def _list_texts(text: str, main: Pass) -> list[str]:
-        """The script's text, and those of the files that it sourced and bash accepted."""
+        """Return the script's text, and those of the sourced files that bash accepted."""
         texts = [text]
         for path in {path for kind, path, _, _ in main.notes if kind == "source"}:
             if re.search(rf"{re.escape(path)}: line \d+: syntax error", main.error):
@@ -481,7 +485,7 @@ class _Reader:
     def _compare(
         self, found: Recording, shown: Pass, other: Pass, marked: Pass, globs: Pass, how: _How
     ) -> list[tuple[Command, _Records]]:
-        """The launches, with their records as rank 0, as another rank and with marks."""
+        """Return the launches, each with its records as rank 0, as another rank, and with marks."""
         mine, its, marks, matched = (_index(one.records) for one in (shown, other, marked, globs))
         launches: list[tuple[Command, _Records]] = []
         files = ALL_THERE if how.files else ""
@@ -520,7 +524,7 @@ class _Reader:
         depth: int,
         job: Sequence[Option],
     ) -> Recording | None:
-        """The launches of a text or script that another launch runs."""
+        """Read the text or script that a launch runs; None if it runs neither."""
         if depth >= MOST_DEPTH:
             return None
         asked: list[Option] = []
@@ -544,7 +548,7 @@ class _Reader:
     def _find_text(
         self, record: Record, written: Mapping[str, str], file: str
     ) -> tuple[str, str, list[str]] | None:
-        """Text, name and arguments of what a shell, or a script of the folder, runs."""
+        """Return text, name and arguments of what a shell, or a script of the folder, runs."""
         words = list(record.words)
         at = locate_program(words)
         if posixpath.basename(words[0]) == "sbatch":
@@ -582,7 +586,7 @@ def _has_launch(done: Pass, marked: Pass) -> bool:
 
 
 _Key = tuple[tuple[tuple[str, int], ...], str, int]
-"""Frames, the first word, and how often it was passed."""
+"""Key of a record: its call stack, its first word, and the count of such records so far."""
 
 
 def _index(records: Sequence[Record]) -> dict[_Key, Record]:
@@ -597,7 +601,8 @@ def _index(records: Sequence[Record]) -> dict[_Key, Record]:
 
 
 def _find_same(key: _Key, marks: Mapping[_Key, Record]) -> Record | None:
-    """The record of the pass with marks; of a command whose name is not set, by its place."""
+    """Return the record from the pass with marks; a command with an unset name is found by its
+    place."""
     if key in marks or not key[1].startswith("-"):
         return marks.get(key)
     nameless = [one for (frames, head, _), one in marks.items()
@@ -606,7 +611,7 @@ def _find_same(key: _Key, marks: Mapping[_Key, Record]) -> Record | None:
 
 
 def _starts(record: Record, marked: Record | None) -> bool:
-    """True for a launch, also one whose program is a variable that nobody sets."""
+    """Return True for a launch, also if its program is an unset variable."""
     is_nameless = record.words[0].startswith("-") or bool(_MARK.match(record.words[0]))
     return is_launch(record.words) or (is_nameless and marked is not None)
 
@@ -614,7 +619,8 @@ def _starts(record: Record, marked: Record | None) -> bool:
 def _settle(
     record: Record, other: Record | None, marked: Record | None
 ) -> tuple[tuple[Word, ...], list[str]]:
-    """The words, open where another job or a mark shows it; names that are needed and not set."""
+    """Return the words, open if another job or a mark changes them, and the unset names they
+    need."""
     texts = list(record.words)
     if marked is not None and marked is not record:
         texts = _merge(texts, _drop_rest(marked.words))
@@ -634,9 +640,11 @@ def _settle(
 
 
 def _open_patterns(words: Sequence[Word], matched: Record | None) -> tuple[Word, ...]:
-    """The words, with those open that are a pattern for files that are not here: they are not in
-    the record of a pass that leaves such patterns out. Where that has no record, the pattern may
-    stand for several launches, and no shell fills it in."""
+    """Return the words; patterns for files that do not exist here become open.
+
+    Such patterns are absent from `matched`, the record of a pass that drops unmatched patterns.
+    Without that record, a pattern may stand for several launches, and no shell expression is given.
+    """
     left = set(matched.words) if matched is not None else set()
     return tuple(
         Word(word.text, frozenset([word.text]), word.text if matched is not None else "")
@@ -647,7 +655,7 @@ def _open_patterns(words: Sequence[Word], matched: Record | None) -> tuple[Word,
 
 
 def _drop_rest(words: Sequence[str]) -> list[str]:
-    """Words without the mark of "$@", which may well be nothing, but not after an interpreter."""
+    """Remove the mark of "$@", which may be empty, except after an interpreter."""
     pairs = zip(["", *words], words, strict=False)
     return [
         word if _NEEDS_MORE.fullmatch(before) else word.replace(REST, "")
@@ -657,10 +665,10 @@ def _drop_rest(words: Sequence[str]) -> list[str]:
 
 
 def _merge(mine: Sequence[str], marked: Sequence[str]) -> list[str]:
-    """The words of a script that got nothing, with marks where it needs something.
+    """Return the words of a script without arguments, with marks where it needs a value.
 
-    It does not where a default stands in the place of the mark, or where words with the mark come
-    only if there is something.
+    No mark is put where the script has a default, or where the words appear only if there is a
+    value.
     """
     found: list[str] = []
     matcher = SequenceMatcher(None, mine, marked, autojunk=False)
@@ -681,13 +689,14 @@ def _merge(mine: Sequence[str], marked: Sequence[str]) -> list[str]:
 
 
 def has_default(word: str, marked: str) -> bool:
-    """True where a text stands in the place of each mark, or there is no mark."""
+    """Return True if a default stands in place of each mark, or if there is no mark."""
     pieces = [re.escape(piece) for piece in _MARK.split(marked)]
     return bool(re.fullmatch("(.+?)".join(pieces), word, re.DOTALL))
 
 
 def _name_port(word: Word, mine: str, its: str, option: str) -> Word:
-    """A port of the master that the script works out of what only the job knows: vjob's own."""
+    """Replace a master port that the script computes from values of the job with vjob's own
+    port."""
     found = re.fullmatch(r"(.*?)(\d{4,5}|\$\((?:shuf|python3?)\))", _TOKEN.sub(_spell, mine),
                          re.DOTALL)  # fmt: skip
     if found is None or not re.fullmatch(r"(?s).*?(\d{4,5}|@OUT:\w+@)", its):
@@ -711,13 +720,14 @@ def _name_port(word: Word, mine: str, its: str, option: str) -> Word:
 _IN_THE_JOB = re.compile(
     rf"\$\{{(SLURM_\w+|MASTER_ADDR|MASTER_PORT|{'|'.join((*SEARCH_PATHS, *ACTIVATED))})\}}"
 )
-"""Names that a shell in the job knows."""
+"""Names that a shell in the job can expand."""
 
 
 def make_word(mine: str, its: str) -> Word:
-    """A word of rank 0's and of another job's, by what they share."""
+    """Build a word from its texts as rank 0 and in another job: parts that differ become
+    unknown."""
     pieces: list[tuple[str, str]] = []
-    """Text, and the name that stands for it."""
+    """Text and, for an unknown part, its name; one of the two is empty."""
     pattern = "|".join(
         [_TOKEN.pattern, *(rf"(?<!\d){one}(?!\d)" for one in ("7300421", "7300422"))]
     )
@@ -750,13 +760,13 @@ def make_word(mine: str, its: str) -> Word:
 
 
 def _share(mine: str, its: str) -> str:
-    """The beginning that two words share, before a number."""
+    """Return the common beginning of two words, without a number at its end."""
     pairs = takewhile(lambda pair: pair[0] == pair[1], zip(mine, its, strict=False))
     return "".join(one for one, _ in pairs).rstrip("0123456789")
 
 
 def _value(name: str, rank: int) -> str:
-    """The value of a variable in the job of a pass, as the prelude and the environment have it."""
+    """Return the value of a variable in a pass, as set by the prelude and the environment."""
     pair = JOB_VALUES.get(name.strip("${}"))
     if pair is not None:
         return pair[rank]
@@ -765,7 +775,7 @@ def _value(name: str, rank: int) -> str:
 
 
 def _spell(found: re.Match[str]) -> str:
-    """A token as a script has it."""
+    """Return a mark as the script spells it."""
     kind, more = found["kind"], found["more"].lstrip(":")
     if kind == "ARG":
         return f"${more or '@'}"
@@ -783,7 +793,7 @@ def _spell(found: re.Match[str]) -> str:
 def _find_env(
     record: Record, other: Record | None, marked: Record | None, environ: Mapping[str, str]
 ) -> dict[str, Word]:
-    """Variables that the script exported."""
+    """Return the variables that the script exported."""
     found = {}
     for name, value in record.env.items():
         if name.startswith("SLURM_") or name in _NEVER_EXPORTED:
@@ -804,7 +814,8 @@ def _tidy(path: str, folder: str) -> str:
 
 
 def build_environment(options: Sequence[Option], rank: int, *, is_job: bool) -> dict[str, str]:
-    """Slurm's variables as a job of these options has them; those nobody knows are two values."""
+    """Return Slurm's variables in a job with these options; an unset count differs between the
+    ranks."""
     named: dict[str, int] = {}
     for option in options:
         value = option.value.removesuffix(")")
@@ -847,12 +858,12 @@ SHORT: Mapping[str, str] = {
     "M": "clusters", "L": "licenses", "H": "hold", "s": "oversubscribe", "m": "distribution",
     "b": "begin", "i": "input", "k": "no-kill", "W": "wait", "O": "overcommit",
 }  # fmt: skip
-"""One-letter options of sbatch and srun."""
+"""Long names of one-letter options of sbatch and srun."""
 _HET = re.compile(r"(?:--)?(?:hetjob|packjob)")
 
 
 def read_options(text: str, file: str) -> list[Option]:
-    """The #SBATCH lines; as for sbatch, those after the first command are text."""
+    """Parse the #SBATCH lines before the first command; sbatch ignores later ones, too."""
     found: list[Option] = []
     component = 0
     for number, line in enumerate(text.splitlines(), 1):

@@ -1,4 +1,4 @@
-"""Words before a program on a command line: srun, env, a container's runtime and the like."""
+"""Recognize the words before a program on a command line: srun, env, a container's runtime."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETUP = _names(
     "keygen stat stty sync sysctl tar touch tput ulimit uname unzip vim vmstat wandb wget "
     "yq yum zip"
 )
-"""Commands that prepare or show something; alone they are no launch."""
+"""Commands that prepare or show something; a line with only such a command is not a launch."""
 _FLAGS: Mapping[str, frozenset[str]] = {
     "srun": _names(
         "l u v vv Q q X k s O Z I H E label unbuffered verbose quiet pty exclusive overlap no-kill "
@@ -34,7 +34,7 @@ _FLAGS: Mapping[str, frozenset[str]] = {
         "preserve-env reboot kill-on-bad-exit overcommit wait-all-nodes immediate whole"
     ),
 }
-"""Options without a value, for wrappers most of whose options take one."""
+"""Options without a value, for wrappers most of whose options take a value."""
 _SHARED = _names("exec ionice nice nohup setsid stdbuf time timeout")
 _VALUES: Mapping[str, frozenset[str]] = {
     **{name: frozenset(word.lstrip("-") for word in WRAPPERS[name]) for name in _SHARED},
@@ -52,8 +52,8 @@ _VALUES: Mapping[str, frozenset[str]] = {
     ),
     "ncu": _names("o export target-processes set section metrics k kernel-name"),
 }
-"""Options that take a value as a word of its own, for the other wrappers; those that are no
-container's or profiler's stand in the table of launchers."""
+"""Options whose value is the next word, for the other wrappers; those of wrappers other than
+containers and profilers come from the table of launchers."""
 _FLAGS_OF_SBATCH = _names("parsable wait verbose quiet hold test-only exclusive requeue no-requeue")
 VERBS: Mapping[str, frozenset[str]] = {
     "apptainer": _names("exec run"),
@@ -63,28 +63,29 @@ VERBS: Mapping[str, frozenset[str]] = {
     "nsys": _names("profile"),
 }
 PLACED = _names("apptainer singularity enroot docker timeout")
-"""Wrappers with a word of their own after the options: an image, a container, a time."""
+"""Wrappers with a positional argument after the options: an image, a container, a time."""
 ALIASES: Mapping[str, str] = {"podman": "docker", "nvidia-docker": "docker"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wrapper:
-    """A wrapper with its own words; all are given by their places in the command line."""
+    """A wrapper and its own words, given by their indices in the command line."""
 
     name: str
     verb: str
     options: tuple[tuple[str, int, int], ...]
-    """Name without dashes, place of the value, and where it begins in that word; -1 for a flag."""
+    """Options: name without dashes, index of the value (-1 for a flag), offset of the value in its
+    word."""
 
     own: tuple[int, ...]
-    """Words that are no options: an image, a time, the assignments of `env`."""
+    """Indices of positional arguments: an image, a time, the assignments of `env`."""
 
     end: int
-    """The place after it."""
+    """Index of the first word after the wrapper."""
 
 
 def locate_program(words: Sequence[str]) -> int:
-    """The place of the program after all wrappers; the number of words where there is none."""
+    """Return the index of the program after all wrappers; the number of words if there is none."""
     at = 0
     while (wrapper := find_wrapper(words, at)) is not None:
         at = wrapper.end
@@ -92,7 +93,7 @@ def locate_program(words: Sequence[str]) -> int:
 
 
 def find_wrapper(words: Sequence[str], at: int = 0) -> Wrapper | None:
-    """The wrapper that stands at `at`."""
+    """Return the wrapper that begins at index `at`, if there is one."""
     name = posixpath.basename(words[at]) if at < len(words) else ""
     name = ALIASES.get(name, name)
     verb = words[at + 1] if name in VERBS and at + 1 < len(words) else ""
@@ -133,7 +134,7 @@ def _read_option(name: str, words: Sequence[str], at: int) -> tuple[str, int, in
 
 
 def find_batch_file(words: Sequence[str]) -> tuple[int, str | None]:
-    """The place of sbatch's script among its words, and the text of --wrap."""
+    """Return the index of sbatch's script among the words, and the text of --wrap."""
     at, wrap = 1, None
     while at < len(words) and words[at].startswith("-"):
         name, equals, value = words[at].partition("=")
@@ -146,7 +147,7 @@ def find_batch_file(words: Sequence[str]) -> tuple[int, str | None]:
 
 
 def is_launch(words: Sequence[str]) -> bool:
-    """True where a command line starts a program that is more than preparation."""
+    """Return True if a command line starts a program that does more than prepare."""
     at = locate_program(words)
     names = {posixpath.basename(word) for word in words[:1]}
     if at >= len(words):
