@@ -1,13 +1,13 @@
-"""Autoscaler of a run that may morph (`vjob tend`): asks for more nodes and drops slow ones.
+"""Autoscaler of an elastic run (`vjob tend`): requests more nodes, and removes slow ones.
 
     batch script ─► vjob tend ─┬─ idle nodes (sinfo), pace, pause ─► growth.py ─► as `vjob grow`
-    (or a terminal)            ├─ its job that waits, no longer worth it ───────► cancelled
+    (or a terminal)            ├─ own pending job, no longer worth it ────────────► cancelled
                                └─ ranks' times ─► growth.py ──────────────────► morph/leave
 
-What it may do by itself stands under `morph` in the conf. The manager knows no scheduler, so this
-is no part of it: it asks as a person would, by the same files, and a run goes on without it. One
-poll every `morph.look_s`, and a question about the jobs each minute at most; sinfo, as seldom, only
-where more nodes would be worth a morph.
+The keys under `morph` in the conf set what the autoscaler may do. It is not a part of the manager,
+which knows no scheduler: it makes requests by the same files as a user's commands, and a run
+continues without it. It polls every `morph.look_s`, and asks about the jobs once a minute at most;
+it calls sinfo as rarely, and only if more nodes would be worth a morph (a change of the layout).
 """
 
 from __future__ import annotations

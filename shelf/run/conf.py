@@ -1,11 +1,11 @@
-"""The conf that a `vjob run` stands for: what a person would write for it, and no more.
+"""The conf that a `vjob run` stands for: the keys that a person would write for it, and no more.
 
-on this machine   one plain process, unless -n or --gpus ask for ranks; it has all GPUs, as when
-                  its user starts it. The files as they are: it starts at once
-on Slurm          where an option of Slurm's is given, else never: one rank a GPU, else one
-inside a job      of Slurm always in that job, unless --new-job asks for another
-environment       this shell's, but for what belongs to the session, or to another launcher
-Python            that of the active virtual or conda environment, else the one that runs vjob
+on this machine   one plain process with all GPUs, as when its user starts it, unless -n or --gpus
+                  ask for ranks; files are used in place, and it starts at once
+on Slurm          only if an option of Slurm's is given: one rank for each GPU, else one rank
+inside a job      if the shell is in a job of Slurm, the run uses that job, unless --new-job is set
+environment       this shell's, except variables of the session or of another launcher
+Python            the active virtual or conda environment's, else the one that runs vjob
 """
 
 from __future__ import annotations

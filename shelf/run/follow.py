@@ -1,12 +1,12 @@
-"""A run on the terminal that started it: its ranks' lines as they come, and signals that end it.
+"""Follow a run on the terminal that started it: print its ranks' lines, and pass signals to it.
 
     Ctrl-C            once: as `vjob cancel`, ranks that can save first; twice: at once      130
     SIGTERM           at once                                                               143
     SIGUSR1, SIGUSR2  to the run: to each rank's own process, or a new start where it morphs
-    SIGHUP            the run goes on without us
+    SIGHUP            the run continues without this command
 
-Ranks' standard output on standard output, all else on standard error. A terminal that is gone is no
-reason to end a run: what cannot be shown is in the files.
+Ranks' standard output goes to standard output, all else to standard error. A closed terminal does
+not end a run: lines that cannot be shown are in the files.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from vjob.shelf.view.job import View
 
 INTERVAL_S = 2.0
 ENDED_S = 30.0
-"""Seconds between looks at a job that is over."""
+"""Seconds between reads of a job that is over."""
 
 
 class StatusApp(KeyApp[None]):
@@ -36,7 +36,7 @@ class StatusApp(KeyApp[None]):
         self.actions = actions
         self.interval_s = interval_s
         self.verdict: Verdict | None = None
-        """The last verdict; None before the first look."""
+        """The last verdict; None before the first read."""
         self.live = LiveScreen(self.marks, actions, interval_s)
         self._looks = Repeat(self._read_job, interval_s)
         self._reads = Repeat(self._read_lines, interval_s)

@@ -1,5 +1,5 @@
-"""Base of both screens of `vjob status`, the live one and the list: a line of hints, work of keys
-that runs beside the screen, and looks that a thread repeats.
+"""Base of both screens of `vjob status`, the live one and the list: a line of key hints, work of
+keys in threads beside the screen, and data read repeatedly by a thread.
 
     a key ──► KeyScreen.start ── WorkWanted ──► KeyApp, a thread ── Done ──► hint's line, or page
 """
@@ -34,7 +34,7 @@ MESSAGE_S = 20.0
 FILTER = "filter"
 """Purpose of the prompt that filters the table."""
 MOST_SHARE = 0.5
-"""Greatest share of time spent on looking: a look of a minute is followed by a pause of one."""
+"""Greatest share of time spent reading: after a read of a minute follows a pause of a minute."""
 STYLE = f"""
 Screen {{ background: {theme.BACKGROUND}; layout: vertical; overflow: hidden; }}
 Pane {{ width: 100%; height: 1fr; background: {theme.BACKGROUND}; }}
@@ -89,7 +89,7 @@ class KeyScreen(Screen[None]):
         self.asked = ""
         """Purpose of the prompt."""
         self.problem = ""
-        """Why the last look failed."""
+        """Why the last read failed."""
         self.looked_at: float | None = None
         self._begun = time.monotonic()
         self.message = ""
@@ -107,7 +107,7 @@ class KeyScreen(Screen[None]):
 
     @property
     def age_s(self) -> float:
-        """Seconds since the data was read, or since the first look began."""
+        """Seconds since the data was read, or since the first read began."""
         return time.monotonic() - (self.looked_at or self._begun)
 
     def on_resize(self) -> None:

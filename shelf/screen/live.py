@@ -66,7 +66,7 @@ def arrange_panes(
 
 class SnapshotSource(Protocol):
     def read(self) -> tuple[Snapshot, Verdict]:
-        """Read the job once; an exception is shown, and reading goes on."""
+        """Read the job once; if this raises, the error is shown and reading continues."""
 
 
 class LineSource(Protocol):
@@ -107,9 +107,9 @@ class Looked(Message):
         super().__init__()
         self.view = view
         self.at = at
-        """Time of the look, by the monotonic clock."""
+        """Time of the read, by the monotonic clock."""
         self.next_s = next_s
-        """Seconds until the next look begins."""
+        """Seconds until the next read begins."""
 
 
 class Read(Message):
@@ -127,7 +127,7 @@ class LinesWanted(Message):
 
 
 LATE_LOOKS = 3
-"""Intervals without a look after which the screen shows the age of its data."""
+"""Intervals without new data after which the screen shows the age of its data."""
 LEAST_LATE_S = 8.0
 OVER = (records.ENDED, records.REFUSED)
 PROMPTS = {

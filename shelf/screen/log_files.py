@@ -19,9 +19,9 @@ FIRST_LINES = 400
 FIRST_BYTES, LEAST_BYTES, ALL_BYTES = 64 * 1024, 4 * 1024, 8 * 1024 * 1024
 """Bytes read for the first lines: the most and the least of a file, and about all together."""
 MOST_LINES = 4000
-"""The most lines of one look; the pane keeps little more."""
+"""The most lines returned by one read; the pane keeps little more."""
 FILES_A_LOOK = 1000
-"""Files read in one look; with thousands of nodes, files are read in turns."""
+"""Files read at a time; with thousands of nodes, files are read in turns."""
 LIST_S = 30.0
 """Seconds between listings of the folder, for nodes that appear later."""
 

@@ -29,7 +29,7 @@ class NodePane(TablePane[NodeRow]):
         return (self.marks.culprit, theme.BAD) if row.is_culprit else (" ", theme.BAD)
 
     def take(self, rows: tuple[NodeRow, ...], num_planned: int | None) -> None:
-        """Show the rows of a new look."""
+        """Show the rows of a new snapshot."""
         self._num_planned = num_planned
         culprit = next((row.node.name for row in rows if row.is_culprit), None)
         self.take_rows(rows, culprit)

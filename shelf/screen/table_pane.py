@@ -164,7 +164,7 @@ class TablePane(ScrollPane, Generic[Row]):
         return self.rows[self.here] if self.rows else None
 
     def take_rows(self, rows: tuple[Row, ...], wanted: str | None = None) -> None:
-        """Show the rows of a new look; the cursor goes to `wanted` until the user moves it."""
+        """Show the rows of a new snapshot; the cursor goes to `wanted` until the user moves it."""
         self.all_rows = rows
         self.renew()
         name = wanted if wanted and not self.is_moved else self.chosen

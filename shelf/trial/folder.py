@@ -1,4 +1,4 @@
-"""The folder for the checkpoints of a try, inside the conf's own: made, measured and removed."""
+"""The checkpoint folder of a try, inside the conf's own folder: created, measured and removed."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ MARK = ".vjob-try-"
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFolder:
-    """The folder of the try inside the conf's own."""
+    """Folder for the checkpoints of a try, inside the conf's checkpoint folder."""
 
     asked: str
-    """The conf's."""
+    """The conf's checkpoint folder."""
     seen: str
-    """The try's, as ranks see it."""
+    """Path of the try's folder as ranks see it."""
     here: Path | None
-    """The try's, as this machine sees it; None where it does not."""
+    """Path of the try's folder on this machine; None if this machine does not see the folder."""
     made: tuple[Path, ...] = ()
-    """Folders that were not there before, the innermost first."""
+    """Folders that the try created, the innermost first."""
     problem: Trouble | None = None
 
     def remove(self) -> None:
-        """Remove it with all checkpoints, and the folders above it that the try made."""
+        """Remove the folder with all checkpoints, and the parent folders that the try created."""
         if self.here is not None:
             shutil.rmtree(self.here, ignore_errors=True)
         for path in self.made[1:]:
@@ -41,20 +41,21 @@ class CheckpointFolder:
 
     @property
     def free_bytes(self) -> int | None:
-        """Room where the checkpoints go; None where this machine cannot see it."""
+        """Free bytes on the checkpoints' file system; None if this machine does not see it."""
         with contextlib.suppress(OSError):
             stat = os.statvfs(self.here or self.asked)
             return stat.f_bavail * stat.f_frsize
         return None
 
     def measure(self) -> int:
-        """Bytes of all files in it: of a try it holds one checkpoint."""
+        """Return the bytes of all files in the folder: a try saves one checkpoint."""
         files = self.here.rglob("*") if self.here is not None else ()
         return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def make_folder(conf: JobConf, base: Path) -> CheckpointFolder | None:
-    """Make a folder for the checkpoints of a try; None where the conf has none."""
+    """Create a folder for the checkpoints of a try; return None if the conf sets no checkpoint
+    folder."""
     asked = conf.train.checkpoint.folder
     if asked is None:
         return None

@@ -1,7 +1,7 @@
-"""Judgement of a try: what would stop the whole run, with its typed cause. Pure.
+"""Judge a try: find what would stop the whole run, with its typed cause. Pure.
 
-What `vjob status` has a rule for is judged by it (jobs/monitor/rules), and quoted; a try alone
-knows that a loss was lost at once, that ranks wait for ever, and that its steps were all.
+The rules of `vjob status` (jobs/monitor/rules) apply first, and their findings are quoted. Rules of
+the try alone find a loss that is not a number, ranks that hang, and a program that does not end.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from vjob.shelf.trial.watch import Ending, TryObservation
 
 NUM_EVIDENCE = 3
 NUM_LINES = 200
-"""Lines of a rank's standard error that are searched for the place of an error."""
+"""Lines searched for the place of an error, at the end of a rank's standard error."""
 PLACE = re.compile(r'(?:\[rank\d+\]:)?\s+File "([^"]+)", line (\d+)(?:, in (.+))?$')
-"""A line of a traceback; torch puts the rank before it."""
+"""Line of a traceback; torch may print the rank before it."""
 LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/varuna_core/", "<frozen")
 ECHOES = (ATTEMPT_ENDED, REFUSED_BY_VJOB)
 """Known lines that repeat how the attempt ended."""
 ON_GOING = (Action.CANCEL, Action.WAIT)
-"""Remedies for a run that goes on: a try is over."""
+"""Remedies that only make sense while a run continues; a try is over."""
 
 
 def judge_try(seen: TryObservation) -> Trouble | None:
-    """The cause that would stop the whole run; None for a try that is well, as far as is known."""
+    """Return the cause that would stop the whole run; None if no problem is known."""
     health, what = seen.verdict.health, "steps" if seen.steps else "starts"
     lost = _find_lost_loss(seen)
     if lost is not None:
@@ -60,7 +60,8 @@ def judge_try(seen: TryObservation) -> Trouble | None:
 
 
 def _quote(what: str, seen: TryObservation) -> Trouble:
-    """The verdict's finding; with the remedies that repair it, else those that tell more."""
+    """Quote the verdict's finding, with remedies that repair the cause or, without any, all
+    others."""
     verdict = seen.verdict
     remedies = [one for one in verdict.main.remedies if one.action not in ON_GOING]
     remedies = [one for one in remedies if one.target is not Target.REPORT]
@@ -79,7 +80,7 @@ def _quote(what: str, seen: TryObservation) -> Trouble:
 
 
 def _find_place(seen: TryObservation) -> list[str]:
-    """The last call of a traceback that lies in the user's own code, and its line."""
+    """Return the last call of a traceback that is in the user's own code, with its source line."""
     attempts, rank = seen.run.attempts(), seen.verdict.rank
     if rank is None or not attempts:
         return []
@@ -97,7 +98,7 @@ def _find_place(seen: TryObservation) -> list[str]:
 
 
 def _find_lost_loss(seen: TryObservation) -> Trouble | None:
-    """The first step whose loss is not a number."""
+    """Return a finding for the first step whose loss is not a finite number."""
     progress = seen.snapshot.progress
     for point in progress.points if progress is not None else ():
         if point.nan or (point.loss is not None and not math.isfinite(point.loss)):

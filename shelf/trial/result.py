@@ -17,15 +17,15 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
-    """One thing that would stop the whole run."""
+    """A problem that would stop the whole run."""
 
     what: str
-    """starts, steps, checkpoint or submit."""
+    """Kind of the problem: starts, steps, checkpoint or submit."""
     cause: str
-    """A sentence."""
+    """The cause, as a sentence."""
     remedy: str = ""
     evidence: tuple[str, ...] = ()
-    """Lines of its logs."""
+    """Lines of the run's logs that show the problem."""
     rule: str = ""
     """Name of the rule of `vjob status`, or of the try, that found it."""
     end: EndCause | None = None
@@ -33,30 +33,30 @@ class Trouble:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One answer, and how sure it is."""
+    """One answer of a try, with its certainty."""
 
     name: str
     text: str
     certainty: str
-    """`measured`, `measured on one node`, or `not known: ...`, where the text is empty."""
+    """`measured`, `measured on one node`, or `not known: ...` if `text` is empty."""
     values: dict[str, Any]
-    """The same for programs, units in the names."""
+    """The same answer for programs, with units in the names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The end of a try."""
+    """Result of a try."""
 
     conf: str
     rows: tuple[Row, ...]
     findings: tuple[Trouble, ...]
     differs: tuple[str, ...]
-    """How what was tried differs from the whole run."""
+    """Differences between the try and the whole run."""
     took_s: float
     stacks: tuple[str, ...] = ()
-    """Lines of the ranks' stacks, where no step was seen."""
+    """Lines of the ranks' stacks, if no step was seen."""
     files: str = ""
-    """The run folder of the try, where it is kept."""
+    """The run folder of the try, if it was kept."""
 
     @property
     def is_healthy(self) -> bool:
@@ -100,5 +100,5 @@ def _wrap(label: str, text: str, width: int) -> list[str]:
 
 
 def unknown(name: str, why: str, **values: Any) -> Row:
-    """A row without an answer; `values` are what is known all the same."""
+    """Return a row without an answer; `values` are the facts that are known nevertheless."""
     return Row(name=name, text="", certainty=f"not known: {why}", values=values)

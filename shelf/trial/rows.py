@@ -1,6 +1,7 @@
-"""Rows of a try: how it began, whether it saved, and the memory of its GPUs.
+"""Rows of a try's result: its start, its checkpoint, and the memory of its GPUs.
 
-What a smaller layout or other devices tell nothing about is `not known`: `vjob plan` estimates it.
+A value is `not known` if a smaller layout or other devices say nothing about the whole run; `vjob
+plan` can estimate it.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ SMALLER = "the try was smaller than the run; `vjob plan` estimates it"
 FULL = 0.97
 """Share of a GPU's memory that a run may fill: the driver and NCCL need the rest."""
 NO_CLUSTER = ("controller", "no cluster")
-"""Rows of the catalogue for refusals where no cluster answers: they say nothing about the conf."""
+"""Rows of the catalogue for refusals without a reachable cluster, which say nothing about the
+conf."""
 
 
 def find_refusal(whole: Prepared) -> Trouble | None:
-    """The refusal of the whole run by Slurm itself (`sbatch --test-only`); None without one."""
+    """Ask Slurm to check the whole run (`sbatch --test-only`); return its refusal, or None."""
     scheduler = schedulers.get_scheduler(whole.plan.scheduler)
     if not scheduler.can.test_only or scheduler.find_obstacle():
         return None
@@ -50,7 +52,7 @@ def build_refusal(error: VjobError) -> Trouble:
 
 
 def describe_start(seen: TryObservation, trial: Trial, trouble: Trouble | None) -> Row:
-    """The row that says whether it starts."""
+    """Return the row on the start of the program."""
     name, took = "starts", format_duration(seen.took_s or 0.0)
     where = ", ".join(node.name for node in seen.snapshot.nodes) or "no node"
     ranks = sum(group.num_ranks for group in trial.conf.cluster.nodes)
@@ -82,7 +84,7 @@ def describe_start(seen: TryObservation, trial: Trial, trouble: Trouble | None) 
 def describe_checkpoint(
     trial: Trial, folder: CheckpointFolder | None
 ) -> tuple[Row, Trouble | None]:
-    """The row about checkpoints after a healthy start."""
+    """Return the row on checkpoints, and a problem if a built-in program saved none."""
     is_built_in = trial.conf.program.kind in BUILT_IN
     if folder is None:
         whose = "so none is saved" if is_built_in else "and the program's own is not known"
@@ -105,7 +107,7 @@ def describe_checkpoint(
 
 
 def describe_memory(trial: Trial, seen: TryObservation) -> Row:
-    """The memory in use on the fullest GPU."""
+    """Return the row on the memory in use on the fullest GPU."""
     if trial.is_small or not seen.gpu_mb:
         why = seen.gpus_not_known or "no GPU was sampled"
         return unknown("memory", SMALLER if trial.is_small else why)

@@ -1,9 +1,9 @@
-"""A try of a conf, from its start to its result: an ordinary run that is watched and judged.
+"""Try a conf: submit a small version as an ordinary run, watch it, and judge it.
 
-    ask Slurm of the whole run ─► shrink ─► submit ─► watch ─► judge
+    ask Slurm about the whole run ─► shrink ─► submit ─► watch ─► judge
 
-What a try leaves is removed once its run is over: its checkpoints always, its run folder where
-nothing was found.
+Files of a try are removed once its run is over: its checkpoints always, its run folder if nothing
+was found.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Options:
     is_here: bool = False
     limit_s: float = 120.0
     keeps: bool = False
-    """Keep the run folder of a healthy try too."""
+    """Keep the run folder even if nothing was found."""
 
 
 def run_trial(resolved: Resolved, options: Options, say: Say) -> Result:
-    """Try a conf; InputError where it could not even be submitted."""
+    """Try a conf; raise InputError if the conf cannot be submitted at all."""
     trying = _Trying(resolved, options, say)
     is_kept = False
     try:
@@ -71,9 +71,9 @@ def run_trial(resolved: Resolved, options: Options, say: Say) -> Result:
 
 
 def choose_node(conf: JobConf, queue: str | None, *, is_here: bool) -> OneNode:
-    """The node that a try of this conf gets; InputError where there is none.
+    """Return the node for a try of this conf; raise InputError if there is none.
 
-    A node of `queue`, or of the first group's own queue; this machine where there is no Slurm, or
+    The node is one of `queue`, or of the first group's own queue; this machine without Slurm, or
     with `is_here`.
     """
     first = conf.cluster.nodes[0]
@@ -111,7 +111,7 @@ def choose_node(conf: JobConf, queue: str | None, *, is_here: bool) -> OneNode:
 
 
 class _Trying:
-    """One try, as far as it has come."""
+    """State of one try."""
 
     def __init__(self, resolved: Resolved, options: Options, say: Say) -> None:
         self.resolved, self.options, self.say = resolved, options, say
@@ -124,10 +124,10 @@ class _Trying:
         self.trial: Trial | None = None
         self.folder: CheckpointFolder | None = None
         self.goes_on = False
-        """The run could not be ended."""
+        """True if the run could not be ended."""
 
     def run(self) -> None:
-        """All steps, as long as nothing is found that makes the next one useless."""
+        """Do all steps, until a finding makes the next one useless."""
         options = self.options
         node = choose_node(self.conf, options.queue, is_here=options.is_here)
         whole = prepare(self.resolved, for_preview=shutil.which("sbatch") is None)
@@ -159,7 +159,7 @@ class _Trying:
         self.troubles += [trouble] if trouble is not None else []
 
     def _start(self, conf: JobConf) -> TryObservation | None:
-        """Submit, watch and end; None with a finding where it could not be submitted."""
+        """Submit, watch and end the run; if the submit fails, add a finding and return None."""
         chosen = replace(self.resolved.chosen, conf=conf, prediction=None, layouts=None)
         chosen = replace(chosen, layout_steps=None)
         try:
@@ -200,7 +200,8 @@ class _Trying:
         )
 
     def clean_up(self, *, keeps: bool) -> None:
-        """End what goes on, and remove what it left; of a run that does not end all is kept."""
+        """End the run if it is not over, and remove its files; if it cannot be ended, keep all
+        files."""
         ignore_signals()
         run = self.submitted
         if run is not None:
@@ -216,14 +217,14 @@ class _Trying:
 
 
 def ignore_signals() -> None:
-    """From now on nothing ends the command, which ends by itself once all is cleaned up."""
+    """Ignore signals that would end the command before it has cleaned up."""
     with suppress(ValueError):  # not the main thread, which alone gets signals
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
 
 
 def stop(run: RunFolder, *, saves: bool = False) -> None:
-    """End a run that goes on, asked to save first where its ranks can; what is over is fine."""
+    """End a run that is not over; with `saves`, ask its ranks to save first."""
     try:
         cancel_run(run, now=not saves, wait_s=CANCEL_S, say=lambda text: None)
     except VjobError as error:
@@ -231,7 +232,7 @@ def stop(run: RunFolder, *, saves: bool = False) -> None:
 
 
 def end_submit(run: RunFolder) -> None:
-    """Record that nobody submits the run any more, so that a job it may have is looked for."""
+    """Record that the submit has ended, so that a job that it may have started is looked for."""
     record = read_record(run)
     if record is not None and record.state == INTENT:
         with suppress(OSError):
@@ -239,7 +240,7 @@ def end_submit(run: RunFolder) -> None:
 
 
 def has_ended(run: RunFolder) -> bool:
-    """True where nothing of it goes on, or it was never written."""
+    """Return True if the run is over, or was never written."""
     try:
         return not run.path.exists() or is_over(view_run(run))
     except VjobError:
@@ -247,7 +248,7 @@ def has_ended(run: RunFolder) -> bool:
 
 
 def remove(run: RunFolder) -> None:
-    """Remove a run that is over, with the links to it."""
+    """Remove the folder of a run that is over, and the links to it."""
     record = read_record(run)
     shutil.rmtree(run.path, ignore_errors=True)
     names = [] if record is None else [record.name, *(job.id for job in record.jobs)]

@@ -1,14 +1,14 @@
-"""The conf of a try: the same program, data, environment and container, on one node. Pure.
+"""Build the conf of a try: the same program, data, environment and container, on one node. Pure.
 
-    nodes           one, of the first group's kind; all ranks where its GPUs suffice, else
-                    fewer replicas, then fewer stages
-    built-in        layers stay; two steps, one evaluation, one checkpoint; on processors in place
-                    of GPUs small: the least width, one sample a micro-batch, fp32
-    others          arguments and keys as they are; train.log_every 1, where it reaches them
-    checkpoints     a folder of the try's own inside the real one
+    nodes           one, like those of the first group; all ranks if its GPUs suffice, else fewer
+                    replicas, then fewer stages
+    built-in        same layers; two steps, one evaluation, one checkpoint; on processors instead
+                    of GPUs also the least width, micro-batches of one sample, and fp32
+    others          arguments and keys unchanged, except train.log_every 1, if the program reads it
+    checkpoints     in a folder of the try's own inside the real one
     off             morph, restarts, requeue, notify
 
-What a try changes is said in `Trial.notes`.
+`Trial.notes` lists what a try changes.
 """
 
 from __future__ import annotations
@@ -24,38 +24,37 @@ from vjob.shelf.trial.result import MEASURED
 
 STEPS = 2
 MOST_RANKS = 8
-"""On processors, which ranks share."""
+"""Greatest number of ranks on processors, which the ranks share."""
 HEAD_WIDTH = 8
-"""Of an attention head in a model that is only to run."""
+"""Width of an attention head in a model that runs on processors."""
 SAVING = 5
-"""A program that did its steps may take so many times the limit to evaluate, save and end."""
+"""Multiple of the limit that a program may take to evaluate, save and end after its steps."""
 START_MIN = 8
-"""For a node to be prepared, and for a script to save, in the time limit of a try."""
+"""Minutes in a try's time limit to prepare a node, and for a script to save."""
 IMAGE_S = 600
-"""For an image to be prepared; queues for trying things out give half an hour in all."""
+"""Most seconds to prepare an image: test queues often allow half an hour in all."""
 SEQUENCE = 128
-"""Tokens of a random sample in such a model."""
+"""Tokens of a random sample in a model that runs on processors."""
 MOST_STEPS_OF_BATCH = 2
-"""Micro-batches for each stage, where the layout is not the whole run's anyway; on processors, of
-each replica."""
+"""Most micro-batches of a replica: this number for each stage, or in total on processors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OneNode:
-    """The node that a try gets."""
+    """The node on which a try runs."""
 
     num_gpus: int
     gpus: str | int | None
-    """As `cluster.nodes` has it; None where it has none."""
+    """GPUs as in `cluster.nodes`; None if the node has none."""
     queue: str | None = None
-    """None: this machine."""
+    """Queue of the node; None for this machine."""
     is_here: bool
     is_asked: bool = False
-    """The user named the queue."""
+    """True if the user named the queue."""
 
     @property
     def kind(self) -> str:
-        """Type of its GPUs; empty where none is named."""
+        """Type of the node's GPUs; empty if none is named."""
         return self.gpus.rpartition(":")[0] if isinstance(self.gpus, str) else ""
 
 
@@ -65,15 +64,17 @@ class Trial:
 
     conf: JobConf
     notes: tuple[str, ...]
-    """How it differs from the whole run, a phrase each."""
+    """Differences from the whole run, a phrase each."""
     certainty: str
-    """`measured`, or `measured on one node` where the whole run has more."""
+    """`measured`, or `measured on one node` if the whole run uses more."""
     is_small: bool
-    """The model, its stages or the devices are not, so that no time or memory is like theirs."""
+    """True if the layout or the devices differ from the whole run's, so times and memory differ,
+    too."""
 
 
 def keep_launch(conf: JobConf, launch: str) -> JobConf:
-    """The conf with the launch of the whole run: one rank of many is not started as one alone."""
+    """Return the conf with the whole run's launch method, since a single rank would get another
+    one."""
     if conf.program.kind not in OWN:
         return conf
     named: Any = launch
@@ -81,7 +82,7 @@ def keep_launch(conf: JobConf, launch: str) -> JobConf:
 
 
 def shrink(conf: JobConf, node: OneNode, *, limit_min: int, checkpoint: str | None) -> Trial:
-    """The conf of a try; `checkpoint` is the folder to save in."""
+    """Return the conf of a try, which saves in the folder `checkpoint`."""
     notes: list[str] = []
     first = conf.cluster.nodes[0]
     wants_gpus = any(group.num_gpus for group in conf.cluster.nodes)
@@ -143,7 +144,7 @@ def shrink(conf: JobConf, node: OneNode, *, limit_min: int, checkpoint: str | No
 
 
 def _compute_walltime_min(conf: JobConf, limit_min: int) -> int:
-    """No less than a healthy try is given by all that watches it, if the whole run has as long."""
+    """Return a time limit that is enough for a healthy try, but no longer than the whole run's."""
     most_min = START_MIN + limit_min * (SAVING if conf.program.kind in BUILT_IN else 1)
     if conf.container.image is not None and conf.container.runtime != "none":
         most_min += math.ceil(min(conf.cluster.prepare_s, IMAGE_S) / 60)
@@ -151,7 +152,7 @@ def _compute_walltime_min(conf: JobConf, limit_min: int) -> int:
 
 
 def _list_other_kinds(conf: JobConf, node: OneNode) -> list[str]:
-    """Kinds of GPU of the conf that the node does not have."""
+    """Return the conf's types of GPU that the node does not have."""
     kinds = {group.gpu_type for group in conf.cluster.nodes if group.num_gpus} - {None}
     return sorted(kind for kind in kinds if kind is not None and kind != node.kind)
 
@@ -166,13 +167,14 @@ def _describe_certainty(conf: JobConf, world: int, *, is_whole: bool) -> str:
 
 
 def _count_gpus(node: OneNode, first: NodeGroup, world: int) -> str | int:
-    """Count GPUs: as many as ranks, of the node's kind; all where the conf picks devices."""
+    """Return the GPUs to ask for: one for each rank; all of the node's if the conf picks
+    devices."""
     count = node.num_gpus if first.devices is not None else min(world, node.num_gpus)
     return f"{node.kind}:{count}" if node.kind else count
 
 
 def _lay_out(conf: JobConf, num_gpus: int, notes: list[str]) -> JobConf:
-    """With the ranks that one node holds: all, else fewer replicas, else fewer stages too."""
+    """Reduce the layout to the ranks that one node holds: first replicas, then stages."""
     parallel, world = conf.parallel, get_world(conf)
     pipeline = require_number(parallel.pipeline)
     share, most = pipeline * parallel.tensor, num_gpus or MOST_RANKS
@@ -195,7 +197,7 @@ def _lay_out(conf: JobConf, num_gpus: int, notes: list[str]) -> JobConf:
 
 
 def _keep_replicas(conf: JobConf, kept: int, replicas: int) -> JobConf:
-    """With fewer replicas; for a built-in program each keeps its micro-batches, up to a few."""
+    """Reduce the replicas; in a built-in program each keeps its micro-batches, up to a few."""
     train, pipeline = conf.train, require_number(conf.parallel.pipeline)
     if conf.program.kind in BUILT_IN and train.global_batch_size is not None:
         micro = require_number(train.micro_batch_size)
@@ -207,13 +209,15 @@ def _keep_replicas(conf: JobConf, kept: int, replicas: int) -> JobConf:
 
 
 def _close(conf: JobConf, world: int) -> JobConf:
-    """With one node of so many ranks, for what is computed from it."""
+    """Return the conf with one node of `world` ranks, since other values are computed from the
+    nodes."""
     only = replace(conf.cluster.nodes[0], count=1, ranks=world)
     return replace(conf, cluster=replace(conf.cluster, nodes=(only,)))
 
 
 def _fit_processors(conf: JobConf, notes: list[str]) -> JobConf:
-    """Small enough for processors, where the program allows."""
+    """Make a built-in program's model small enough for processors; leave other programs
+    unchanged."""
     model, train = conf.model, conf.train
     if conf.program.kind not in BUILT_IN or model is None:
         return conf
@@ -234,7 +238,8 @@ def _fit_processors(conf: JobConf, notes: list[str]) -> JobConf:
 
 
 def _shorten(conf: JobConf, checkpoint: str | None) -> Train:
-    """Two steps of a built-in program, each with its line; a script trains as its arguments say."""
+    """Limit a built-in program to two steps, and log each step; a script trains as its arguments
+    say."""
     train = conf.train
     own = replace(train.checkpoint, folder=checkpoint)
     if conf.program.kind not in BUILT_IN:
@@ -251,7 +256,7 @@ def _shorten(conf: JobConf, checkpoint: str | None) -> Train:
 
 
 def _choose_queued(asked: str) -> str:
-    """The conf's scheduler where it has a queue, else the one of this machine."""
+    """Return the scheduler asked for if it has queues, else the one found on this machine."""
     if asked in (schedulers.LOCAL, "auto") or not schedulers.has_queue(asked):
         return schedulers.choose_auto().name
     return asked

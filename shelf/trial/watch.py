@@ -1,8 +1,8 @@
-"""Watches a run of a try: to its second step, its end, or the limit of its time.
+"""Watch the run of a try until its second step, its end, or its time limit.
 
-A script that goes on after its second step is ended; a built-in program ends by itself. A run that
-shows no step is asked for its ranks' stacks: ranks that use no processor hang, others may only need
-more time.
+A script that continues after its second step is ended; a built-in program ends by itself. If no
+step is seen, the ranks are asked for their stacks: ranks that use no processor time hang; others
+may only need more time.
 """
 
 from __future__ import annotations
@@ -29,27 +29,28 @@ log = logging.getLogger(__name__)
 POLL_S = 0.5
 NUM_LINES = 5
 SAMPLE_S = 6.0
-"""After the last step that is needed, for a sample of the GPUs."""
+"""Seconds to wait for a sample of the GPUs after the last required step."""
 BEATS_S = 20.0
-"""Beyond the limit, for the two signs of life that tell how much ranks used their processors."""
+"""Seconds beyond the limit to wait for two heartbeats, from which the use of processors is
+known."""
 STACKS_S = 40.0
 IDLE_PERCENT = 5.0
-"""Per cent of a core; a rank that uses no more is taken to be waiting."""
+"""Percentage of a core up to which a rank counts as waiting."""
 
 Say = Callable[[str], object]
 
 
 class Ending(Enum):
-    """Reasons why a try is watched no longer."""
+    """Reasons why the watch of a try ends."""
 
     STEPS = "steps"
-    """Its steps were seen."""
+    """The required steps were seen."""
     OVER = "over"
-    """The run has ended by itself."""
+    """The run ended by itself."""
     LIMIT = "limit"
-    """Its time was up."""
+    """The time limit was reached."""
     NEVER = "never"
-    """The scheduler will not start it."""
+    """The scheduler will never start the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,27 +63,27 @@ class TryObservation:
     limit_s: float
     ending: Ending = Ending.LIMIT
     gpu_mb: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Most memory in use and memory there is, by GPU."""
+    """Greatest memory in use, and total memory, by GPU."""
     stacks: tuple[str, ...] = ()
-    """Stacks of ranks that show no step, as `vjob stacks` prints them."""
+    """Stacks of ranks if no step was seen, as `vjob stacks` prints them."""
     is_hanging: bool = False
-    """None of them uses its processor."""
+    """True if no rank uses its processor."""
 
     @property
     def took_s(self) -> float | None:
-        """Seconds since the ranks were started; None before."""
+        """Seconds since the ranks were started; None if they were not."""
         went_at = self.snapshot.went_at
         return None if went_at is None else max(0.0, self.snapshot.now - went_at)
 
     @property
     def gpus_not_known(self) -> str:
-        """Why no node's GPUs can be read; empty where those of some node can."""
+        """Reason why no node's GPUs can be read; empty if those of some node can."""
         reasons = [node.gpus_not_known for node in self.snapshot.nodes]
         return reasons[0] if reasons and all(reasons) else ""
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The steps that lines show, each once."""
+        """Steps that log lines show, without duplicates."""
         progress = self.snapshot.progress
         if progress is None:
             return ()
@@ -90,7 +91,8 @@ class TryObservation:
 
 
 def watch(run: RunFolder, *, ends_itself: bool, limit_s: float, say: Say) -> TryObservation:
-    """Watch until its steps were printed, or, of a program that ends by itself, its end."""
+    """Watch until the required steps or, if the program ends by itself, its end; return what was
+    seen."""
     reader = JudgedReader(RunReader(run, num_lines=NUM_LINES))
     gpu_mb: dict[str, tuple[float, float]] = {}
     enough_at: float | None = None
@@ -140,7 +142,7 @@ def _show_progress(seen: TryObservation, say: Say) -> None:
 
 
 def _ask_ranks(seen: TryObservation, say: Say) -> TryObservation:
-    """Ask ranks that show no step for their stacks."""
+    """Collect the stacks of ranks that show no step, and determine if the ranks hang."""
     say("no step yet: asking the ranks where they are")
     try:
         stacks = collect_stacks(view_run(seen.run), timeout_s=STACKS_S)

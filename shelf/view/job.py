@@ -36,7 +36,7 @@ class NodeRow:
     log_age_s: float | None
     step: int | None
     is_since_resume: bool
-    """`step` counts from where this attempt went on, and is none of the training's."""
+    """True if `step` counts from where this attempt resumed, not from the start of the training."""
     step_s: float | None
     utilization: float | None
     """Mean utilization of the node's GPUs."""

@@ -61,7 +61,7 @@ class Column(Generic[Row]):
 
 
 class Order(Generic[Row]):
-    """Order of rows, kept between looks so that unchanged rows need no comparisons."""
+    """Order of rows, cached between refreshes so that unchanged rows are not compared again."""
 
     def __init__(self) -> None:
         self._way: tuple[str, bool] = ("", False)

@@ -1,8 +1,8 @@
-"""Side effects of `vjob watch`: prints, writes events, notifies, and acts where it was asked to.
+"""Side effects of `vjob watch`: print, write events, notify, and take the actions asked for.
 
-cancel    as `vjob cancel`: asks the ranks to checkpoint first, where they can
-requeue   the same job starts anew, from its last checkpoint
-exclude   says how to submit without the nodes that were at fault; changes no job
+cancel    as `vjob cancel`: asks the ranks to checkpoint first, if they can
+requeue   starts the same job again, from its last checkpoint
+exclude   prints how to submit without the nodes at fault; changes no job
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Main loop of `vjob watch`, which polls a job and decides what is news.
 
-    look ─► verdict ─┬─ another one than before ─► a line, an event
-                     └─ the same news twice ─────► a notice, and what was asked to be done on it
+    poll ─► verdict ─┬─ another one than before ─► a line, an event
+                     └─ the same news twice ─────► a notice, and the actions set for such news
 
-A verdict that flaps makes lines and events but no notices: news must hold for two looks.
+A verdict that changes back and forth makes lines and events but no notices: news must hold for two
+polls.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from vjob.jobs.monitor.model.snapshot import ENDED, Health, Snapshot, Verdict
 Look = Callable[[], tuple[Snapshot, Verdict]]
 
 HOLD = 2
-"""Looks for which news must hold."""
+"""Number of successive polls for which news must hold."""
 LAST_S = 5.0
-"""Seconds until the second look at a job that seems to be over."""
+"""Seconds until the second poll of a job that seems to be over."""
 FINE = "fine"
 REQUEUED = "requeued"
 
@@ -131,4 +132,4 @@ def watch_job(look: Look, around: WatchEffects, *, every_s: float, last_news: st
 
 
 EXIT_NOTHING = 11
-"""Exit code if no look gave a verdict, so nothing is known."""
+"""Exit code if no poll gave a verdict, so nothing is known."""

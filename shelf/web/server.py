@@ -1,13 +1,14 @@
-"""HTTP server of live pages: GET alone, on 127.0.0.1 alone, for who has the token alone.
+"""HTTP server of live pages: only GET, only on 127.0.0.1, only for holders of the token.
 
 Every user of a login node can connect to its 127.0.0.1, and every web page that a user has open can
 send requests there. Hence
 
-- a token in the path, new with each server, compared in constant time; without it 403 and no word;
-- the Host header names this machine, so no foreign name that resolves to 127.0.0.1 gets through;
-- no CORS headers, no cookies, and a policy by which a page loads nothing from elsewhere and runs no
-  script but the server's own files;
-- the token is in no log (there is none) and goes to no other site (no Referer).
+- the path has a token, new for each server, compared in constant time; without it the answer is an
+  empty 403;
+- the Host header must name this machine, so a foreign name that resolves to 127.0.0.1 is refused;
+- there are no CORS headers and no cookies, and a policy forbids pages to load anything from
+  elsewhere and to run scripts other than the server's own files;
+- the token is not logged (there is no log) and not sent to other sites (no Referer).
 """
 
 from __future__ import annotations
