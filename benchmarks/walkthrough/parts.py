@@ -155,7 +155,7 @@ def run_mistakes(session: Session) -> None:
     session.run("submit gpus.yaml --follow", "torch .* finds no GPU: ", code=None)
     session.run("status last --once", "FAILED +DEAD", code=10)
     session.run("cancel last", "is over already", code=2)
-    session.run("stacks last", "needs a job that runs", code=2)
+    session.run("stacks last", "needs a running job", code=2)
     session.run("grow last --count 1", "morph: {enabled: true}", code=2)
 
 

@@ -77,7 +77,7 @@ def test_a_file_that_says_the_batch_is_not_completed_by_the_conf() -> None:
 @pytest.mark.parametrize(
     ("own", "said"),
     [
-        ({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 3}, "no multiple of 24"),
+        ({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 3}, "not a multiple of 24"),
         (dict.fromkeys(deepspeed.BATCH_KEYS, 2), "is not train_micro_batch_size_per_gpu 2 x"),
         ({"train_batch_size": "many"}, "whole numbers above 0"),
         ({"zero_optimization": {"stage": 3}}, "ZeRO stage 3, but parallel.zero is 1"),
