@@ -21,12 +21,12 @@ from varuna_core.records.checkpoints import find_newest
 from varuna_core.records.exits import (
     Judgement,
     conclude,
-    find_node_failure,
     judge_exits,
     read_exits,
     read_judgement,
 )
 from varuna_core.records.files import list_names, read_json
+from varuna_core.records.logs.rank_output import find_node_failure
 from varuna_core.records.logs.tail import last_lines
 from varuna_core.records.plan import Plan, read_attempt_plan, read_plan
 from varuna_core.records.record import is_cancel_asked, read_record

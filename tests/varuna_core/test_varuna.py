@@ -462,7 +462,9 @@ def test_ranks_that_may_not_share_memory_train_the_same_by_gloo(
     with start_ranks("tests.ranks.train_rank", world_size, str(tmp_path)) as ranks:
         done = collect(ranks)
     assert not any(code for code, _ in done), done
-    said = [output.count("by gloo, not shared memory: [Errno 27] File too large") for _, output in done]
+    said = [
+        output.count("by gloo, not shared memory: [Errno 27] File too large") for _, output in done
+    ]
     assert sum(said) and max(said) == 1, "once a rank"
     for case in cases:
         for rank in range(world_size):

@@ -38,13 +38,13 @@ from varuna_core.records.exits import (
     RankExit,
     conclude,
     find_exited,
-    find_node_failure,
     judge_exits,
     read_exits,
     read_outcome,
     write_judgement,
 )
 from varuna_core.records.files import is_listed, read_json
+from varuna_core.records.logs.rank_output import find_node_failure
 from varuna_core.records.nodes import read_reports
 from varuna_core.records.plan import GroupPlan, NodePlan, Plan
 from varuna_core.records.record import append_event, is_cancel_asked, read_events

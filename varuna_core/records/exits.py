@@ -30,7 +30,6 @@ from varuna_core.records.files import (
     write_json,
     write_reserved,
 )
-from varuna_core.records.logs.tail import last_lines
 from varuna_core.records.plan import Plan
 from varuna_core.records.requests import HANG, LEFT, REQUEUE, read_stop
 from varuna_core.records.runfolder import AttemptFolder
@@ -44,10 +43,7 @@ NOT_READY = 112
 EXIT_RESERVE = 4096
 """Bytes reserved for the exit of a rank; the agent truncates last_error to fit."""
 BY_EXCEPTION = 1
-"""Exit code of a Python process that was ended by an exception."""
-NODE_FAILURE = re.compile(r"srun: error: Node failure on (\S+)")
-LAST_LINES = 400
-"""Number of lines at the end of a batch script's log that are searched."""
+"""Exit code of a Python process that an exception ended."""
 _NAME = re.compile(r"(node-)?\d+\.json")
 
 
@@ -348,27 +344,6 @@ def judge_exits(
         seen = Evidence("exit file", Sure.MEASURED, seen=plan.world, expected=plan.world)
         end = End(EndCause.COMPLETED, Actor.RANK, code=0, evidence=(seen,))
     return conclude(replace(end, at=ended, started=True if exits else None), missing)
-
-
-def find_node_failure(logs: Iterable[Path], attempt: int) -> End | None:
-    """Find the failure of a node that Slurm reported in the logs of an attempt's batch scripts.
-
-    srun names the failed node. The line of slurmstepd names the node on which it runs, which may be
-    healthy.
-    """
-    names: dict[str, None] = {}
-    is_told = False
-    for path in logs:
-        lines = last_lines(path, LAST_LINES)
-        begun = [at for at, line in enumerate(lines) if line.startswith(f"attempt {attempt}: ")]
-        for line in lines[begun[0] if begun else 0 :]:
-            found = NODE_FAILURE.search(line)
-            if found is not None:
-                names[found[1]] = None
-            is_told = is_told or found is not None or "DUE TO NODE FAIL" in line
-    seen = Evidence("scheduler's log", Sure.REPORTED)
-    end = End(EndCause.NODE_FAIL, Actor.NODE, code=NODE_LOST, node=",".join(names))
-    return replace(end, evidence=(seen,)) if is_told else None
 
 
 def is_fallout(item: RankExit) -> bool:

@@ -36,13 +36,13 @@ from varuna_core.facts.known import Evidence, NotKnown
 from varuna_core.facts.remedy import Remedy, Target
 from varuna_core.facts.sentences import SCHEDULER, describe_end
 from varuna_core.records.exits import (
-    NODE_FAILURE,
     NODE_LOST,
     end_of_rank,
     name_signal,
     parse_judged,
 )
 from varuna_core.records.formatting import format_duration
+from varuna_core.records.logs.rank_output import NODE_FAILURE
 from varuna_core.records.logs.training_log import parse_phase
 from vjob.jobs.monitor.log_lines.errors import find_row, first_root, is_proof, strip_tags
 from vjob.jobs.monitor.log_lines.raised import SHELL

@@ -1,20 +1,27 @@
 """Output of one rank: its lines in the log of its node, which begin with its tag.
 
-In run folders of before it is a file of its own, the bytes as the rank wrote them.
+In run folders of before it is a file of its own, the bytes as the rank wrote them. Also reads what
+Slurm wrote about failed nodes into the logs of batch scripts.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import List, Optional
+from typing import Dict, Iterable, List, Optional
 
+from varuna_core.facts.cause import Actor, End, EndCause
+from varuna_core.facts.known import Evidence, Sure
+from varuna_core.records.exits import NODE_LOST
 from varuna_core.records.files import list_files, open_file, read_json
 from varuna_core.records.logs.tail import last_lines, show_lines
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import AttemptFolder
 
+NODE_FAILURE = re.compile(r"srun: error: Node failure on (\S+)")
+LAST_LINES = 400
+"""Number of lines at the end of a batch script's log that are searched."""
 END_BYTES = 1024 * 1024
 """Bytes at the end of a node's log in which the last lines of a rank are searched for."""
 
@@ -78,3 +85,24 @@ def list_outputs(attempt: AttemptFolder) -> List[Path]:
     """List everything that ranks printed: the logs of nodes or, in older run folders, of ranks."""
     own = list_files(attempt.rank_log(0, "out").parent, "*.out")
     return own or list_files(attempt.path, "*.out")
+
+
+def find_node_failure(logs: Iterable[Path], attempt: int) -> Optional[End]:
+    """Find the failure of a node that Slurm reported in the logs of an attempt's batch scripts.
+
+    srun names the failed node. The line of slurmstepd names the node on which it runs, which may be
+    healthy.
+    """
+    names: Dict[str, None] = {}
+    is_told = False
+    for path in logs:
+        lines = last_lines(path, LAST_LINES)
+        begun = [at for at, line in enumerate(lines) if line.startswith(f"attempt {attempt}: ")]
+        for line in lines[begun[0] if begun else 0 :]:
+            found = NODE_FAILURE.search(line)
+            if found is not None:
+                names[found[1]] = None
+            is_told = is_told or found is not None or "DUE TO NODE FAIL" in line
+    seen = Evidence("scheduler's log", Sure.REPORTED)
+    end = End(EndCause.NODE_FAIL, Actor.NODE, code=NODE_LOST, node=",".join(names))
+    return replace(end, evidence=(seen,)) if is_told else None
