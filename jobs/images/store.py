@@ -84,7 +84,7 @@ class NodeStore:
         with contextlib.suppress(FileNotFoundError):
             facts = self.base.lstat()
             if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != self._user_id:
-                raise InputError(f"{self.base} does not belong to you; give another --scratch")
+                raise InputError(f"{self.base} is not a folder of yours; give another --scratch")
 
     def find_roots(self) -> list[Root]:
         """Return every tree, complete or left over, by name."""

@@ -261,7 +261,7 @@ def test_a_profile_of_something_else_is_refused(conf: Path) -> None:
     ("settings", "said"),
     [
         (["cluster.nodes[0].gpus=b999:4"], ["'b999'", "A100-40"]),
-        (["cluster.nodes[0].gpus=4"], ["of no type", "a100:4"]),
+        (["cluster.nodes[0].gpus=4"], ["of unknown type", "a100:4"]),
         (["train.global_batch_size=null"], ["train.global_batch_size"]),
         (["parallel.pipeline=9"], ["9 stages", "8 segments", "pipeline 9 alone", "nearest"]),
         (

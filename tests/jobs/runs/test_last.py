@@ -50,7 +50,7 @@ def test_last_passes_over_refused_runs_and_says_so(
     with caplog.at_level(logging.WARNING):
         assert find.find_run("last", tmp_path).path == going.path
     (said,) = caplog.messages
-    assert "worse and 1 more" in said and said.endswith("it is going")
+    assert "worse and 1 more" in said and said.endswith("means going")
 
 
 def test_where_all_runs_were_refused_last_is_the_newest(make_run: Make, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_a_refusal_and_an_unknown_name_say_what_there_is(vjob: Vjob) -> None:
     assert (
         "cluster.scheduler is toy, but TOY_TABLE is not set" in vjob("submit", conf, code=2).stderr
     )
-    with pytest.raises(InputError, match="no scheduler 'pbs' here, but slurm, allocation"):
+    with pytest.raises(InputError, match="no scheduler 'pbs' here; there are slurm, allocation"):
         choose.get_scheduler("pbs")
 
 
