@@ -1,10 +1,10 @@
-"""Checkpoints that load at another shape and cannot be lost; docs/checkpoints.md has the design.
+"""Checkpoints that load in any layout and cannot be lost; docs/checkpoints.md has the design.
 
-`format` is the files, `store` a folder of checkpoints. Torch-free, for `vjob` and for `inspect` and
-`verify`:
+`format` has the file formats, `store` a folder of checkpoints. These modules need no torch, so that
+`vjob`, `inspect` and `verify` can use them:
 
     errors <- box, document, tensorfile <- manifest <- store <- cli
 
 With torch: entries <- plain, writer <- memory; reader <- exchange, torch_state.
-Imports `varuna_core.records`. Nothing here talks to another rank: what ranks share is the folder.
+Imports `varuna_core.records`. Ranks exchange no messages here: they only share the folder.
 """

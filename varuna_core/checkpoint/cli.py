@@ -1,6 +1,7 @@
 """`python -m varuna_core.checkpoint inspect | verify | export | import`.
 
-inspect and verify need no torch. Exit code 0 is good, 1 is damaged or failed, 2 is your input.
+inspect and verify need no torch. The exit code is 0 for success, 1 for damage or a failure, and 2
+for invalid arguments.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from varuna_core.records.checkpoints import MANIFEST, Complete, list_complete
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; what it returns is the exit code."""
+    """Run one command and return its exit code."""
     options = _build_parser().parse_args(arguments)
     try:
         code: int = options.run(options)
@@ -133,7 +134,7 @@ def _build_parser() -> argparse.ArgumentParser:
 
 
 def _find_folder(path: Path, iteration: int | None) -> Path:
-    """The path itself if it is a checkpoint, else one in it."""
+    """Return the path itself if it is a checkpoint, else the checkpoint to use in that folder."""
     if iteration is None and ((path / MANIFEST).exists() or not list_complete(path)):
         if path.is_dir() and not path.name.startswith("varuna_ckpt_"):
             return find_complete(path).path
@@ -313,7 +314,7 @@ def _is_plain_dcp(source: Path) -> bool:
 
 
 def _import_megatron(options: argparse.Namespace) -> bool:
-    """True where the source is Megatron-LM's."""
+    """Import the source if it is a Megatron-LM checkpoint; return False if it is not."""
     from varuna_core.checkpoint.foreign.megatron import find_folder, import_megatron
 
     folder = find_folder(options.source, options.iteration)

@@ -1,8 +1,8 @@
-"""The program of `vjob doctor --nodes`: what the nodes of a conf do in a second of each work.
+"""Measure the speed of a conf's nodes: the program of `vjob doctor --nodes`.
 
-Needs Python alone; with torch it measures the GPUs too. All ranks meet at rank 0, which hands each
-answer to all, so that one work follows the other on all nodes at the same moment. What is measured
-is the best of some tries: a neighbour on the node delays a try, and nothing makes one faster.
+It needs only Python; if torch is installed, it measures the GPUs too. All ranks connect to rank 0,
+which sends each answer to all ranks, so that all nodes begin each measurement at the same moment.
+The best of several tries counts, since other jobs on a node can only make a try slower.
 """
 
 from __future__ import annotations
@@ -84,10 +84,10 @@ class Meeting:
         self._socket.settimeout(None)  # a rank may still measure
         self._lines = self._socket.makefile("rw", encoding="utf-8")
         self.address = self._socket.getsockname()[0]
-        """Of this node, as rank 0 sees it."""
+        """This node's address, as used for its connection to rank 0."""
 
     def share(self, value: object) -> list[Any]:
-        """The values of all ranks, once all have one."""
+        """Return the values of all ranks, once all ranks have given theirs."""
         self._lines.write(json.dumps(value) + "\n")
         self._lines.flush()
         line = self._lines.readline()
@@ -111,19 +111,20 @@ def _serve(server: socket.socket, world: int) -> None:
 
 
 def measure_cpu() -> float:
-    """MB/s that one processor hashes."""
+    """Return the MB/s that one processor hashes."""
     data = bytes(CPU_BYTES)
     return _rate(CPU_BYTES, lambda: hashlib.sha256(data).digest())
 
 
 def measure_memory() -> float:
-    """MB/s that one processor copies."""
+    """Return the MB/s that one processor copies."""
     data = bytearray(MEMORY_BYTES)
     return _rate(MEMORY_BYTES, lambda: bytes(data))
 
 
 def measure_disk(folder: str) -> float | None:
-    """MB/s written to a new file, until they are on the disk; None where it cannot be written."""
+    """Return the MB/s written to a new file and synced to the disk; None if the folder is not
+    writable."""
     data = os.urandom(MIB)
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -141,7 +142,8 @@ def measure_disk(folder: str) -> float | None:
 
 
 def measure_gpu(local_rank: int) -> dict[str, Any]:
-    """Matrix products and copies of this rank's GPU; nothing where torch has none."""
+    """Measure matrix products and copies on this rank's GPU; if there is no GPU, return the
+    reason."""
     try:
         import torch
     except ImportError:
@@ -177,7 +179,8 @@ def measure_gpu(local_rank: int) -> dict[str, Any]:
 
 
 def measure_links(meeting: Meeting, nodes: Sequence[int], node: int | None) -> list[dict[str, Any]]:
-    """Each node with the next one, every node with one other at a time."""
+    """Measure the link from each node to the next; a node takes part in one measurement at a
+    time."""
     found = []
     pairs = [(a, b) for a, b in zip(nodes, [*nodes[1:], *nodes[:1]], strict=True) if a != b]
     if len(nodes) == 2:
@@ -209,7 +212,8 @@ def measure_links(meeting: Meeting, nodes: Sequence[int], node: int | None) -> l
 
 
 def _ask(place: tuple[Any, ...]) -> dict[str, Any]:
-    """Time of a small answer in microseconds, and MB/s that go to the other."""
+    """Return the round-trip time of one byte in microseconds, and the MB/s sent to the other
+    node."""
     with socket.create_connection(place, timeout=30) as link:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         times = []
@@ -243,7 +247,7 @@ def _answer(link: socket.socket) -> None:
 
 
 def _rate(amount: float, work: Callable[[], object], tries: int = TRIES) -> float:
-    """Millions of it a second, at best."""
+    """Return the best rate of several tries, in millions of `amount`'s units a second."""
     times = []
     for _ in range(tries):
         begun = time.perf_counter()

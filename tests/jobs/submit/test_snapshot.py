@@ -412,7 +412,7 @@ def test_a_module_and_a_command_run_from_the_copy(vjob: Vjob, program: str, line
     ("module", "said"),
     [
         ("src.train", "a copy of"),
-        ("src.other", "src is in HOME, and has no other.py in HOME/src"),
+        ("src.other", "src is in HOME, but has no other.py in HOME/src"),
         ("src", "src is a package in HOME, but `python -m` needs its __main__.py"),
         ("elsewhere.train", ""),
     ],

@@ -14,8 +14,8 @@ from vjob.shelf.commands.cli import MEANT, SEAM, cli
 
 CASES = {
     ("report", "train.py"): "train.py is not a log: give a job, a run folder, a folder of logs, or",
-    ("report", "my.yaml", "--text"): "my.yaml is no log",
-    ("compare", "train.py", "my.yaml"): "train.py is no log",
+    ("report", "my.yaml", "--text"): "my.yaml is not a log",
+    ("compare", "train.py", "my.yaml"): "train.py is not a log",
     ("report", "n1.out", "-o", "/nonexist/x.html"): "the folder /nonexist does not exist",
     ("report", "n1.out", "--export", "perfetto", "-o", "no/x.json"): "the folder no does not exist",
     ("compare", "n1.out", "n1.out", "-o", "no/x.html"): "the folder no does not exist",

@@ -1,12 +1,12 @@
-"""Files of torch.distributed.checkpoint: tensors in pieces, read and written one at a time.
+"""Read and write files of torch.distributed.checkpoint, one piece of a tensor at a time.
 
-    .metadata       a pickle: each tensor's type, size and pieces, and where each piece lies
+    .metadata       a pickle: each tensor's type, size and pieces, and each piece's file and offset
     __0_0.distcp    pieces one after another, each as torch.save writes a tensor
 
-Its own reader unpickles `.metadata`, which runs what the file says, and its writer holds all
-tensors until the last is written. Here the pickle gives plain values (foreign/pickles.py); one that
-names other packages than torch, megatron and those for plain values is refused, and so is a piece
-that is more than a tensor.
+torch's own reader unpickles `.metadata`, which runs any code in the file, and its writer holds all
+tensors until the last is written. Here the pickle becomes plain values (foreign/pickles.py); a
+pickle that names packages other than torch, megatron and those for plain values is refused, and so
+is a piece that holds anything except a tensor.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ from varuna_core.checkpoint.format.errors import CheckpointError, DamagedCheckpo
 METADATA = ".metadata"
 FILE = "__0_0.distcp"
 _KNOWN = ("torch", "megatron", "collections", "pathlib", "builtins.getattr")
-"""Packages and names that a `.metadata` may have; some Pythons pickle enums by `getattr`."""
+"""Packages and names that a `.metadata` may refer to; some Python versions pickle enums by
+`getattr`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """A tensor of such files, none of it read yet."""
+    """A tensor in such files, not yet read."""
 
     name: str
     shape: tuple[int, ...]
@@ -68,7 +69,7 @@ class Stored:
     pieces: tuple[Piece, ...]
 
     def read(self, box: Box | None = None) -> Tensor:
-        """The tensor, or this part of it; of several pieces one is in memory beside it."""
+        """Return the tensor or the part `box` of it, reading one piece into memory at a time."""
         box = box or whole(self.shape)
         alone = next((piece for piece in self.pieces if piece.box == box), None)
         if alone is not None:
@@ -107,7 +108,7 @@ class Stored:
 
 
 class _View(io.RawIOBase):
-    """A part of a file as one of its own."""
+    """A read-only file object over a part of another file."""
 
     def __init__(self, file: BinaryIO, start: int, size: int) -> None:
         self._file, self._start, self._size, self._at = file, start, size, 0
@@ -138,7 +139,8 @@ class _View(io.RawIOBase):
 
 
 def list_stored(folder: Path, is_wanted: Callable[[str], bool]) -> dict[str, Stored]:
-    """The tensors of these names; their pieces are there and make them up."""
+    """Return the tensors with wanted names; raise an error unless their pieces exist and are
+    complete."""
     path = folder / METADATA
     metadata = load_plain_pickle(path, _KNOWN)
     try:
@@ -166,7 +168,7 @@ def list_stored(folder: Path, is_wanted: Callable[[str], bool]) -> dict[str, Sto
 
 
 def list_paths(folder: Path) -> dict[str, tuple[Any, ...]]:
-    """Keys that lead to each entry in the state dict that was saved; empty where not told."""
+    """Return the keys that lead to each entry in the saved state dict; empty if not recorded."""
     found = getattr(load_plain_pickle(folder / METADATA, _KNOWN), "planner_data", None)
     if not isinstance(found, dict):
         return {}
@@ -174,7 +176,7 @@ def list_paths(folder: Path) -> dict[str, tuple[Any, ...]]:
 
 
 def read_object(folder: Path, name: str) -> dict[str, Any] | None:
-    """The dict of this name, which is no tensor; None where there is none."""
+    """Return the dict stored under this name as an object (not a tensor); None if there is none."""
     path = folder / METADATA
     metadata = load_plain_pickle(path, _KNOWN)
     try:
@@ -205,7 +207,8 @@ _Places = dict[tuple[str, tuple[int, ...]], tuple[Path, int, int]]
 def _parse(
     metadata: Any, folder: Path, is_wanted: Callable[[str], bool]
 ) -> tuple[_Tensors, _Places]:
-    """Shape, type and pieces by name; file, place and length by name and offset."""
+    """Return shape, type and pieces by name, and file, offset and length by name and piece
+    offset."""
     tensors: _Tensors = {}
     for name, held in metadata.state_dict_metadata.items():
         if _name_class(held) == "TensorStorageMetadata" and is_wanted(str(name)):
@@ -268,9 +271,11 @@ def _expect_there(name: str, dtype: torch.dtype, piece: Piece, sizes: dict[Path,
 def write_stored(
     folder: Path, entries: Iterable[Entry], objects: Iterable[str], under: str = ""
 ) -> None:
-    """Files of these tensors, and of objects that are None, in a folder that is there.
+    """Write these tensors, and objects with the value None, to files in an existing folder.
 
-    `under` is the key that their names begin with, of the state dict in the one that is loaded."""
+    `under` is the key of the loaded state dict under which the tensors are found; their names begin
+    with it.
+    """
     tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     places: dict[MetadataIndex, _StorageInfo] = {}
 

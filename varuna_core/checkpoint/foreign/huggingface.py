@@ -1,10 +1,10 @@
-"""Hugging Face's folders (safetensors, config.json) to our checkpoints, and the other way.
+"""Convert Hugging Face's folders (safetensors, config.json) to our checkpoints, and back.
 
     import   folder ─► a checkpoint of weights, under their names or a built-in program's
     export   a checkpoint of any layout ─► model-00001-of-00003.safetensors ..., index, config.json
 
-Tensor by tensor: neither way holds more than one of them, in two copies where it is turned. A model
-that the built-in program would compute otherwise is refused with the reason.
+Tensors are converted one by one, so only one is in memory at a time, twice if it is transposed. A
+model that the built-in program would compute differently is refused with the reason.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from varuna_core.checkpoint.store.reader import CheckpointReader
 
 CONFIG = "config.json"
 BESIDE = ("generation_config.json", "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json")
-"""What is copied from the folder of a config."""
+"""Files copied from the config's folder to the exported one."""
 
 TYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-"""Of an exported model, as its config spells them."""
+"""Types of an exported model: names in its config, and in safetensors."""
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 SHARD_BYTES = 5 * 10**9
@@ -67,11 +67,11 @@ def import_folder(
     sequence: int | None = None,
     optimizer: str | None = None,
 ) -> Path:
-    """A checkpoint of the folder's weights, which any layout loads; its own folder.
+    """Write the folder's weights as a checkpoint, which any layout loads; return its folder.
 
-    The state of an `optimizer` of this class is taken too from torch.distributed.checkpoint's.
-    For a built-in `program` they get its names and layout. `vocab` then adds words with weights of
-    zero, whose logits count in the loss; `sequence` leaves out later positions.
+    For a torch.distributed.checkpoint folder, the state of an `optimizer` of this class is imported
+    too. For a built-in `program` weights get its names and layout. `vocab` then adds words with
+    weights of zero, whose logits count in the loss; `sequence` drops later positions.
     """
     stored = open_weights(source)
     if program is None:
@@ -95,7 +95,7 @@ def import_folder(
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The config.json of a folder, or the file itself."""
+    """Read the config.json of a folder, or the file at this path."""
     file = path / CONFIG if path.is_dir() else path
     try:
         found = json.loads(file.read_text())
@@ -135,7 +135,7 @@ def _take_ours(
     shape: tuple[int, ...],
     source: Path,
 ) -> Entry:
-    """One of our tensors, made of theirs when it is written."""
+    """Return an entry for one of our tensors, which is built from theirs when it is written."""
     place = find_place(program, name, sizes.llama)
     found = [_find_theirs(stored, part) for part in place.parts]
     if None in found and place.also:
@@ -170,7 +170,8 @@ def _join(place: Place, parts: Sequence[Entry]) -> Tensor:
 
 
 def _find_theirs(stored: Weights, name: str) -> str | None:
-    """The name in the file: that of a model without its head, or of norms in BERT's first files."""
+    """Return the tensor's name in the file, which may lack the model's prefix (a model without its
+    head) or spell norms as BERT's first files do; None if it is missing."""
     older = name.replace("LayerNorm.weight", "LayerNorm.gamma")
     older = older.replace("LayerNorm.bias", "LayerNorm.beta")
     spelled = (name, name.partition(".")[2], older, older.partition(".")[2])
@@ -178,7 +179,7 @@ def _find_theirs(stored: Weights, name: str) -> str | None:
 
 
 def _resize(entry: Entry, sizes: Sizes, vocab: int | None, sequence: int | None) -> Entry:
-    """With rows of zeros for more words, without those of later positions."""
+    """Add rows of zeros for additional words, or drop the rows of later positions."""
     if entry.name in _list_words(sizes) and vocab not in (
         None,
         sizes.vocab,
@@ -194,13 +195,13 @@ def _resize(entry: Entry, sizes: Sizes, vocab: int | None, sequence: int | None)
 
 
 def _list_words(sizes: Sizes) -> tuple[str, ...]:
-    """Names of tensors with a row for each word; a tied head is the embedding."""
+    """Return the names of tensors with a row for each word; a tied head is the embedding itself."""
     untied = sizes.llama is not None and not sizes.llama.tied
     return ("tokens.weight", "token_head.decoder.bias", *(["head.weight"] if untied else []))
 
 
 def with_rows(entry: Entry, rows: int) -> Entry:
-    """The first rows of it, and rows of zeros where it has fewer."""
+    """Return the entry cut to this number of rows, or padded with rows of zeros."""
     shape = (rows, *entry.shape[1:])
 
     def load() -> Tensor:
@@ -225,11 +226,11 @@ def export_folder(
     shard_bytes: int = SHARD_BYTES,
     prefix: str = "",
 ) -> list[str]:
-    """The checkpoint in this folder as a new folder for `from_pretrained`; what it is made of.
+    """Export a checkpoint to a new folder for `from_pretrained`, and return the names of its files.
 
-    A built-in program's weights get Hugging Face's names and a config; others keep theirs, with the
-    `config` of the model, a file or a folder. `vocab` leaves out words that were added, `prefix`
-    what does not begin so: the model was a part of the one that trained.
+    A built-in program's weights get Hugging Face's names and a config; others keep their names,
+    with the model's `config` (a file or a folder). `vocab` drops words that were added. `prefix`
+    selects the tensors of a part of the trained model and is removed from their names.
     """
     with make_folder(target) as part:
         if config is not None:
@@ -256,7 +257,7 @@ def _take_model(
     dtype: str,
     prefix: str,
 ) -> tuple[list[Entry], dict[str, Any] | None]:
-    """Entries under their names, tied ones once, and the config."""
+    """Return the entries under their exported names, tied ones once, and the config."""
     shapes = reader.state.shapes or {name: reader.shape(name) for name in list_stored_names(reader)}
     later = {name for names in reader.state.ties for name in names[1:]}
     known = read_known(reader.state.user)
@@ -293,7 +294,7 @@ def _take_model(
 
 
 def _take_named(reader: CheckpointReader, names: Iterable[str], prefix: str) -> Iterator[Entry]:
-    """Those that begin so, without that; tied ones once."""
+    """Yield the tensors whose names begin with `prefix`, without the prefix; tied ones once."""
     leads = find_leads(reader.state.ties)
     done: set[str] = set()
     for name in names:
@@ -317,7 +318,7 @@ def infer_heads(reader: CheckpointReader) -> int:
 def _take_theirs(
     reader: CheckpointReader, program: Program, sizes: Sizes, name: str, vocab: int
 ) -> Iterator[Entry]:
-    """Their tensors of one of ours, each read when it is written."""
+    """Yield their tensors for one of ours; each is read when it is written."""
     place = find_place(program, name, sizes.llama)
     rows, *rest = reader.shape(name)
     if name in _list_words(sizes):
@@ -346,14 +347,15 @@ def _load_box(
 
 
 def _cast(entry: Entry, word: str) -> Entry:
-    """Fractions in another type; whole numbers as they are."""
+    """Convert floating-point tensors to another type; leave others unchanged."""
     if entry.dtype == word or entry.dtype not in FLOATS:
         return entry
     return entry._replace(dtype=word, load=lambda: entry.load().to(DTYPES[word]))
 
 
 def deal_shards(entries: Sequence[Entry], shard_bytes: int) -> list[list[Entry]]:
-    """In their order, each of at most so many bytes, or of one tensor that is larger."""
+    """Divide entries, in order, into shards of at most `shard_bytes`; a larger tensor gets its
+    own."""
     shards: list[list[Entry]] = [[]]
     size = 0
     for entry in entries:

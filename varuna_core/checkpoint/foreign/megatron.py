@@ -1,13 +1,13 @@
-"""Megatron-LM's checkpoints of GPT to ours, and the other way: weights alone.
+"""Convert Megatron-LM's GPT checkpoints to ours, and back: only the weights.
 
-    legacy      iter_0000100/mp_rank_01_002/model_optim_rng.pt     a file a tensor and pipeline rank
+    legacy      iter_0000100/mp_rank_01_002/model_optim_rng.pt     one file for each rank
     torch_dist  iter_0000100/.metadata, __0_0.distcp               pieces of whole tensors
                              common.pt                             arguments, before Core 0.19
                              metadata.json                         the name of the format
 
-Both have latest_checkpointed_iteration.txt beside them. Their query, key and value are interleaved
-by heads; ours lie one after another. A model that ours would compute otherwise is refused with the
-reasons; what the file's own arguments do not say is not known.
+For both formats, latest_checkpointed_iteration.txt is in the parent folder. Their query, key and
+value are interleaved by heads; ours follow one another. A model that ours would compute differently
+is refused with the reasons; settings that the file's own arguments lack are not checked.
 """
 
 from __future__ import annotations
@@ -47,14 +47,15 @@ LATEST = "latest_checkpointed_iteration.txt"
 FILES = ("model_optim_rng.pt", "model_rng.pt")
 COMMON = "common.pt"
 COMMON_STATE = "common_state/shard_0_1"
-"""The same among the pieces, since Core 0.19; it still reads the file."""
+"""The same arguments among the pieces, as Core writes them since 0.19; Core still reads the file.
+"""
 FORMAT = "metadata.json"
 TORCH_DIST = {
     **{"sharded_backend": "torch_dist", "sharded_backend_version": 1},
     **{"common_backend": "torch", "common_backend_version": 1},
 }
 _STATE = re.compile(r"(?:optimizer|chained_\d+)\.")
-"""Names of what is not the model's in torch_dist."""
+"""Prefixes of names in torch_dist that belong to the optimizer, not to the model."""
 _RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?")
 _ITERATION = re.compile(r"iter_(\d+)")
 
@@ -66,7 +67,7 @@ BLOCK = {
     "mlp.inner": "mlp.linear_fc1",
     "mlp.output": "mlp.linear_fc2",
 }
-"""Our parts of a block by megatron-core's names."""
+"""Our parts of a block, with megatron-core's names."""
 _OTHER_NAMES = {
     "self_attention.query_key_value": "attention.qkv",
     "attention.query_key_value": "attention.qkv",
@@ -76,9 +77,9 @@ _OTHER_NAMES = {
     "mlp.dense_h_to_4h": "mlp.inner",
     "mlp.dense_4h_to_h": "mlp.output",
 }
-"""Before megatron-core."""
+"""Names in releases before megatron-core, with our parts of a block."""
 _NORM_IN = {"self_attention.linear_qkv": "norm_1", "mlp.linear_fc1": "norm_2"}
-"""Layers of Transformer Engine, and of torch_dist, that hold the norm before them."""
+"""Layers of Transformer Engine and of torch_dist that include the preceding norm."""
 _NORM_OF = {ours: f"{theirs}.layer_norm_" for theirs, ours in _NORM_IN.items()}
 PARTS = {theirs: ours for ours, theirs in BLOCK.items()} | _OTHER_NAMES
 _IN_BLOCK = re.compile(
@@ -90,7 +91,7 @@ OUTSIDE = {
     "norm.weight": "decoder.final_layernorm.weight",
     "norm.bias": "decoder.final_layernorm.bias",
 }
-"""Ours outside of blocks by megatron-core's names."""
+"""Our tensors outside of blocks, with megatron-core's names."""
 _OUTSIDE = (
     (r"(?:language_model\.)?embedding\.word_embeddings\.weight", "tokens.weight"),
     (r"(?:language_model\.)?embedding\.position_embeddings\.weight", "positions.weight"),
@@ -107,10 +108,11 @@ _OTHERS = (
     (r"cross_?attention|inter_attention", "T5"),
     (r"\.mixer\.", "Mamba"),
 )
-"""Models that have tensors of such names."""
+"""Patterns of tensor names, with the kind of model that has such tensors."""
 _ROWS = ("tokens", "head", "attention.qkv", "mlp.inner")
 _COLUMNS = ("attention.output", "mlp.output")
-"""Whose weights tensor parallelism cuts, and along which side; all others each rank has."""
+"""Layers whose weights tensor parallelism splits by rows or by columns; each rank has all others.
+"""
 
 WANTED: Mapping[str, tuple[Any, ...]] = {
     "position_embedding_type": ("learned_absolute",),
@@ -130,22 +132,22 @@ WANTED: Mapping[str, tuple[Any, ...]] = {
     "qk_layernorm": (False,),
     "num_experts": (None,),
 }
-"""Their arguments with what ours computes; those of a release that a file lacks are not asked."""
+"""Megatron's arguments with the values that our model has; missing arguments are not checked."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MegatronCheckpoint:
-    """A checkpoint of theirs."""
+    """A checkpoint of Megatron-LM."""
 
     tensors: dict[str, Entry]
-    """By our names, in their order of query, key and value."""
+    """Tensors by our names; query, key and value are still in Megatron's order."""
     args: dict[str, Any] | None
     iteration: int | None
 
 
 def find_folder(path: Path, iteration: int | None = None) -> Path | None:
-    """The folder of one of their checkpoints: the path itself, or of those in it the one that is
-    asked for, or that they call the latest; None where there is none."""
+    """Return the folder of one of their checkpoints: the path itself, or in it the wanted iteration
+    or else the latest; None if there is none."""
     if is_theirs(path):
         return path
     if not path.is_dir():
@@ -176,7 +178,7 @@ def is_theirs(path: Path) -> bool:
 
 
 def is_torch_dist(path: Path) -> bool:
-    """True of a folder of a distributed checkpoint, whole or not."""
+    """Return True for a folder with a distributed checkpoint, complete or not."""
     return (path / METADATA).is_file() or "sharded_backend" in _read_format(path)
 
 
@@ -189,7 +191,7 @@ def _read_format(path: Path) -> dict[str, Any]:
 
 
 def _list_ranks(path: Path) -> dict[tuple[int, int], Path]:
-    """The file of each (pipeline, tensor) rank."""
+    """Return the file of each (pipeline, tensor) rank."""
     found: dict[tuple[int, int], Path] = {}
     if not path.is_dir():
         return found
@@ -210,10 +212,11 @@ def import_megatron(
     vocab: int | None = None,
     sequence: int | None = None,
 ) -> tuple[Path, list[str]]:
-    """A checkpoint of pretrain_gpt's weights, its folder, and what could not be checked.
+    """Import weights for pretrain_gpt; return the new checkpoint's folder, and notes on settings
+    that could not be checked.
 
-    `vocab` leaves out words that were added as padding, or adds words with weights of zero;
-    `sequence` leaves out later positions.
+    `vocab` drops words that were added as padding, or adds words with weights of zero; `sequence`
+    drops later positions.
     """
     held = _read_torch_dist(folder) if is_torch_dist(folder) else _read_legacy(folder)
     unknown = []
@@ -243,7 +246,8 @@ def refuse_differences(differences: Sequence[str], folder: Path) -> None:
 
 
 def list_differences(args: Mapping[str, Any]) -> list[str]:
-    """Parts of their model that ours computes otherwise, as far as their arguments say."""
+    """Return the settings in which their model differs from ours, as far as their arguments
+    show."""
     found = [
         f"{name} {args[name]!r}, ours is {wanted[0]!r}"
         for name, wanted in WANTED.items()
@@ -266,7 +270,7 @@ def list_entries(
     vocab: int | None = None,
     sequence: int | None = None,
 ) -> list[Entry]:
-    """Every tensor of our model, with query, key and value in our order."""
+    """Return all tensors of our model, with query, key and value in our order."""
     for name in ("tokens.weight", "positions.weight"):
         if name not in tensors:
             theirs = "word" if name.startswith("tokens") else "position"
@@ -318,20 +322,22 @@ def _turned(load: Callable[[], Tensor], heads: int) -> Callable[[], Tensor]:
 
 
 def split_heads(packed: Tensor, heads: int) -> Tensor:
-    """Query, key and value of each head, as all queries, all keys, all values."""
+    """Reorder query, key and value of each head to all queries, all keys, all values."""
     rest = packed.shape[1:]
     return packed.reshape(heads, 3, -1, *rest).transpose(0, 1).reshape(packed.shape)
 
 
 def interleave_heads(packed: Tensor, heads: int) -> Tensor:
-    """The other way."""
+    """Reverse `split_heads`."""
     rest = packed.shape[1:]
     return packed.reshape(3, heads, -1, *rest).transpose(0, 1).reshape(packed.shape)
 
 
 def read_name(name: str) -> tuple[int | None, str] | None:
-    """Our name of one of theirs, without its block's number, which is given beside (None for those
-    outside of blocks, -1 where the first dimension counts the blocks); None if it is not known."""
+    """Return a tensor's block number and our name for it without that number; None if unknown.
+
+    The number is None outside of blocks, and -1 if the first dimension counts the blocks.
+    """
     while name.startswith("module."):
         name = name.removeprefix("module.")
     for pattern, ours in _OUTSIDE:
@@ -353,7 +359,7 @@ def read_name(name: str) -> tuple[int | None, str] | None:
 
 
 def build_unknown(theirs: str, path: Path) -> CheckpointError:
-    """The error of a tensor that pretrain_gpt's model does not have."""
+    """Build the error for a tensor that pretrain_gpt's model does not have."""
     other = next((f"is of {kind}: it " for mark, kind in _OTHERS if re.search(mark, theirs)), "")
     return CheckpointError(
         f"{path} {other}has {theirs!r}, which pretrain_gpt's model does not have"
@@ -396,7 +402,7 @@ def _read_torch_dist(folder: Path) -> MegatronCheckpoint:
 
 
 def _list_layers(stored: Stored, number: int | None, name: str) -> Iterator[Entry]:
-    """The tensor itself, or of one that stacks all blocks each block's part."""
+    """Yield the tensor itself or, if it stacks all blocks, each block's part."""
     if number != -1:
         name = name if number is None else f"blocks.{number}.{name}"
         yield make_lazy_entry(name, stored.shape, stored.dtype, stored.read)
@@ -455,7 +461,7 @@ def _read_legacy(folder: Path) -> MegatronCheckpoint:
 
 
 def expect_known_order(common: Mapping[str, Any], folder: Path) -> None:
-    """Refuse files whose query, key and value may lie in another order."""
+    """Raise CheckpointError if query, key and value may be stored in another order."""
     version = common.get("checkpoint_version", 0)
     if not isinstance(version, int | float) or version < 2:
         raise CheckpointError(
@@ -478,7 +484,8 @@ def read_iteration(common: Mapping[str, Any], folder: Path) -> int | None:
 def _list_chunks(
     read: Mapping[tuple[int, int], dict[str, Any]], num_stages: int
 ) -> Iterator[tuple[str, int]]:
-    """`model` of each stage in turn; of interleaved stages `model0` of each, then `model1`."""
+    """Yield `model` of each stage in turn; if stages are interleaved, `model0` of each, then
+    `model1`."""
     names = [name for name in read[0, 0] if re.fullmatch(r"model\d*", name)]
     for name in sorted(names, key=lambda name: int(name.removeprefix("model") or 0)):
         for stage in range(num_stages):
@@ -489,7 +496,7 @@ def _list_chunks(
 def _flatten(
     state: Mapping[Any, Any], path: Path, prefix: str = ""
 ) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of nested dicts, names joined by dots."""
+    """Yield the tensors of nested dicts, with names joined by dots."""
     for name, value in state.items():
         if isinstance(value, Mapping):
             yield from _flatten(value, path, f"{prefix}{name}.")
@@ -503,7 +510,7 @@ def _flatten(
 def join_parts(
     name: str, parts: Sequence[Tensor], folder: Path, num_halves: int | None = None
 ) -> Entry:
-    """One tensor of the parts that tensor parallelism cut."""
+    """Join the parts of a tensor that tensor parallelism split."""
     if num_halves is not None and len(parts) < num_halves:
         raise DamagedCheckpoint(f"{folder}: {name} is on {len(parts)} of {num_halves} ranks")
     axis = find_axis(name)
@@ -521,8 +528,8 @@ def join_parts(
 
 
 def find_axis(name: str) -> int | None:
-    """The dimension along which tensor parallelism cuts one of our tensors; None where it does
-    not."""
+    """Return the dimension along which tensor parallelism splits one of our tensors; None if it
+    does not."""
     owner, _, kind = re.sub(r"^blocks\.\d+\.", "", name).rpartition(".")
     if owner in _COLUMNS and kind == "weight":
         return 1
@@ -551,8 +558,8 @@ def export_megatron(
     tensor: int = 1,
     pipeline: int = 1,
 ) -> Path:
-    """pretrain_gpt's checkpoint in this folder as Megatron-LM's legacy files in a new one, for so
-    many tensor and pipeline ranks; the folder of its iteration.
+    """Export a checkpoint of pretrain_gpt to Megatron-LM's legacy files in a new folder, for the
+    given number of tensor and pipeline ranks; return the folder of its iteration.
 
     `vocab` adds words with weights of zero: Megatron-LM pads to a multiple of 128 for each tensor
     rank. The names are those of megatron-core's own layers (`--transformer-impl local`).
@@ -580,10 +587,10 @@ def export_torch_dist(
     vocab: int | None = None,
     dtype: str = "float32",
 ) -> Path:
-    """pretrain_gpt's checkpoint in this folder as one of megatron-core's distributed checkpoints in
-    a new one, which any number of ranks loads; the folder of its iteration.
+    """Export a checkpoint of pretrain_gpt to a new folder as a distributed checkpoint of
+    megatron-core, which any number of ranks loads; return the folder of its iteration.
 
-    The blocks are stacked, as all releases load them unless told otherwise. `vocab` adds words.
+    The blocks are stacked, which is what all releases load by default. `vocab` adds words.
     """
     with make_folder(target) as part, CheckpointReader(folder) as reader:
         model = GptReader.of(reader, heads, vocab, dtype)
@@ -606,7 +613,8 @@ def _save(held: Mapping[str, Any], path: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class GptReader:
-    """Our model, tensor by tensor in their order."""
+    """Reads the tensors of our GPT from a checkpoint, in Megatron's order of query, key and
+    value."""
 
     reader: CheckpointReader
     sizes: Sizes
@@ -647,7 +655,7 @@ class GptReader:
 
     @property
     def names(self) -> set[str]:
-        """All tensors, the tied one once."""
+        """Names of all tensors; a tied tensor appears once."""
         return set(list_shapes("pretrain_gpt", self.sizes)) - {TIES["pretrain_gpt"][1]}
 
     def load_part(self, name: str, half: int, num_halves: int) -> Tensor:
@@ -665,7 +673,7 @@ class GptReader:
     def build_rank(
         self, half: int, num_halves: int, stage: int, num_stages: int
     ) -> dict[str, Tensor | None]:
-        """The state dict of one rank's model; layers are counted from 0 in each stage."""
+        """Return the state dict of one rank's model; layers are counted from 0 in each stage."""
         count = self.sizes.layers // num_stages
 
         def cut(name: str) -> Tensor:
@@ -691,7 +699,7 @@ class GptReader:
         return found
 
     def list_stacked(self) -> Iterator[Entry]:
-        """Their tensors in torch_dist: the blocks' parts of each as pieces of one."""
+        """Yield their tensors in torch_dist, each stacked tensor as one piece for each block."""
         for name, shape in list_shapes("pretrain_gpt", self.sizes).items():
             load = partial(self.load, name)
             block = re.fullmatch(r"blocks\.(\d+)\.(.+)\.(weight|bias)", name)
@@ -710,8 +718,8 @@ class GptReader:
                 yield entry._replace(box=Box((number, *[0] * len(shape)), (1, *shape)))
 
     def list_objects(self) -> list[str]:
-        """Objects that their layers ask for besides: the state of lower precisions, which is
-        empty."""
+        """Return the names of objects that their layers also look for: the state of low-precision
+        formats, which is empty."""
         layers = self.sizes.layers
         return [
             f"decoder.layers.{theirs}._extra_state/shard_{number}_{layers}"
@@ -728,7 +736,7 @@ class GptReader:
         }
 
     def list_args(self, tensor: int, pipeline: int) -> dict[str, Any]:
-        """Arguments that their `--use-checkpoint-args` and our import ask for."""
+        """Return the arguments that Megatron's `--use-checkpoint-args` and our import need."""
         sizes = self.sizes
         return {
             "num_layers": sizes.layers,

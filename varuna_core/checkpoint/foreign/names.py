@@ -1,4 +1,4 @@
-"""The built-in programs' tensors under the names, and in the shapes, of Hugging Face's models.
+"""Map the built-in programs' tensors to the names and shapes of Hugging Face's models.
 
     ours                                theirs (GPT2LMHeadModel)             in their file
     tokens.weight, head.weight          transformer.wte.weight               once
@@ -8,7 +8,7 @@
     ours                                theirs (Llama, Mistral, Qwen2, Qwen3 ForCausalLM)
     blocks.0.attention.query.weight     model.layers.0.self_attn.q_proj.weight
 
-A config of theirs whose mathematics is not ours is refused with the reason.
+A Hugging Face config for which our model would compute other results is refused with the reason.
 """
 
 from __future__ import annotations
@@ -77,20 +77,20 @@ _BLOCK = re.compile(r"blocks\.(\d+)\.(.*)\.(weight|bias)")
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The place of one of our tensors in their model."""
+    """The names and form of one of our tensors in Hugging Face's model."""
 
     parts: tuple[str, ...]
-    """Their names; of several each is an equal part along the first dimension."""
+    """Their names; if there are several, each is an equal part along the first dimension."""
 
     transposed: bool = False
-    """Their linear layers hold the weight the other way round."""
+    """True if their layer stores the transposed weight."""
 
     also: tuple[str, ...] = ()
-    """Other names of theirs for the same tensor."""
+    """Other names that they use for the same tensor."""
 
 
 def find_place(program: Program, name: str, llama: Llama | None = None) -> Place:
-    """The place of our tensor of this name in theirs; KeyError for a name that is not ours."""
+    """Return the place of our tensor in their model; KeyError for a name that is not ours."""
     match = _BLOCK.fullmatch(name)
     owner, _, kind = name.rpartition(".")
     if llama is not None:
@@ -127,7 +127,7 @@ class Sizes:
 
 
 def find_tie(program: Program, sizes: Sizes) -> tuple[str, str] | None:
-    """Names of the one tensor that is embedding and head."""
+    """Return the names of the tensor that is both embedding and head; None if it is not tied."""
     return TIES[program] if sizes.llama is None or sizes.llama.tied else None
 
 
@@ -153,7 +153,7 @@ def _list_llama(sizes: Sizes, heads: int, llama: Llama) -> dict[str, tuple[int, 
 
 
 def list_shapes(program: Program, sizes: Sizes, heads: int = 0) -> dict[str, tuple[int, ...]]:
-    """Every tensor of the program's model, in its order; `heads` count for Llama's alone."""
+    """Return the shapes of all tensors of a program's model, in order; only Llama needs `heads`."""
     if sizes.llama is not None:
         return _list_llama(sizes, heads, sizes.llama)
     hidden, inner = sizes.hidden, 4 * sizes.hidden
@@ -191,7 +191,7 @@ def list_shapes(program: Program, sizes: Sizes, heads: int = 0) -> dict[str, tup
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """Facts of a model that a checkpoint has beside the tensors."""
+    """Facts about a model that a checkpoint stores besides the tensors."""
 
     heads: int | None = None
     sequence: int = 0
@@ -199,7 +199,7 @@ class ModelFacts:
 
 
 def read_known(user: Any) -> ModelFacts:
-    """Read the facts that a built-in program saved with its state; another program's has none."""
+    """Read the facts that a built-in program saved with its state; empty for other programs."""
     model = user.get("model") if isinstance(user, dict) else None
     if not isinstance(model, dict):
         return ModelFacts()
@@ -214,7 +214,8 @@ def read_known(user: Any) -> ModelFacts:
 def find_program(
     shapes: Mapping[str, tuple[int, ...]], known: ModelFacts | None = None
 ) -> tuple[Program, Sizes] | None:
-    """The built-in program, and its sizes, whose model has exactly these tensors; None if none."""
+    """Return the built-in program, and its sizes, whose model has exactly these tensors; else
+    None."""
     known = known or ModelFacts()
     llama = known.llama
     if "tokens.weight" not in shapes or (llama is None and "positions.weight" not in shapes):
@@ -245,7 +246,7 @@ GPT2_WANTED: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "add_cross_attention": (False, (False,)),
     "tie_word_embeddings": (True, (True,)),
 }
-"""Their default, and what ours computes."""
+"""Hugging Face's default of each key, and the values for which our model computes the same."""
 
 BERT_WANTED: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "hidden_act": ("gelu", ("gelu",)),
@@ -274,7 +275,7 @@ MODEL_TYPES: Mapping[str, Program] = {
 
 
 def list_differences(program: Program, config: Mapping[str, Any]) -> list[str]:
-    """Parts of their model that ours computes otherwise; empty if they are equal."""
+    """Return the settings in which their model differs from ours; empty if there are none."""
     kind = config.get("model_type")
     if MODEL_TYPES.get(str(kind)) != program:
         return [f"model_type {kind!r} is not what {program} trains"]
@@ -295,7 +296,8 @@ def list_differences(program: Program, config: Mapping[str, Any]) -> list[str]:
 
 
 def _read_rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Their rotary positions, as transformers 5 writes them or as those before it did."""
+    """Return the settings of rotary positions as transformers 5 or as earlier versions write
+    them."""
     held = config.get("rope_parameters") or config.get("rope_scaling") or {}
     base = {"rope_theta": config["rope_theta"]} if config.get("rope_theta") is not None else {}
     return {**base, **held}
@@ -375,7 +377,7 @@ def _render_llama(sizes: Sizes, heads: int, llama: Llama, dtype: str) -> dict[st
 
 
 def read_sizes(program: Program, config: Mapping[str, Any]) -> tuple[Sizes, int]:
-    """Sizes and heads of their config."""
+    """Read sizes and number of heads from a Hugging Face config."""
     gpt = program == "pretrain_gpt"
     if config.get("model_type") in LLAMA_CLASSES:
         held = Sizes(
@@ -406,7 +408,7 @@ def read_sizes(program: Program, config: Mapping[str, Any]) -> tuple[Sizes, int]
 
 
 def render_config(program: Program, sizes: Sizes, heads: int, dtype: str) -> dict[str, Any]:
-    """Their config of one of our models."""
+    """Render Hugging Face's config for one of our models."""
     if sizes.llama is not None:
         return _render_llama(sizes, heads, sizes.llama, dtype)
     if program == "pretrain_gpt":

@@ -1,8 +1,8 @@
-"""Pickles of other programs, of which nothing runs: all but tensors and plain values are stand-ins.
+"""Read pickles of other programs without running their code.
 
-Megatron-LM's files hold its arguments, with classes of its own, beside the weights, so that
-`weights_only=True` refuses them. Here a class that the file names is never looked up: an object of
-it becomes a `StandIn` with the attributes that the file gives it.
+Megatron-LM's files hold its arguments, with classes of its own, besides the weights, so that
+`weights_only=True` refuses them. Here a class named in the file is never imported: its objects
+become `StandIn` objects with the attributes in the file. Only tensors and plain values are real.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ _ALLOWED: Mapping[tuple[str, str], Any] = {
 
 
 class _Refused(Exception):
-    """A name that is not to be in a pickle."""
+    """Raised for a name that is not allowed in a pickle."""
 
 
 class StandIn:
-    """An object of a class that was not looked up; `words` are what it was made of."""
+    """Stand-in for an object of a class that is not imported; `words` are its constructor's
+    arguments."""
 
     named = ""
     words: tuple[Any, ...] = ()
@@ -57,7 +58,7 @@ class StandIn:
 
 class _Unpickler(pickle.Unpickler):
     known: Sequence[str] | None = None
-    """Packages whose names the pickle may have, and single names; None for any."""
+    """Packages and single names that the pickle may refer to; None allows any."""
 
     def find_class(self, module: str, name: str) -> Any:
         spelled = (module.partition(".")[0], f"{module}.{name}")
@@ -74,14 +75,15 @@ TORN = (
     *(pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError),
     *(LookupError, OverflowError, MemoryError),
 )
-"""What unpickling of changed bytes raises."""
+"""Exceptions that unpickling raises for corrupted data."""
 _MODULE = types.ModuleType("pickles")
-"""For `torch.load(pickle_module=...)`."""
+"""Module to pass to `torch.load(pickle_module=...)`."""
 vars(_MODULE).update(Unpickler=_Unpickler, load=lambda file, **_: _Unpickler(file).load())
 
 
 def load_torch_file(path: Path, part: IO[bytes] | None = None) -> dict[str, Any]:
-    """A dict that `torch.save` wrote to a file; in a part of one it is in a list."""
+    """Load a dict written by `torch.save` from a file or a part of one; in a part, a list holds
+    it."""
     try:
         found = torch.load(
             part or path, map_location="cpu", mmap=part is None, weights_only=False,
@@ -100,7 +102,7 @@ def load_torch_file(path: Path, part: IO[bytes] | None = None) -> dict[str, Any]
 
 
 def load_plain_pickle(path: Path, known: Sequence[str]) -> Any:
-    """Load a file of `pickle.dump`; `known` are the packages and names that it may have."""
+    """Load a file of `pickle.dump`; `known` lists the packages and names that it may refer to."""
     try:
         with path.open("rb") as file:
             unpickler = _Unpickler(file)

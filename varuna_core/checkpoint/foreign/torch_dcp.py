@@ -1,10 +1,10 @@
-"""Folders of torch.distributed.checkpoint that FSDP2, torchtitan and plain programs write.
+"""Read and write torch.distributed.checkpoint folders of FSDP2, torchtitan and plain programs.
 
     dcp.save({"model": .., "optimizer": ..}, folder)        model.h.0.weight, optimizer.state.h.0...
     dcp.save(model.state_dict(), folder), torchtitan        h.0.weight, optimizer.state.h.0...
 
-Each tensor is read by itself, or a part of it, from the pieces of any number of ranks. What is not
-a tensor (options, data loaders) is not read: it would have to be unpickled.
+Each tensor, or a part of it, is read separately from the pieces of any number of ranks. Objects
+other than tensors (options, data loaders) are ignored because they would have to be unpickled.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _OTHER = re.compile(r"(?:optimizers?|optim|lr_scheduler|scheduler|dataloader|tra
 
 
 def is_plain_dcp(folder: Path) -> bool:
-    """True of a folder that is not Megatron-LM's."""
+    """Return True for a torch.distributed.checkpoint folder that is not Megatron-LM's."""
     theirs = ("common.pt", "metadata.json")
     return (folder / METADATA).is_file() and not any((folder / name).is_file() for name in theirs)
 
 
 class DcpWeights(Mapping[str, Tensor]):
-    """The model's tensors; each access reads the tensor again."""
+    """Mapping from names to the model's tensors; each access reads the tensor again."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -75,11 +75,11 @@ class DcpWeights(Mapping[str, Tensor]):
         return len(self._held)
 
     def holds(self, name: str) -> bool:
-        """True if it is there; `in` reads it."""
+        """Return True if the tensor exists; unlike `in`, this does not read it."""
         return name in self._held
 
     def describe(self, name: str) -> Laid:
-        """Type and shape; nothing is read."""
+        """Return type and shape without reading the tensor."""
         one = self._held[name]
         return Laid(key=name, dtype=name_dtype(one.dtype, name), extent=one.shape, start=0)
 
@@ -87,7 +87,8 @@ class DcpWeights(Mapping[str, Tensor]):
         return self._held[name].shape
 
     def take_optimizer(self, kind: str) -> tuple[list[Entry], dict[str, Any]]:
-        """Entries of the optimizer's state, and the rest by parameter, for `save_weights`."""
+        """Return entries of the optimizer's state, and the rest by parameter, for
+        `save_weights`."""
         by_name: dict[str, dict[str, Stored]] = {}
         for (name, key), one in self._state.items():
             by_name.setdefault(name, {})[key] = one
@@ -112,7 +113,7 @@ class DcpWeights(Mapping[str, Tensor]):
 
 
 def _name_tensor(name: str, path: tuple[Any, ...]) -> tuple[bool, str]:
-    """The model's name of it, and True where it lies under one of `CONTAINERS`."""
+    """Return True if the tensor is under one of `CONTAINERS`, and the model's name for it."""
     if len(path) > 1 and path[0] in CONTAINERS:
         inner = path[1:]
         while len(inner) > 1 and inner[0] in CONTAINERS:
@@ -122,8 +123,8 @@ def _name_tensor(name: str, path: tuple[Any, ...]) -> tuple[bool, str]:
 
 
 def export_dcp(folder: Path, target: Path, *, under: str = "") -> int:
-    """The weights and buffers of the checkpoint in `folder` as a new folder that `dcp.load` reads
-    in any layout, each under all its names; how many. `under` is the key of the state dict."""
+    """Export the weights and buffers of a checkpoint to a new folder that `dcp.load` reads in any
+    layout, each under all its names; return their number. `under` is the key of the state dict."""
     with CheckpointReader(folder) as reader, make_folder(target) as part:
         part.mkdir(parents=True)
         names = list(dict.fromkeys([*reader.state.shapes, *list_stored_names(reader)]))

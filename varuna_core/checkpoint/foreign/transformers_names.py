@@ -1,11 +1,11 @@
-"""Our weights under the names of Hugging Face's transformers, and in its shapes, in memory.
+"""Convert our weights, in memory, to the names and shapes of Hugging Face's transformers.
 
     state = torch.load("model.pt")      # python -m varuna_core.checkpoint export ckpt model.pt
     GPT2LMHeadModel(config).load_state_dict(rename_gpt(state), strict=False)
     BertForPreTraining(config).load_state_dict(rename_bert(state), strict=False)
 
-`strict=False`, for some versions list tables that they make themselves; nothing else is missing.
-Large models go by folders: `python -m varuna_core.checkpoint export ckpt folder`.
+`strict=False` is needed because some versions list tables that they compute themselves; nothing
+else is missing. For large models use `python -m varuna_core.checkpoint export ckpt folder`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from varuna_core.checkpoint.foreign.names import Program, find_place
 
 
 def rename_gpt(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """For GPT2LMHeadModel, whose linear layers hold their weights transposed."""
+    """Rename for GPT2LMHeadModel, whose linear layers store their weights transposed."""
     return _rename("pretrain_gpt", state)
 
 
 def rename_bert(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """For BertForPreTraining, which has query, key and value apart."""
+    """Rename for BertForPreTraining, which has separate query, key and value."""
     return _rename("pretrain_bert", state)
 
 

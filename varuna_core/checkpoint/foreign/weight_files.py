@@ -1,4 +1,4 @@
-"""Weights in safetensors files, read one tensor at a time when asked for.
+"""Read weights from safetensors files lazily, one tensor at a time.
 
     Varuna(model, ..., options=Options(state_dict=open_weights("gpt2-xl/")))
 
@@ -30,11 +30,11 @@ SINGLE = "model.safetensors"
 
 
 class WeightFileError(ValueError):
-    """A file of weights cannot be read; the message names it."""
+    """Raised if a file of weights cannot be read; the message names the file."""
 
 
 class StoredWeights(Mapping[str, Tensor]):
-    """Names to tensors; each access reads the tensor again."""
+    """Mapping from names to tensors; each access reads the tensor again."""
 
     def __init__(self, places: Mapping[str, tuple[Path, Laid]]) -> None:
         self._places = places
@@ -57,11 +57,11 @@ class StoredWeights(Mapping[str, Tensor]):
         return len(self._places)
 
     def holds(self, name: str) -> bool:
-        """True if it is there; `in` reads it."""
+        """Return True if the tensor exists; unlike `in`, this does not read it."""
         return name in self._places
 
     def describe(self, name: str) -> Laid:
-        """Type, shape and size; nothing is read."""
+        """Return type, shape and size without reading the tensor."""
         return self._places[name][1]
 
     def shape_of(self, name: str) -> tuple[int, ...]:
@@ -75,9 +75,9 @@ Weights: TypeAlias = "StoredWeights | DcpWeights"
 
 
 def open_weights(*paths: str | Path) -> Weights:
-    """The tensors of these safetensors files; of a folder those that its index lists, or its
-    model.safetensors, or else all such files in it. Of a folder of torch.distributed.checkpoint
-    the model's. A path may be a URL that fsspec opens."""
+    """Open safetensors files lazily. For a folder, these are the files that its index lists, or its
+    model.safetensors, or else all such files in it; for a torch.distributed.checkpoint folder, the
+    model's tensors are opened. A path may be a URL that fsspec opens."""
     places: dict[str, tuple[Path, Laid]] = {}
     if len(paths) == 1 and (parse_path(paths[0]) / ".metadata").exists():
         from varuna_core.checkpoint.foreign.torch_dcp import DcpWeights
@@ -94,7 +94,7 @@ def open_weights(*paths: str | Path) -> Weights:
 
 
 def _list_files(folder: Path) -> Mapping[Path, set[str] | None]:
-    """The files of a folder, and which names of each count; None is all."""
+    """Return the files of a folder, each with the names of tensors to use; None means all."""
     indices = sorted(folder.glob(f"*{INDEX}"))
     if len(indices) > 1:
         raise WeightFileError(f"{indices[0]} and {indices[1].name}: name the files of one of them")

@@ -1,4 +1,4 @@
-"""The files of a checkpoint: boxes of tensors, tensor files, manifest. No folder, no process group.
+"""Read and write the files of a checkpoint: tensor files and manifest, with boxes of tensors.
 
 `manifest.read_manifest`, `tensorfile.read_head`, `entries.write_file`. Imports `records.files`;
 only `entries` and `plain` need torch.

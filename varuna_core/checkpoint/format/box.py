@@ -1,4 +1,5 @@
-"""Pieces of tensors as boxes: an offset and an extent in each dimension. Plain arithmetic."""
+"""Describe pieces of tensors as boxes: an offset and an extent in each dimension. Plain
+arithmetic."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ from math import prod
 from typing import NamedTuple
 
 BLOCK_BYTES = 1 << 20
-"""What one checksum covers, about: a slice is read and checked in whole blocks."""
+"""Approximate size of the block under one checksum: slices are read and checked in whole blocks."""
 
 
 class Box(NamedTuple):
-    """The elements from `offset` on, `extent` of them, in each dimension."""
+    """The elements of a tensor from `offset` on, `extent` of them in each dimension."""
 
     offset: tuple[int, ...]
     extent: tuple[int, ...]
@@ -26,7 +27,7 @@ class Box(NamedTuple):
         return tuple(slice(o, o + e) for o, e in zip(self.offset, self.extent, strict=True))
 
     def intersect(self, other: Box) -> Box | None:
-        """The box of elements in both; None where there are none."""
+        """Return the box of the elements in both boxes; None if they do not overlap."""
         if self == other:
             return self if all(self.extent) else None
         low = tuple(max(a, b) for a, b in zip(self.offset, other.offset, strict=True))
@@ -35,12 +36,13 @@ class Box(NamedTuple):
         return Box(low, extent) if all(e > 0 for e in extent) else None
 
     def seen_from(self, outer: Box) -> Box:
-        """The same elements, counted from the corner of `outer`."""
+        """Return the same elements in coordinates that start at the corner of `outer`."""
         moved = tuple(a - b for a, b in zip(self.offset, outer.offset, strict=True))
         return Box(moved, self.extent)
 
     def inside(self, outer: Box) -> Box:
-        """A box counted from the corner of `outer`, in the coordinates of what `outer` lies in."""
+        """Convert a box relative to the corner of `outer` to the coordinates in which `outer` is
+        given."""
         moved = tuple(a + b for a, b in zip(self.offset, outer.offset, strict=True))
         return Box(moved, self.extent)
 
@@ -51,7 +53,7 @@ class Box(NamedTuple):
         )
 
     def __str__(self) -> str:
-        """The box as numpy writes it: [0:4,8:16]."""
+        """Return the box as numpy writes it: [0:4,8:16]."""
         return "[" + ",".join(f"{s.start}:{s.stop}" for s in self.slices) + "]"
 
 
@@ -61,16 +63,16 @@ def whole(shape: Sequence[int]) -> Box:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorShare:
-    """A rank's share of a tensor, in a tensor of its own."""
+    """A rank's share of a tensor, held as a tensor of its own."""
 
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
 
     extent: tuple[int, ...]
-    """Of what the rank holds."""
+    """Extent of the rank's own tensor."""
 
     pieces: tuple[tuple[Box, Box], ...]
-    """Boxes of the whole tensor, and where the rank has them."""
+    """Boxes of the whole tensor, each with its box in the rank's own tensor."""
 
     @property
     def is_whole(self) -> bool:
@@ -78,9 +80,11 @@ class TensorShare:
 
 
 def split_range(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
-    """The elements start..stop of the flattened tensor as boxes, in order; each lies in one run.
+    """Yield elements start..stop of the flattened tensor as boxes, in order; each box is
+    contiguous.
 
-    At most two boxes a dimension: what is left of the first row, whole rows, the head of the last.
+    There are at most two boxes for each dimension: the rest of a row, whole rows, the start of a
+    row.
     """
     if start >= stop:
         return
@@ -106,12 +110,12 @@ def _within_row(shape: Sequence[int], row: int, start: int, stop: int) -> Iterat
 
 
 def count_block_rows(extent: Sequence[int], item_bytes: int) -> int:
-    """Rows (of dimension 0) that one checksum covers."""
+    """Return the number of rows (of dimension 0) under one checksum."""
     return max(1, BLOCK_BYTES // max(1, prod(extent[1:]) * item_bytes))
 
 
 def list_blocks(extent: Sequence[int], rows: int) -> list[Box]:
-    """The blocks of a piece, counted from its own corner; none of a piece without elements."""
+    """Return the blocks of a piece in its own coordinates; an empty list if it has no elements."""
     if not prod(extent):
         return []
     if not extent:
@@ -124,7 +128,7 @@ def list_blocks(extent: Sequence[int], rows: int) -> list[Box]:
 
 
 def find_fault(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
-    """The reason why the boxes are not the tensor, each element once; None if they are."""
+    """Return the reason why the boxes do not cover the tensor exactly once; None if they do."""
     if len(boxes) == 1 and boxes[0] == whole(shape):
         return None
     for box in boxes:

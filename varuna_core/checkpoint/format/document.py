@@ -1,8 +1,8 @@
-"""JSON files with their kind, version and checksum.
+"""Read and write JSON files with their kind, version and checksum.
 
     {"varuna_checkpoint": 2, "what": "manifest", "crc32": "89abcdef", "content": {...}}
 
-The checksum is that of the content as JSON with sorted keys and no blanks.
+The checksum covers the content as JSON with sorted keys and no blanks.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ except ImportError:
     from zlib import crc32
 
 VERSION = 2
-"""Of manifests and markers; format 1 says all of each tensor, and is read too."""
+"""Format version of manifests and markers. Format 1, which repeats a record for each tensor, is
+still read."""
 MARK = "varuna_checkpoint"
 BEFORE_CONTENT = ', "content": '
 READABLE = 0o666
-"""Less the user's umask. Who may read a checkpoint is said by the folder of them all, which is its
-owner's alone (0700) where it is made here."""
+"""Mode of new files, less the user's umask. Access to checkpoints is limited by their parent
+folder, which only its owner can enter (0700) if it is created here."""
 
 
 def crc_text(data: Any) -> str:
@@ -43,7 +44,8 @@ def crc_text(data: Any) -> str:
 
 
 def _seal(what: str, content: Any) -> str:
-    """The document, with its content as the checksum takes it: a reader need not write it again."""
+    """Return the document with its content in the form that the checksum covers, so that a reader
+    need not render the content again."""
     text = _canonical(content)
     head = json.dumps({MARK: VERSION, "what": what, "crc32": crc_text(text.encode())})
     return f"{head[:-1]}{BEFORE_CONTENT}{text}}}\n"
@@ -54,7 +56,7 @@ def _canonical(content: Any) -> str:
 
 
 def write_document(path: Path, what: str, content: Any, durable: bool = True) -> None:
-    """Land it whole; if `durable`, it is on the disk when this returns, its name too."""
+    """Write the file atomically; if `durable`, the file and its name are on the disk on return."""
     if durable:
         write_atomic(path, _seal(what, content), READABLE)
         sync_folder(path.parent)
@@ -63,7 +65,7 @@ def write_document(path: Path, what: str, content: Any, durable: bool = True) ->
 
 
 def write_part(path: Path, what: str, content: Any) -> Path:
-    """The document under a name beside its own, to be renamed; not yet on the disk."""
+    """Write the document to a temporary file beside `path`, to be renamed; do not sync it."""
     who = f"{os.uname().nodename}.{os.getpid()}.{secrets.token_hex(8)}"
     part = path.with_name(f".{path.name}.{who}.part")
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, READABLE)
@@ -73,7 +75,7 @@ def write_part(path: Path, what: str, content: Any) -> Path:
 
 
 def read_document(path: Path, what: str) -> Any:
-    """The content; an error names the file and says what is wrong with it."""
+    """Return the content; the error of an invalid file has the file's name and the reason."""
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
@@ -84,7 +86,7 @@ def read_document(path: Path, what: str) -> Any:
 
 
 def parse_document(data: bytes, path: Path, what: str) -> Any:
-    """The same of the bytes of a file, which may lie on another machine."""
+    """Return the content of a file's bytes as `read_document` does; `path` is for the errors."""
     try:
         found = json.loads(data)
     except ValueError as error:
@@ -109,7 +111,8 @@ def parse_document(data: bytes, path: Path, what: str) -> Any:
 
 
 def sync_folder(path: Path) -> None:
-    """Names that were made, moved or removed in the folder outlive a power cut from here on."""
+    """Make new, moved and removed names in the folder durable, so that they survive a power
+    failure."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -123,7 +126,7 @@ def sync_folder(path: Path) -> None:
 
 @contextmanager
 def make_folder(target: Path) -> Iterator[Path]:
-    """A new folder under another name, which gets this one once it is whole."""
+    """Yield a temporary folder that is renamed to `target` once it is complete."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise CheckpointError(f"{target} is there already and not empty: name a new folder")
     part = target.with_name(f".{target.name}.{secrets.token_hex(16)}.part")

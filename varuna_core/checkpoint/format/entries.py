@@ -1,7 +1,7 @@
-"""Tensors as a rank gives them to a checkpoint, and the file that they are written to.
+"""Describe the tensors that a rank adds to a checkpoint, and write them to a file.
 
-Replicas share the writing. A file's every byte is written once, checksummed meanwhile, and on the
-disk at the end."""
+Replicas divide the writing among them. Each byte of a file is written once, checksummed on the way,
+and synced to the disk at the end."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ DTYPES = {
 }
 _WORDS = {dtype: word for word, dtype in DTYPES.items()}
 MOST_BLOCKS = 512
-"""Blocks that are written together: the kernel takes 1024 at once."""
+"""Blocks per write call; the kernel accepts 1024 at once."""
 
 
 def name_dtype(dtype: torch.dtype, name: str) -> str:
@@ -72,19 +72,19 @@ class Entry(NamedTuple):
     kind: str
     name: str
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     box: Box
-    """Which part of it this is."""
+    """The part of the tensor that this entry holds."""
     dtype: str
     load: Callable[[], Tensor]
-    """The piece itself, on any device; called when it is written."""
+    """Function that returns the piece, on any device; called when the piece is written."""
 
     @property
     def num_bytes(self) -> int:
         return self.box.volume * ITEM_BYTES[self.dtype]
 
     def cut(self, part: Box) -> Entry:
-        """A part of it, counted from its own corner."""
+        """Return an entry for a part of this one; `part` is in the entry's own coordinates."""
         if part == whole(self.box.extent):
             return self
         load = self.load
@@ -98,7 +98,8 @@ def make_entry(
     box: Box | None = None,
     shape: Sequence[int] | None = None,
 ) -> Entry:
-    """An entry of a whole tensor, or of the piece `box` of one of `shape`; names its faults."""
+    """Make an entry of a whole tensor, or of the piece `box` of a tensor with shape `shape`; raise
+    an error that names the tensor if it cannot be stored."""
     extent = tuple(tensor.shape)
     full = extent if shape is None else tuple(shape)
     is_piece = box is not None
@@ -120,25 +121,27 @@ class CheckpointPart:
 
     iteration: int
     segments: Mapping[int, Sequence[Entry]]
-    """What it writes of each segment between cuts. Each element of each tensor is written by one
-    rank: replicas that hold the same deal it out (`deal`), or one of them gives it."""
+    """The entries that this rank writes, by segment between cuts. Each element of a tensor is
+    written by one rank: replicas with equal tensors divide these (`deal`), or one replica writes
+    all."""
     shared: bool = False
-    """Other ranks write parts of these segments too, in files of their own."""
+    """True if other ranks write parts of these segments too, to files of their own."""
     optimizer: Mapping[str, Any] = field(default_factory=dict)
-    """Of `take_state`, for every parameter that this rank gives state tensors of."""
+    """Result of `take_state` for every parameter for which this rank has state tensors."""
     own: Any = None
-    """Random states, and what else only this rank has."""
+    """Random states and other state that only this rank has."""
     state: TrainingState | None = None
-    """On rank 0."""
+    """State that all ranks agree on; set on rank 0 only."""
 
 
 def deal(
     segments: Mapping[int, Sequence[Entry]], num_shares: int, share: int
 ) -> dict[int, list[Entry]]:
-    """The part of equal bytes that falls to one of `num_shares` replicas, which hold the same.
+    """Return share number `share` of equal bytes, for one of `num_shares` replicas with equal
+    tensors.
 
-    All bytes in a row, cut at equal distances: at most a tensor at each end is cut in pieces, and
-    most segments stay whole.
+    All bytes are laid end to end and cut at equal distances: a share has at most one cut tensor at
+    each end, and most segments stay whole.
     """
     total = sum(entry.num_bytes for entries in segments.values() for entry in entries)
     low, high = total * share // num_shares, total * (share + 1) // num_shares
@@ -156,7 +159,8 @@ def deal(
 
 
 def _cut_run(entry: Entry, low: int, high: int) -> Iterator[Entry]:
-    """The elements between two places in its bytes; one belongs to where its last byte is."""
+    """Yield the elements between two byte offsets; an element belongs to the range of its last
+    byte."""
     item = ITEM_BYTES[entry.dtype]
     count = prod(entry.box.extent)
     start, stop = (min(max(place, 0) // item, count) for place in (low, high))
@@ -165,8 +169,8 @@ def _cut_run(entry: Entry, low: int, high: int) -> Iterator[Entry]:
 
 
 def view_bytes(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor, of any type, which lives as long as the view; without
-    numpy, which torch may lack."""
+    """Return the memory of a contiguous CPU tensor of any type, which lives as long as the view;
+    numpy is not used because torch may be installed without it."""
     if not tensor.nbytes:
         return memoryview(bytearray())
     memory: Any = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
@@ -175,7 +179,8 @@ def view_bytes(tensor: Tensor) -> memoryview:
 
 
 def key_of(entry: Entry) -> str:
-    """Its name in the safetensors header: the plain name, so that other tools know it."""
+    """Return the entry's key in the safetensors header: the plain name, so that other tools know
+    it."""
     plain = entry.kind in (WEIGHT, BUFFER)
     part = "" if entry.box == whole(entry.shape) else str(entry.box)
     return (entry.name if plain else f"{entry.kind}/{entry.name}") + part
@@ -184,10 +189,10 @@ def key_of(entry: Entry) -> str:
 def write_file(
     path: Path, entries: Sequence[Entry], notes: dict[str, str], beside: Executor
 ) -> Future[HeldFile]:
-    """A new file of these entries; `beside` computes the checksums, and waits for the disk.
+    """Write a new file of these entries; `beside` computes the checksums and syncs the file.
 
-    Small tensors are checksummed and written many at a time. Holds one tensor and two such batches
-    in CPU memory, and none that lies there contiguous already.
+    Small tensors are checksummed and written many at a time. At most one tensor and two such
+    batches are copied to CPU memory; contiguous CPU tensors are not copied.
     """
     # Each kind by itself, as they are read.
     entries = sorted(entries, key=lambda entry: (-ITEM_BYTES[entry.dtype], entry.kind))
@@ -238,7 +243,7 @@ def _named(path: Path) -> Iterator[None]:
 def _write_tensors(
     fd: int, entries: Sequence[Entry], all_rows: Sequence[int], beside: Executor
 ) -> tuple[list[int], list[Future[list[str]]]]:
-    """How many checksums each entry has, and all of them in batches, as they come."""
+    """Write the tensors; return the number of checksums of each, and all checksums in batches."""
     counts: list[int] = []
     begun: list[Future[list[str]]] = []
     batch: list[memoryview] = []
@@ -278,7 +283,7 @@ def _compute_checks(blocks: Sequence[memoryview]) -> list[str]:
 
 
 def _write_all(fd: int, blocks: list[memoryview]) -> None:
-    """Write these blocks, and leave none in the list."""
+    """Write all blocks, and remove them from the list."""
     while blocks:
         written = os.writev(fd, blocks)
         while blocks and written >= len(blocks[0]):

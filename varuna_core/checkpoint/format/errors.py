@@ -1,4 +1,4 @@
-"""Errors of checkpoints and of folders of them; each message names the file."""
+"""Errors of checkpoints and of folders of checkpoints; each message names the file."""
 
 from __future__ import annotations
 
@@ -6,39 +6,40 @@ from varuna_core.records.files import NO_ROOM, STORE_FAILED, find_errno
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint was not written or not read."""
+    """Raised if a checkpoint cannot be written or read."""
 
 
 class DamagedCheckpoint(CheckpointError):
-    """A file is missing, cut short or changed."""
+    """Raised if a file is missing, truncated or changed."""
 
 
 class ForeignCheckpoint(CheckpointError):
-    """A folder or file that is none of ours, or of a later version than this one reads."""
+    """Raised for a folder or file that is not one of ours, or of a later version than this one
+    reads."""
 
 
 class NoCheckpoint(CheckpointError):
-    """There is no complete checkpoint to load."""
+    """Raised if there is no complete checkpoint to load."""
 
 
 class NotSaved(CheckpointError):
-    """A save that the folder could not take; a later one may succeed, and nothing else is wrong."""
+    """Raised if a save failed for a reason that may pass; later saves may succeed."""
 
 
 class NoRoom(NotSaved):
-    """The folder's disk or the quota is full."""
+    """Raised if the folder's disk or the quota is full."""
 
 
 class StoreFailed(NotSaved):
-    """The disk or the file server failed."""
+    """Raised if the disk or the file server failed."""
 
 
 class FolderTaken(CheckpointError):
-    """Another job saves into the same folder."""
+    """Raised if another job saves into the same folder."""
 
 
 def build_error(error: Exception, text: str) -> CheckpointError:
-    """Error of a save with this text, of the kind that its cause makes it."""
+    """Build the error of a save; its class depends on the cause."""
     if isinstance(error, NotSaved):
         return type(error)(text)
     code = find_errno(error)

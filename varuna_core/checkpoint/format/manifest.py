@@ -1,7 +1,8 @@
-"""The manifest of a checkpoint: the pieces of every tensor with checksums, and small state.
+"""Describe a checkpoint's manifest: the pieces of every tensor with checksums, and small state.
 
-Each rank writes a **marker**, its own part of this, last of all; the **manifest** is all markers
-added up and checked, so a reader opens one small file and then those that hold what it wants.
+Each rank writes a **marker**, its own part of the manifest, after all its other files. The
+**manifest** merges all markers and is checked, so a reader opens one small file and then only the
+tensor files that it needs.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ class Piece(NamedTuple):
     kind: str
     """weight, buffer, or optimizer.<key> for a tensor of the optimizer's state."""
     name: str
-    """In the plain model; a tied one under its first name."""
+    """Name in the plain model; a tied tensor has its first name."""
     dtype: str
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     box: Box
-    """Which part of it this is."""
+    """The part of the tensor that this piece holds."""
     start: int
-    """Where in the file its bytes begin."""
+    """Offset of its bytes in the file."""
     rows: int
     """Rows (of dimension 0) under one checksum."""
     checks: tuple[str, ...]
@@ -49,7 +50,8 @@ class Piece(NamedTuple):
         return self.box.volume * ITEM_BYTES[self.dtype]
 
     def blocks(self) -> Iterable[tuple[Box, int, str]]:
-        """Each block in the piece's own coordinates, its place in the file, its checksum."""
+        """Yield each block in the piece's own coordinates, its offset in the file and its
+        checksum."""
         for box, check in zip(list_blocks(self.box.extent, self.rows), self.checks, strict=True):
             row = box.offset[0] if box.offset else 0
             yield box, self.start + row * self.row_bytes, check
@@ -57,37 +59,38 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class HeldFile:
-    """A tensor file and what is in it."""
+    """A tensor file and its pieces."""
 
     size: int
     head: str
-    """Checksum of what lies before the first tensor."""
+    """Checksum of the bytes before the first tensor."""
     pieces: tuple[Piece, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Save:
-    """Whose checkpoint this is. `save.json`, written as the folder is made."""
+    """The origin of a checkpoint. Stored as `save.json` when the folder is made."""
 
     iteration: int
     save: str
     """<job>.<n>: the job's n-th save; names the folder while it is written."""
     job: str
     line: str
-    """The job that began the training, however many continued it."""
+    """The job that began the training; jobs that continue the training keep it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingState:
-    """State that all ranks agree on, from rank 0. Values are what JSON can hold, by `plain.py`."""
+    """State that all ranks agree on, from rank 0. Values are JSON values as of `plain.py`."""
 
     partition: str
-    """Stages as they were, such as 0-11-8-5-0: to look at, loading does not need it."""
+    """Segments of each stage when it was saved, such as 0-11-8-5-0: for people, not needed for
+    loading."""
     shapes: Mapping[str, tuple[int, ...]]
-    """Every parameter and persistent buffer, tied ones under each name: a checkpoint that lacks
-    one is not complete."""
+    """Shape of every parameter and persistent buffer, tied ones under each name: a checkpoint
+    without one of these is not complete."""
     ties: Sequence[Sequence[str]] = ()
-    """Groups of names for one tensor; the first of each leads."""
+    """Groups of names for one tensor, which is stored under the first name of the group."""
     loss_scale: Any = None
     lr_schedule: Any = None
     data_position: Any = None
@@ -97,22 +100,22 @@ class TrainingState:
 
 @dataclass(frozen=True, kw_only=True)
 class Marker:
-    """One rank's part."""
+    """One rank's part of the manifest."""
 
     save: Save
     rank: int
     world_size: int
     files: Mapping[str, HeldFile]
     optimizer: Mapping[str, Any] = field(default_factory=dict)
-    """By parameter: its optimizer state, with words in place of the tensors."""
+    """Optimizer state by parameter, with keys in place of the tensors."""
     own: Any = None
-    """What only this rank has: random states."""
+    """State that only this rank has, such as random states."""
     state: TrainingState | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The whole checkpoint."""
+    """Contents of a whole checkpoint."""
 
     save: Save
     world_size: int
@@ -123,7 +126,8 @@ class Manifest:
 
 
 def add_up(markers: Sequence[Marker]) -> Manifest:
-    """The manifest of these markers, one of each rank; an error says what does not fit."""
+    """Merge the markers of all ranks into a manifest; raise CheckpointError if they do not fit
+    together."""
     first = min(markers, key=lambda marker: marker.rank)
     if first.state is None:
         raise CheckpointError(f"rank {first.rank} gave no training state: rank 0 must")
@@ -153,7 +157,7 @@ def add_up(markers: Sequence[Marker]) -> Manifest:
 
 
 def find_faults(manifest: Manifest) -> list[str]:
-    """Tensors that the pieces do not make up."""
+    """Return the faults of tensors that are missing or not covered exactly once by their pieces."""
     faults = []
     found = group_pieces(manifest)
     for (kind, name), held in found.items():
@@ -178,7 +182,7 @@ def find_faults(manifest: Manifest) -> list[str]:
 
 
 def group_pieces(manifest: Manifest) -> dict[tuple[str, str], list[tuple[str, Piece]]]:
-    """File and piece, by kind and name."""
+    """Return the file and piece of each part of a tensor, by kind and name."""
     found: dict[tuple[str, str], list[tuple[str, Piece]]] = {}
     for file, held in manifest.files.items():
         for piece in held.pieces:
@@ -187,7 +191,7 @@ def group_pieces(manifest: Manifest) -> dict[tuple[str, str], list[tuple[str, Pi
 
 
 def find_leads(ties: Sequence[Sequence[str]]) -> dict[str, str]:
-    """The name that each tied tensor is stored under."""
+    """Return the name under which each tied tensor is stored."""
     return {name: names[0] for names in ties for name in names}
 
 
@@ -260,7 +264,7 @@ def _parse_state(content: Any) -> TrainingState:
 
 
 def _render_optimizer(trees: Mapping[str, Any]) -> list[Any]:
-    """Parameters with the same options and keys share one record."""
+    """Render optimizer state so that parameters with equal options and keys share one record."""
     alike: dict[str, tuple[Any, list[str]]] = {}
     for name, tree in trees.items():
         alike.setdefault(repr(tree), (tree, []))[1].append(name)
@@ -281,7 +285,8 @@ def _render_files(files: Mapping[str, HeldFile]) -> dict[str, Any]:
 
 
 def _render_pieces(pieces: Iterable[Piece]) -> list[Any]:
-    """Pieces that differ only in name, place and checksums share one record."""
+    """Render pieces so that those that differ only in name, place and checksums share one
+    record."""
     alike: dict[Any, tuple[list[str], list[int], list[str]]] = {}
     for kind, name, dtype, shape, box, start, rows, checks in pieces:
         record = kind, dtype, shape, box, rows

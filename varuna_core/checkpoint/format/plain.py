@@ -1,8 +1,8 @@
-"""Small state as JSON and back, with what JSON lacks spelled out: nothing is ever unpickled.
+"""Convert small state to JSON and back, without pickle.
 
-Plain values stay as they are. Others become an object with the one key "!": tuples, bytes, dicts
-with other keys than words, Counters (schedulers hold them), numpy's numbers as Python's, and small
-tensors.
+JSON values are unchanged, and numpy's numbers become Python's. Tuples, bytes, dicts with keys other
+than strings, Counters (some LR schedulers have them) and small tensors become an object with the
+single key "!".
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from varuna_core.checkpoint.format.entries import DTYPES, name_dtype, view_bytes
 from varuna_core.checkpoint.format.errors import DamagedCheckpoint
 
 MAX_TENSOR_BYTES = 1 << 20
-"""Larger ones belong into the tensor files."""
+"""Tensors above this size must be stored in the tensor files."""
 
 
 def to_plain(value: Any, path: str, place: Callable[[str, Tensor], str] | None = None) -> Any:
-    """Convert a value to what JSON can hold. `path` names the value in errors. Each tensor is given
-    to `place`, if there is one, and the word that this returns is written in its place."""
+    """Convert a value to what JSON can hold. `path` names the value in errors. If `place` is given,
+    it is called with each tensor, and the word that it returns is stored instead of the tensor."""
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, (int, float)):
@@ -56,7 +56,8 @@ def to_plain(value: Any, path: str, place: Callable[[str, Tensor], str] | None =
 
 
 def from_plain(value: Any, take: Callable[[str], Tensor] | None = None) -> Any:
-    """The value that `to_plain` was given; `take` finds the tensors that were placed."""
+    """Return the value that `to_plain` was given; `take` returns the tensor for a word of
+    `place`."""
     if isinstance(value, list):
         return [from_plain(item, take) for item in value]
     if not isinstance(value, dict):

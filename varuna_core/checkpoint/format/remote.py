@@ -1,9 +1,9 @@
-"""Folders and files of an object store, by fsspec, as far as readers of checkpoints use `Path`.
+"""Access an object store through fsspec, with the methods of `Path` that checkpoint readers use.
 
     parse_path("s3://bucket/step-1000")     a place that opens, lists and measures as a Path does
     parse_path("ckpt")                      a Path
 
-fsspec is imported for a URL alone; each protocol wants a package of its own, such as s3fs.
+fsspec is imported only for URLs; each protocol needs its own package, such as s3fs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from varuna_core.checkpoint.format.errors import CheckpointError
 
 @dataclass(frozen=True)
 class RemotePath:
-    """A place in a store; equal to another of the same URL."""
+    """A file or folder in an object store, compared by its URL."""
 
     url: str
 
     @property
     def store(self) -> tuple[Any, str]:
-        """fsspec's file system, and the path within it."""
+        """fsspec's file system, and the path in it."""
         try:
             import fsspec  # not there unless somebody asks for a URL
         except ImportError as error:
@@ -86,7 +86,7 @@ class RemotePath:
 
 
 def parse_path(text: str | Path) -> Path:
-    """The place that a word of the command line names."""
+    """Convert a path or URL from the command line."""
     if "://" in str(text):
         return cast(Path, RemotePath(str(text)))
     return Path(text)
@@ -94,7 +94,8 @@ def parse_path(text: str | Path) -> Path:
 
 @contextmanager
 def beside(target: Path) -> Iterator[Path]:
-    """The target itself; for a place in a store a folder here, which is sent there at the end."""
+    """Yield the target itself or, for a URL, a temporary local folder that is uploaded at the
+    end."""
     if not isinstance(target, RemotePath):
         yield target
         return

@@ -1,8 +1,7 @@
-"""The safetensors layout: eight bytes of length, a JSON header, the tensors' bytes without holes.
+"""Read and write the safetensors layout: header length (8 bytes), JSON header, tensors.
 
-Written by hand because the library writes without fsync and checksums;
-docs/decisions/checkpoints.md.
-Little endian, as every machine that torch trains on.
+The library is not used because it writes without fsync and checksums
+(docs/decisions/checkpoints.md). Bytes are little endian, as on every machine that torch trains on.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ ITEM_BYTES = {
     **dict.fromkeys(("U32", "I32", "F32"), 4),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
 }
-"""What safetensors calls the types, and the bytes of an element."""
+"""safetensors' names of the types, and the bytes of an element."""
 
 MAX_HEADER_BYTES = 100_000_000
-"""The library's own limit: a longer header is a torn length."""
+"""The library's own limit; a larger length means that the file is damaged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Laid:
-    """A tensor in a file; `start` is counted from the beginning of the file."""
+    """Place of a tensor in a file; `start` is an offset from the beginning of the file."""
 
     key: str
     dtype: str
@@ -45,9 +44,9 @@ class Laid:
 def lay_out(
     tensors: Sequence[tuple[str, str, Sequence[int]]], notes: Mapping[str, str]
 ) -> tuple[bytes, list[int]]:
-    """The file's head, and where in the file each (key, type, extent) begins, in the given order.
+    """Return the file's head, and the offset in the file of each (key, type, extent), in order.
 
-    Give the widest types first and every tensor is aligned.
+    If the widest types come first, every tensor is aligned.
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt", **notes}}
     at, starts = 0, []
@@ -65,7 +64,7 @@ def lay_out(
 
 
 def read_head(path: Path) -> tuple[bytes, list[Laid]]:
-    """The head and what lies behind it, of any safetensors file; checked with its size."""
+    """Return the head and the tensors' places in any safetensors file, checked against its size."""
 
     def damaged(what: str) -> DamagedCheckpoint:
         return DamagedCheckpoint(f"{path} is not a whole safetensors file: {what}")

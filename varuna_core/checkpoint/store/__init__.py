@@ -1,5 +1,5 @@
-"""A folder of checkpoints: written, read, verified, owned, cleared.
+"""Manage a folder of checkpoints: write, read and verify them, claim the folder, remove old ones.
 
-`writer.CheckpointWriter` saves a rank's part, `reader` loads any shape, `store` claims, verifies
-and clears. Imports `format` and `varuna_core.records`; `store` needs no torch.
+`writer.CheckpointWriter` saves a rank's part, `reader` loads into any layout, `store` claims,
+verifies and removes. Imports `format` and `varuna_core.records`; `store` needs no torch.
 """

@@ -1,10 +1,10 @@
-"""The checkpoint that a training goes on from: the newest whole one; damaged ones are set aside.
+"""Choose the checkpoint to continue from: the newest intact one; damaged ones are set aside.
 
     varuna_ckpt_200                      one rename: nothing is deleted, and the short name is free
-    ─► varuna_ckpt_200.<save>.damaged/   for the same iteration, trained anew
-         damage.json                     why, for whoever looks
+    ─► varuna_ckpt_200.<save>.damaged/   for the same iteration, trained again
+         damage.json                     the reason, for people
 
-What cannot be renamed (in a folder that is only read) is passed over by this job alone.
+If a damaged checkpoint cannot be renamed (in a read-only folder), only this job ignores it.
 """
 
 from __future__ import annotations
@@ -27,21 +27,23 @@ log = logging.getLogger(__name__)
 
 
 class Choice:
-    """The checkpoint of a load: the one that was named, or the newest that is whole."""
+    """Chooses the checkpoint to load: the requested iteration, or the newest intact one."""
 
     def __init__(self, store: Path, iteration: int | None, check_complete: bool) -> None:
         self.store, self.iteration, self.check_complete = store, iteration, check_complete
         self._refused: dict[Path, str] = {}
-        """Damaged, and why."""
+        """Damaged checkpoints with the reason."""
 
     def refuse(self, folder: Path, error: DamagedCheckpoint) -> None:
-        """By every rank: it is damaged. Raises it where that one was asked for."""
+        """Note that a checkpoint is damaged, on every rank; raise the error if it was requested by
+        number."""
         if self.iteration is not None:
             raise error
         self._refused[folder] = str(error)
 
     def take(self) -> CheckpointReader:
-        """By one rank: what is left, its manifest and files looked at; sets aside what is not."""
+        """Open the requested or the newest remaining checkpoint whose manifest and file sizes are
+        valid, and set damaged ones aside; called by one rank."""
         while True:
             self._set_aside()
             folder = self._find()
@@ -51,7 +53,8 @@ class Choice:
                 self.refuse(folder, error)
 
     def _find(self) -> Path:
-        """An error where none is whole: a start from nothing would hide what was lost."""
+        """Return the folder to try next; raise an error if no checkpoint is intact, since a start
+        from scratch would hide the loss."""
         if self.iteration is not None:
             return find_complete(self.store, self.iteration).path
         for found in reversed(list_complete(self.store)):
@@ -82,7 +85,8 @@ class Choice:
 
 
 def set_aside(folder: Path, reason: str) -> Path:
-    """Rename it to what no job loads, replaces or clears away; its new path."""
+    """Rename a damaged checkpoint so that no job loads, replaces or removes it; return the new
+    path."""
     save = read_save(folder)
     told = {
         "reason": reason,

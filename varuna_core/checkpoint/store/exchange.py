@@ -1,6 +1,6 @@
-"""To and from one plain state dict: a safetensors file, or one that `torch.save` wrote.
+"""Export to and import from one plain state dict: a safetensors file, or one of `torch.save`.
 
-What is read of `torch.save`'s is read by `weights_only=True`: tensors, and nothing that runs.
+Files of `torch.save` are read with `weights_only=True`, so that no code in them runs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ TORCH = (".pt", ".pth", ".bin")
 
 
 def export_checkpoint(folder: Path, target: Path) -> int:
-    """Weights and buffers in one file, tied ones under each of their names; how many names."""
+    """Export weights and buffers to one file, tied ones under each of their names; return the
+    number of names."""
     with CheckpointReader(folder) as reader:
         names = list(dict.fromkeys([*reader.state.shapes, *list_stored_names(reader)]))
         leads = find_leads(reader.state.ties)
@@ -55,10 +56,11 @@ def check_target(target: Path) -> None:
 def write_state_dict(
     target: Path, entries: Sequence[Entry], leads: Mapping[str, str], notes: Mapping[str, str]
 ) -> None:
-    """A file of these, or none: it is renamed when it is whole.
+    """Write these tensors to a file, atomically.
 
-    `leads` are the first names of tied tensors. A safetensors file is written tensor by tensor, the
-    widest types first and else in the given order; one for `torch.save` needs the memory of all.
+    `leads` maps each tied name to the first name of its group. A safetensors file is written tensor
+    by tensor, the widest types first and otherwise in the given order; for `torch.save` all tensors
+    are held in memory.
     """
     check_target(target)
     part = target.with_name(f".{target.name}.{uuid4().hex}.part")
@@ -86,7 +88,7 @@ def list_stored_names(reader: CheckpointReader) -> list[str]:
 
 
 def name_stored(reader: CheckpointReader, name: str) -> Entry:
-    """An entry of a whole tensor of a checkpoint, read when it is written."""
+    """Return an entry for a whole tensor of a checkpoint; the tensor is read when it is written."""
     shape = reader.shape(name)
     word = next(word for word, dtype in DTYPES.items() if dtype == reader.dtype(name))
     return Entry(
@@ -102,9 +104,10 @@ def name_stored(reader: CheckpointReader, name: str) -> Entry:
 def import_checkpoint(
     source: Path, store: Path, iteration: int = 0, ties: Sequence[Sequence[str]] = ()
 ) -> Path:
-    """A checkpoint of weights alone, which any layout loads; its folder.
+    """Import weights as a checkpoint, which any layout loads; return its folder.
 
-    Names that share memory in the file of `torch.save` are tied; `ties` says so of others.
+    Names that share memory in a file of `torch.save` are tied; `ties` has further groups of tied
+    names.
     """
     entries, shared = read_entries(source)
     ties = [*ties, *shared]
@@ -112,7 +115,7 @@ def import_checkpoint(
 
 
 def read_entries(source: Path) -> tuple[list[Entry], list[list[str]]]:
-    """The tensors of a file, and which names of one of `torch.save` share memory."""
+    """Return the tensors of a file and, for `torch.save`, the groups of names that share memory."""
     if source.suffix == SAFETENSORS:
         return _open_safetensors(source), []
     tensors = _load_torch(source)
@@ -130,10 +133,10 @@ def save_weights(
     optimizer: Mapping[str, Any] = MappingProxyType({}),
     model: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
-    """A checkpoint of these, and of the optimizer's entries that are among them; its folder.
+    """Write a checkpoint of these weights and optimizer entries; return its folder.
 
-    Names after the first of a tie need not be there. `optimizer` holds what `take_state` returned,
-    `model` says of a built-in program's what its tensors do not.
+    Only the first name of each tie must have an entry. `optimizer` holds what `take_state`
+    returned, `model` the facts about a built-in program's model that its tensors do not show.
     """
     held = {entry.name: entry for entry in entries if entry.kind == WEIGHT}
     for names in ties:
@@ -215,7 +218,7 @@ def _load_torch(source: Path) -> dict[str, Tensor]:
 
 
 def _find_ties(tensors: Mapping[str, Tensor]) -> list[list[str]]:
-    """Names of one tensor: the same memory, seen in the same way."""
+    """Return groups of names for one tensor: equal memory, shape, strides and type."""
     groups: dict[Any, list[str]] = {}
     for name, tensor in tensors.items():
         if tensor.numel():

@@ -1,4 +1,4 @@
-"""Reads what a rank owns, of a checkpoint of any layout: those files, those blocks, checked.
+"""Read a rank's part of a checkpoint of any layout: only the needed files and blocks, checked.
 
 with CheckpointReader.open(store) as reader:
     weight = reader.read("h.0.attn.weight")
@@ -42,10 +42,9 @@ from varuna_core.checkpoint.store.store import compare_sizes, expect_ours, find_
 T = TypeVar("T")
 OPTIMIZER = "optimizer."
 WHOLE_THREADS, PART_THREADS = 2, 4
-"""Each reads a block, then checks it. Two keep a fast disk busy with whole tensors, which the
-kernel reads ahead. For parts of tensors its readahead is off, as it would read what is not wanted;
-more threads make up for it.
-"""
+"""Numbers of threads, each of which reads a block and then checks it. Two keep a fast disk busy
+with whole tensors, for which the kernel reads ahead. For parts of tensors readahead is off, since
+it would read unwanted blocks; more threads make up for this."""
 
 
 class WantedTensor(NamedTuple):
@@ -94,10 +93,11 @@ def _run_all(tasks: Sequence[Callable[[], None]]) -> None:
 
 
 class CheckpointReader:
-    """One complete checkpoint; opens a tensor file when something in it is first asked for."""
+    """Reader of one complete checkpoint; each tensor file is opened when it is first needed."""
 
     def __init__(self, folder: Path | str, check_complete: bool = True) -> None:
-        """`check_complete` looks at every file's size; what is read is always checked."""
+        """Open a checkpoint. With `check_complete`, check the sizes of all files; the data that is
+        read is always checked."""
         self.folder = Path(folder)
         expect_ours(self.folder)
         self.manifest = self._named(lambda: read_manifest(self.folder))
@@ -114,7 +114,7 @@ class CheckpointReader:
             False: ThreadPoolExecutor(WHOLE_THREADS),
             True: ThreadPoolExecutor(PART_THREADS),
         }
-        """By whether parts are read."""
+        """Thread pools: True for parts of tensors, False for whole ones."""
 
     @classmethod
     def open(
@@ -149,7 +149,7 @@ class CheckpointReader:
 
     @property
     def line(self) -> str:
-        """For the writer of a job that continues this training."""
+        """The `line` to pass to the writer of a job that continues this training."""
         return self.manifest.save.line
 
     @property
@@ -167,7 +167,7 @@ class CheckpointReader:
         )
 
     def own(self, rank: int) -> Any:
-        """The state of this rank alone; None if there was no such rank."""
+        """Return the state that only this rank had; None if there was no such rank."""
         return from_plain(self.manifest.own.get(rank))
 
     def names(self, kind: str = WEIGHT) -> list[str]:
@@ -182,22 +182,22 @@ class CheckpointReader:
     # Reading.
 
     def read(self, name: str, kind: str = WEIGHT, box: Box | None = None) -> Tensor:
-        """The tensor, or the elements `box` of it, on the CPU."""
+        """Read a tensor, or the elements `box` of it, to the CPU."""
         box = box or whole(self.shape(name, kind))
         out = torch.empty(box.extent, dtype=self.dtype(name, kind))
         self.fill([WantedTensor(name=name, out=out, kind=kind, box=box)])
         return out
 
     def read_optimizer(self, name: str, part: Box | TensorShare | None = None) -> Any:
-        """The optimizer's state of a parameter, or None if it had none.
+        """Read the optimizer's state of a parameter; None if it had none.
 
-        `part` is what is wanted of the parameter: state of the parameter's own shape comes in that
-        part, other state whole.
+        `part` is the wanted part of the parameter: state tensors of the parameter's shape are cut
+        in the same way, other state is read whole.
         """
         return self.read_optimizers({name: part}).get(name)
 
     def read_optimizers(self, parts: Mapping[str, Box | TensorShare | None]) -> dict[str, Any]:
-        """The same of several parameters at once, without those that had no state."""
+        """Read the optimizer's state of several parameters at once, without those that had none."""
         wanted: list[WantedTensor] = []
 
         def place(name: str, part: Box | TensorShare | None, key: str) -> Tensor:
@@ -226,7 +226,7 @@ class CheckpointReader:
         return found
 
     def fill(self, wanted: Iterable[WantedTensor]) -> None:
-        """Read into tensors that are there, of any layout, type and device."""
+        """Read into existing tensors of any layout, type and device."""
         tasks: list[tuple[bool, Callable[[], None]]] = []
         small: list[_Block] = []
         for one in wanted:
@@ -288,8 +288,8 @@ class CheckpointReader:
         return _Block(fd, piece.start, view_bytes(out), piece.checks[0], file, piece)
 
     def _plan(self, wanted: WantedTensor) -> Iterator[tuple[bool, Callable[[], None]]]:
-        """A task for each stored block that has a part in it, and whether of its piece only a part
-        is wanted."""
+        """Yield, for each stored block that overlaps the wanted elements, True if only a part of
+        its piece is wanted, and the task that reads it."""
         found = self._find(wanted.name, wanted.kind)
         shape = found[0][1].shape
         box = wanted.box or whole(shape)
@@ -316,7 +316,8 @@ class CheckpointReader:
     def _read_part(
         self, at: tuple[int, int, str, str, Piece], block: Box, common: Box, out: Tensor
     ) -> None:
-        """Read the elements `common` of a stored block; `at` says where it lies."""
+        """Read the elements `common` of a stored block; `at` has its file, offset, checksum and
+        piece."""
         fd, start, check, file, piece = at
         fits = common == block and out.is_contiguous() and out.dtype == DTYPES[piece.dtype]
         in_place = fits and out.device.type == "cpu"
@@ -327,7 +328,7 @@ class CheckpointReader:
                 out.copy_(held[common.seen_from(block).slices])
 
     def _borrow(self, piece: Piece, block: Box) -> Tensor:
-        """This thread's memory for a block, used again for the next."""
+        """Return this thread's scratch memory for a block; the next block overwrites it."""
         size = block.volume * ITEM_BYTES[piece.dtype]
         held: Tensor | None = getattr(self._scratch, "held", None)
         if held is None or len(held) < size:
@@ -335,7 +336,7 @@ class CheckpointReader:
         return held[:size].view(DTYPES[piece.dtype]).view(block.extent)
 
     def _read_blocks(self, blocks: Sequence[_Block]) -> None:
-        """Read blocks that lie in a row in one file, and check each."""
+        """Read blocks that are adjacent in one file, and check each."""
         fd, start = blocks[0].fd, blocks[0].start
         left = [block.data for block in blocks]
         while left:
@@ -368,7 +369,7 @@ class CheckpointReader:
         return self._handles[key]
 
     def _named(self, work: Callable[[], T]) -> T:
-        """Run; to an error about a damaged file, add what to load instead."""
+        """Run `work`; add the checkpoint to load instead to errors about damage."""
         try:
             return work()
         except DamagedCheckpoint as error:

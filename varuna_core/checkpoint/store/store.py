@@ -1,16 +1,17 @@
-"""A folder of checkpoints: which are complete, whose they are, which are cleared away.
+"""Manage a folder of checkpoints: which are complete, which job owns them, which are removed.
 
     <store>/
       owner.json                               the job that saves here now
       varuna_ckpt_100/                         complete
       varuna_ckpt_200.<job>.<n>.partial/       being written, or left by a job that died
-      varuna_ckpt_50.<job>.<n>.removed/        about to go
+      varuna_ckpt_50.<job>.<n>.removed/        about to be deleted
       varuna_ckpt_150.<job>.<n>.damaged/       could not be loaded, and was set aside (aside.py)
 
 A checkpoint is complete once it has a manifest; the rename to its short name only makes it easy to
-find. Ranks do not talk: each lands its marker, and of those that then see all markers one claims
-the rest (`committer.json`): it writes the manifest and gives the name. A rank that fails before its
-marker removes the folder, which cannot become complete then; after it, nobody removes anything.
+find. Ranks exchange no messages: each writes its marker, and one of the ranks that then see all
+markers claims the commit (`committer.json`), writes the manifest and renames the folder. A rank
+that fails before it writes its marker removes the folder, which then cannot become complete; once
+its marker is written, the rank removes nothing.
 """
 
 from __future__ import annotations
@@ -60,11 +61,12 @@ from varuna_core.records.files import PRIVATE_FOLDER, list_names, write_first
 log = logging.getLogger(__name__)
 
 COMMITTER = "committer.json"
-"""In a save on its way: the claim of the rank that completes it."""
+"""File in an unfinished save: the claim of the rank that completes the save."""
 
 
 def find_complete(store: Path, iteration: int | None = None) -> Complete:
-    """The checkpoint of this iteration, or the newest; an error offers what there is."""
+    """Return the checkpoint of this iteration, or the newest; the error lists the available
+    ones."""
     complete = list_complete(store)
     if iteration is None and complete:
         return complete[-1]
@@ -96,7 +98,7 @@ def _describe_rest(store: Path, names: list[str]) -> str:
 
 
 def find_good(store: Path, but_not: Path | None = None) -> Complete | None:
-    """The newest complete checkpoint whose files are all there with their sizes."""
+    """Return the newest complete checkpoint whose files all exist and have their recorded sizes."""
     for found in reversed(list_complete(store)):
         if found.path != but_not and not list_wrong_sizes(found.path):
             return found
@@ -104,7 +106,7 @@ def find_good(store: Path, but_not: Path | None = None) -> Complete | None:
 
 
 def offer_good(folder: Path) -> str:
-    """The checkpoint to load in place of this one, as the end of a message."""
+    """Name the checkpoint to load instead of this one, as the end of an error message."""
     good = find_good(folder.parent, folder)
     if good is None:
         return ""
@@ -112,7 +114,8 @@ def offer_good(folder: Path) -> str:
 
 
 def list_wrong_sizes(folder: Path) -> list[str]:
-    """Files that are missing or of another size, without reading them; or the manifest's fault."""
+    """Return faults of files that are missing or of another size, or the manifest's fault; read no
+    data."""
     try:
         return compare_sizes(folder, read_manifest(folder))
     except CheckpointError as error:
@@ -134,40 +137,40 @@ def compare_sizes(folder: Path, manifest: Manifest) -> list[str]:
 
 
 def make_store(path: Path) -> None:
-    """The folder of checkpoints, its owner's alone where it is not there yet: weights and data are
-    nobody else's, unless a chmod of this folder says so."""
+    """Create the folder of checkpoints if it is missing, accessible only to its owner: weights and
+    data stay private unless the owner changes the mode."""
     path.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
 
 
 class SaveFolder:
-    """One save on its way: the same folder for all ranks, under its partial name."""
+    """One unfinished save: all ranks write to the same folder, under its partial name."""
 
     def __init__(self, store: Path, save: Save) -> None:
         self.store, self.save = store, save
         self.path = store / f"{name_of(save.iteration)}.{save.save}.partial"
         self.final = store / name_of(save.iteration)
         self.marked: Marker | None = None
-        """This rank's marker, once it may be there."""
+        """This rank's marker, once it may be in the folder."""
 
         self._is_ours = False
-        """This rank is the one that completes it."""
+        """True if this rank has claimed the commit of this save."""
 
     @property
     def markers(self) -> Path:
         return self.path / "markers"
 
     def make(self) -> None:
-        """Fine if another rank was first."""
+        """Create the folder; another rank may have created it already."""
         make_store(self.path.parent)
         self.markers.mkdir(parents=True, exist_ok=True)
         if not (self.path / "save.json").exists():
             write_document(self.path / "save.json", "save", vars(self.save), durable=False)
 
     def mark(self, marker: Marker) -> None:
-        """All that this rank writes is on the disk.
+        """Write the marker, after everything else that this rank writes is on the disk.
 
-        The marker itself need not be: it is for the other ranks to see, and after a power cut they
-        are gone. What outlives one is the manifest.
+        The marker itself need not be synced: it is for the other ranks, which do not outlive a
+        power failure. The manifest is synced.
         """
         sync_folder(self.path)
         path = self.markers / _name_marker(marker.rank)
@@ -176,17 +179,20 @@ class SaveFolder:
         os.replace(part, path)
 
     def take_back(self) -> None:
-        """After a failure of this rank: its space is wanted, and the other ranks are to know.
+        """Remove the folder after a failure of this rank, to free the space and to tell the other
+        ranks.
 
-        Once this rank's marker may be there the checkpoint may be complete: then all stays.
+        Once this rank's marker may be in the folder, the checkpoint may be complete: then nothing
+        is removed.
         """
         if self.marked is None:
             shutil.rmtree(self.path, ignore_errors=True)
 
     def commit(self, may_replace: Callable[[Save | None], bool]) -> bool:
-        """Complete it if all markers are there and no other rank does; whether it was this one.
+        """Complete the save if all markers exist and no other rank does; return True if this rank
+        did.
 
-        A failure leaves everything where it is, and the claim open for whoever comes next.
+        After a failure all files stay, and the claim is released for the next rank that tries.
         """
         if not self._are_all_marked() or not self._claim():
             return False
@@ -217,7 +223,8 @@ class SaveFolder:
         return [name for name in list_names(self.markers) if name.startswith("rank-")]
 
     def _claim(self) -> bool:
-        """True for one rank at a time; a claim whose release failed is still that rank's."""
+        """Return True if this rank holds the claim, which one rank at a time can hold; a rank that
+        could not release its claim still holds it."""
         if not self._is_ours:
             try:
                 self._is_ours = write_first(self.path / COMMITTER, {"pid": os.getpid()})
@@ -258,12 +265,13 @@ class SaveFolder:
         return marker
 
     def is_published(self) -> bool:
-        """True if it is complete and has its short name."""
+        """Return True if the save is complete and has its short name."""
         found = read_save(self.final)
         return found is not None and found.save == self.save.save
 
     def publish(self, may_replace: Callable[[Save | None], bool]) -> None:
-        """Give it the short name; what has it goes if `may_replace` says so."""
+        """Rename the save to its short name; replace a checkpoint of that name if `may_replace`
+        allows it."""
         while True:
             try:
                 os.rename(self.path, self.final)
@@ -296,7 +304,7 @@ def _name_marker(rank: int) -> str:
 
 
 def read_save(folder: Path) -> Save | None:
-    """Whose a folder is; None where that is not written or not readable."""
+    """Return the origin of a checkpoint; None if it is missing or cannot be read."""
     try:
         return Save(**read_document(folder / "save.json", "save"))
     except (CheckpointError, TypeError):
@@ -308,15 +316,16 @@ def read_save(folder: Path) -> Save | None:
 
 
 def remove(folder: Path, save: Save | None) -> None:
-    """Take it out of the list in one step, then delete it if it is still the one meant."""
+    """Rename a checkpoint so that it is no longer listed, then delete it if it is still this
+    save."""
     aside = take_out(folder, save)
     if aside is not None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
 def take_out(folder: Path, save: Save | None) -> Path | None:
-    """Rename a checkpoint so that nobody reads it any more, and return the folder that is left to
-    delete; None where there is none."""
+    """Rename a checkpoint so that no reader finds it, and return the folder to delete; None if the
+    checkpoint is missing or no longer the one meant."""
     match = NAME.fullmatch(folder.name)
     assert match, folder
     aside = folder.with_name(f"{name_of(int(match[1]))}.{save.save if save else 'x'}.removed")
@@ -335,7 +344,7 @@ def take_out(folder: Path, save: Save | None) -> Path | None:
 
 
 def expect_ours(folder: Path) -> None:
-    """An error that says what a folder is, if it has no manifest."""
+    """Raise an error that describes the folder if it has no manifest."""
     if (folder / MANIFEST).exists():
         return
     if not folder.is_dir():
@@ -346,15 +355,16 @@ def expect_ours(folder: Path) -> None:
 
 
 IDLE_S = 3600.0
-"""A partial checkpoint of another training in which nothing changed for so long is nobody's."""
+"""Seconds without changes after which another training's partial checkpoint counts as abandoned."""
 _JOB = re.compile(r"[A-Za-z0-9_.-]{1,120}")
 
 
 class Owner:
-    """A job's claim on a store: who came last writes; the one before is told at its next save.
+    """A job's claim on a folder: the latest job writes; an earlier one gets an error at its next
+    save.
 
-    It also remembers what was there when the job came, which alone it may replace and clear away,
-    and only if it continues that training.
+    The claim also lists the checkpoints that existed when the job began and belong to the training
+    that it continues: of other jobs' checkpoints, the job may replace and remove only these.
     """
 
     def __init__(self, store: Path, job: str, line: str) -> None:
@@ -394,7 +404,8 @@ class Owner:
         return found
 
     def may_replace(self, there: Save | None) -> bool:
-        """True for saves of this job, and of the training it continues from before it came."""
+        """Return True for saves of this job, and for earlier saves of the training that it
+        continues."""
         if there is None or there.line != self.line:
             return False
         if there.job == self.job:
@@ -403,11 +414,11 @@ class Owner:
         return owner["job"] == self.job and there.save in owner["found"]
 
     def keep(self, count: int, done: Save) -> list[Path]:
-        """Take out all but `done` and what this job made before it, as many as are to stay; the
-        folders to delete.
+        """Rename old checkpoints of this training so that `count` stay, `done` among them; return
+        the folders to delete.
 
-        Those of earlier jobs go first, whatever their iteration: they may be of a future that was
-        left when training went back.
+        Those of earlier jobs are removed first, whatever their iteration: they may be later
+        iterations that were abandoned when training went back.
         """
         mine = []
         for complete in list_complete(self.store):
@@ -426,7 +437,7 @@ class Owner:
         return self.store / name_of(save.iteration)
 
     def clean(self, done: Save) -> None:
-        """Remove what nobody writes any more, now that `done` is complete."""
+        """Remove abandoned partial and removed checkpoints, now that `done` is complete."""
         now = (self._path_of(done) / MANIFEST).stat().st_mtime
         for name in sorted(list_names(self.store)):
             path = self.store / name
@@ -441,7 +452,8 @@ class Owner:
                 self._name_or_remove(path)
 
     def _name_or_remove(self, path: Path) -> None:
-        """Give it the short name if it is complete and the name is free, else remove it."""
+        """Give a checkpoint its short name if it is complete and the name is free, else remove
+        it."""
         save = read_save(path)
         if save is not None and (path / MANIFEST).exists():
             with contextlib.suppress(OSError):
@@ -476,7 +488,7 @@ def _last_change(folder: Path) -> float:
 
 
 def find_damage(folder: Path) -> Iterator[str]:
-    """Every fault found, each naming its file; nothing from a checkpoint that is as written."""
+    """Yield every fault found, each with its file's name; nothing if the checkpoint is intact."""
     try:
         expect_ours(folder)
         manifest = read_manifest(folder)

@@ -1,4 +1,4 @@
-"""The states of torch's optimizers and of random generators, as a checkpoint takes them.
+"""Convert the states of torch's optimizers and of random generators for a checkpoint.
 
 An optimizer's state of one parameter is its tensors as entries and the rest as JSON; generators'
 states are `CheckpointPart.own`."""
@@ -26,10 +26,12 @@ def take_state(
     box: Box | None = None,
     shape: Sequence[int] | None = None,
 ) -> tuple[list[Entry], Any]:
-    """Entries for `CheckpointPart.segments`, and the rest for `CheckpointPart.optimizer[name]`.
+    """Return entries for `CheckpointPart.segments`, and the rest for
+    `CheckpointPart.optimizer[name]`.
 
-    With `box` and `shape` the parameter is a piece, and so is every state tensor of its shape;
-    others, such as a step count, are whole: one rank gives them.
+    If `box` and `shape` are given, the parameter is a piece, and so is every state tensor of its
+    shape; other state tensors, such as a step count, are whole and must be written by one rank
+    only.
     """
     entries: list[Entry] = []
 
@@ -46,7 +48,8 @@ def take_state(
 
 
 def take_random_state() -> dict[str, Any]:
-    """States of Python's, torch's (CPU and GPUs) and, if it is loaded, numpy's generators."""
+    """Return the states of Python's, torch's (CPU and GPUs) and, if loaded, numpy's random
+    generators."""
     taken: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         taken["cuda"] = torch.cuda.get_rng_state_all()
@@ -58,7 +61,7 @@ def take_random_state() -> dict[str, Any]:
 
 
 def put_random_state(taken: dict[str, Any]) -> None:
-    """Restore the states; generators that this process lacks are passed over."""
+    """Restore the states; ignore those of generators that this process lacks."""
     random.setstate(taken["python"])
     torch.set_rng_state(taken["torch"])
     if "cuda" in taken and torch.cuda.is_available():

@@ -1,15 +1,15 @@
-"""Writes this rank's part of each checkpoint, in the step loop or beside it.
+"""Write this rank's part of each checkpoint, in the training loop or in the background.
 
     writer = CheckpointWriter(store, job=job, rank=rank, world_size=world_size, keep=3)
-    writer.save(part)           # an error of an earlier save in the background comes out here
-    writer.close()              # and here
+    writer.save(part)           # raises the error of an earlier save in the background
+    writer.close()              # raises it too
 
-No rank waits for another. The last to finish completes the checkpoint; if any fails or dies, it
-stays incomplete, is never loaded, and is cleared away after the next one that succeeds.
+No rank waits for another. The last rank to finish completes the checkpoint; if a rank fails or
+dies, the checkpoint stays incomplete, is never loaded, and is removed after the next success.
 
-A save beside training writes from a copy of the state (`Staging`): one buffer, used again each
-time. Only the optimizer's step changes weights and its own state: where whoever steps it waits for
-`wait_copied` first, the thread that writes makes that copy, under the next forward and backward.
+A save in the background writes from a copy of the state (`Staging`) in one buffer, which is reused.
+Only the optimizer's step changes weights and optimizer state: if the caller waits for `wait_copied`
+before that step, the writing thread can make the copy during the next forward and backward.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from varuna_core.records.files import find_errno, list_names
 
 ALIGN = 64
 POLL_S = 0.5
-"""Between looks whether the thread that copies still lives."""
+"""Seconds between checks that the copying thread is still alive."""
 PORTABLE = 1
-"""For all GPUs (CU_MEMHOSTREGISTER_PORTABLE)."""
+"""Pin for all GPUs (CU_MEMHOSTREGISTER_PORTABLE)."""
 NUM_SAMPLES = 64
-"""Elements of a weight that are compared with its copy."""
+"""Number of a weight's elements that are compared with its copy."""
 
 
 class _Pending(NamedTuple):
-    """A tensor that is still to be copied, where to, and torch's count of its changes in place."""
+    """A tensor still to be copied, its destination, and torch's count of its in-place changes."""
 
     entry: Entry
     tensor: Tensor
@@ -64,14 +64,15 @@ class _Pending(NamedTuple):
 
 
 class _Samples(NamedTuple):
-    """Some elements of weights of one type on one device, all in one tensor."""
+    """Sampled elements of all weights of one type on one device, in one tensor."""
 
     owners: Sequence[_Pending]
     values: Tensor
 
     @staticmethod
     def draw(pending: Sequence[_Pending]) -> list[_Samples]:
-        """A kernel for each group: one for each weight would take the host too long."""
+        """Sample all weights, with one kernel for each group: one for each weight would be too
+        slow."""
         groups: dict[tuple[torch.device, torch.dtype], list[_Pending]] = {}
         for one in pending:
             tensor = one.tensor
@@ -83,7 +84,7 @@ class _Samples(NamedTuple):
         ]
 
     def find_changed(self) -> str | None:
-        """A weight of which the copy has other elements."""
+        """Return the name of a weight whose copy has other elements; None if all are equal."""
         found = [_pick(one.copy) for one in self.owners]
         before = self.values.cpu()
         if _is_same(torch.cat(found), before):
@@ -94,36 +95,36 @@ class _Samples(NamedTuple):
 
 
 class Staging:
-    """The copy lies in memory, or in a local folder: a RAM disk, or a disk that is fast enough.
+    """A copy of the state in memory or in a local folder, on a RAM disk or another fast disk.
 
-    In a folder it is a mapped file without a name, so that nothing is left behind by a kill.
+    In a folder, the copy is a mapped file without a name, so that a kill leaves nothing behind.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
         self.copied = threading.Event()
-        """Nothing is still to be copied."""
+        """Set once no tensor is still to be copied."""
 
         self._buffer = torch.empty(0, dtype=torch.uint8)
         self._copies: Sequence[Tensor] = ()
         """Parts of the buffer, one for each entry."""
 
         self._laid_out: Sequence[tuple[str, Sequence[int]]] = ()
-        """Their types and shapes."""
+        """Types and shapes of `_copies`."""
 
         self._segments: Mapping[int, Sequence[Entry]] = {}
         self._pending: list[_Pending] = []
         self._samples: Sequence[_Samples] = ()
-        """What shows changes that torch does not count: those through `.data`."""
+        """Samples that show changes that torch does not count, such as those through `.data`."""
 
         self._ready: dict[torch.device, Any] = {}
-        """Of each GPU: when what is still to be copied there has its values."""
+        """By GPU, the event after which the tensors still to be copied have their values."""
 
     def take(self, segments: Mapping[int, Sequence[Entry]], *, later: bool = False) -> None:
-        """Copy them, over what was taken before.
+        """Copy the entries to the buffer, overwriting the previous copy.
 
-        With `later` only buffers are copied now, which a forward may change, and the rest by
-        `finish`.
+        With `later`, copy only buffers now, since a forward may change them; `finish` copies the
+        rest.
         """
         entries = [entry for held in segments.values() for entry in held]
         self._lay_out(entries)
@@ -146,10 +147,10 @@ class Staging:
         self.copied.clear()
 
     def finish(self) -> dict[int, list[Entry]]:
-        """Copy the rest, in a thread beside training, on a GPU in a stream that is; then the
-        entries that `take` was given, from the copy.
+        """Copy the rest, in a thread beside training and on a GPU in a stream of its own; return
+        the entries given to `take`, with the copies as their data.
 
-        NotSaved if a weight was changed too early, by something else than the optimizer.
+        Raise NotSaved if something other than the optimizer changed a weight too early.
         """
         try:
             with contextlib.ExitStack() as stack:
@@ -183,7 +184,8 @@ class Staging:
         return staged
 
     def _find_changed(self) -> str | None:
-        """A tensor that was changed before it was copied."""
+        """Return the name of a tensor that was changed before it was copied; None if there is
+        none."""
         for one in self._pending:
             if one.tensor._version != one.version:
                 return one.entry.name
@@ -191,12 +193,14 @@ class Staging:
         return next((name for name in found if name is not None), None)
 
     def wait(self, thread: threading.Thread | None) -> None:
-        """Until what was taken may be changed; `thread` is the one that calls `finish`."""
+        """Wait until the tensors given to `take` may be changed; `thread` is the one that calls
+        `finish`."""
         while thread is not None and thread.is_alive() and not self.copied.wait(POLL_S):
             pass
 
     def _lay_out(self, entries: Sequence[Entry]) -> None:
-        """Make room for copies of these entries, which stays for others of the same shapes."""
+        """Make room for copies of these entries; the buffer is kept for later entries of the same
+        shapes."""
         wanted = [(entry.dtype, entry.box.extent) for entry in entries]
         if wanted == self._laid_out:
             return
@@ -230,10 +234,10 @@ class Staging:
 
 
 def _pin(mapped: Tensor) -> None:
-    """Let the GPUs write to mapped memory by themselves, for as long as the tensor lives.
+    """Let the GPUs write directly to mapped memory, for as long as the tensor lives.
 
-    Linux refuses it for files of most disks: copies are slower then, and the same. The driver is
-    asked, for torch would take a refusal of CUDA's for the error of its next kernel.
+    Linux refuses this for files on most disks; copies are then correct but slower. The driver is
+    called directly, because torch would report a refusal by CUDA as the error of its next kernel.
     """
     address = ctypes.c_void_p(mapped.data_ptr())
     try:
@@ -261,12 +265,12 @@ def _give(copy: Tensor) -> Callable[[], Tensor]:
 
 
 def _pick(tensor: Tensor) -> Tensor:
-    """Some elements of it, far apart."""
+    """Return some elements of a tensor, evenly spaced."""
     return tensor.view(-1)[:: -(-tensor.numel() // NUM_SAMPLES)]
 
 
 def _is_same(some: Tensor, others: Tensor) -> bool:
-    """Bit by bit."""
+    """Return True if the tensors are equal bit by bit."""
     return torch.equal(some.view(torch.uint8), others.view(torch.uint8))
 
 
@@ -278,7 +282,7 @@ log = logging.getLogger(__name__)
 
 
 def write_rank(folder: SaveFolder, part: CheckpointPart, rank: int, world_size: int) -> None:
-    """This rank's files, then its marker."""
+    """Write this rank's files, then its marker."""
     folder.make()
     landing = {}
     ending = f".rank-{rank:04d}" if part.shared else ""
@@ -302,7 +306,7 @@ def write_rank(folder: SaveFolder, part: CheckpointPart, rank: int, world_size: 
 
 
 class CheckpointWriter:
-    """One rank's, for the whole of a job."""
+    """Writes one rank's checkpoints during a whole job."""
 
     def __init__(
         self,
@@ -316,10 +320,9 @@ class CheckpointWriter:
         background: bool = False,
         tempdir: Path | str | None = None,
     ) -> None:
-        """`job` is a word of this start alone, the same on all ranks; `line` that of the loaded
+        """`job` names this start, and is equal on all ranks; `line` is that of the loaded
         checkpoint (`reader.line`), if one was loaded. In the background, a copy of the state is
-        held in memory, or in the local folder `tempdir`.
-        """
+        held in memory, or in the local folder `tempdir`."""
         if keep is not None and keep < 1:
             raise ValueError(f"keep={keep}: at least one checkpoint stays")
         self.store, self.job, self.line = Path(store), job, line or job
@@ -329,32 +332,34 @@ class CheckpointWriter:
         self._claimed = False
         self._last: SaveFolder | None = None
         self._given_up: list[SaveFolder] = []
-        """Of saves that this rank could not add its part to: they never become complete."""
+        """Saves to which this rank could not add its part: they never become complete."""
 
         self._background = background or tempdir is not None
         self._staging = Staging(Path(tempdir) if tempdir is not None else None)
         self._copies_at_once = False
-        """A weight was changed too early once."""
+        """True once a weight was changed too early."""
 
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._deleting: threading.Thread | None = None
-        """Deletes what is out of the list already."""
+        """Thread that deletes checkpoints that are no longer listed."""
 
         _OPEN.add(self)
 
     def set_background(self, tempdir: Path | str | None) -> None:
-        """Let the next saves be written beside training from a copy in this folder, or at once."""
+        """Write the next saves in the background from a copy in this folder; None writes them at
+        once."""
         if tempdir is not None and Path(tempdir) != self._staging.folder:
             self._staging = Staging(Path(tempdir))
         self._background = tempdir is not None
 
     def save(self, part: CheckpointPart, *, later: bool = False) -> SaveFolder:
-        """Add this rank's part of a checkpoint; in the background, once the last one is written.
+        """Write this rank's part of a checkpoint, in the background if set, once the last save is
+        written.
 
-        The folder is that of all ranks, which shows when the checkpoint is complete. With `later`
-        a save in the background copies what only the optimizer changes beside training:
-        `wait_copied` comes before its step.
+        The returned folder is that of all ranks and shows when the checkpoint is complete. With
+        `later`, a save in the background copies weights and optimizer state during training: call
+        `wait_copied` before the optimizer's step.
         """
         # Of calls, not of successes: this rank's next save is the next of the others too.
         self._count += 1
@@ -385,7 +390,7 @@ class CheckpointWriter:
 
     @property
     def num_saves(self) -> int:
-        """Begun so far."""
+        """Number of saves begun so far."""
         return self._count
 
     @property
@@ -393,12 +398,13 @@ class CheckpointWriter:
         return self._thread is not None and self._thread.is_alive()
 
     def finish(self) -> None:
-        """Wait for the last save, and complete it if nobody has."""
+        """Wait for the last save, and complete it if no rank has."""
         self.wait()
         self._settle()
 
     def wait(self) -> bool:
-        """Until this rank's last save is written; raises its error. True if there was one."""
+        """Wait until this rank's last save is written; raise its error. Return True if there was
+        one."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.join()
@@ -408,11 +414,11 @@ class CheckpointWriter:
         return thread is not None
 
     def wait_copied(self) -> None:
-        """Until what the last save writes may be changed."""
+        """Wait until the tensors in the last save may be changed."""
         self._staging.wait(self._thread)
 
     def close(self) -> None:
-        """Finish as `finish` does; no more saves follow."""
+        """Call `finish`; no more saves may follow."""
         _OPEN.discard(self)
         self.finish()
         self._end_deleting()
@@ -477,7 +483,7 @@ class CheckpointWriter:
             raise FolderTaken(folder.describe_taken(there))
 
     def _complete(self, folder: SaveFolder) -> None:
-        """By one of the ranks that see all markers; then what is old goes."""
+        """Complete the save if all markers are visible, then remove old checkpoints."""
         try:
             if not folder.commit(self._owner.may_replace):
                 return
@@ -498,7 +504,7 @@ class CheckpointWriter:
                 log.warning("%s: old checkpoints were not cleared away: %s", self.store, error)
 
     def _keep_some(self, done: Save) -> None:
-        """Take old checkpoints out of the list at once, and delete them under the next steps."""
+        """Rename old checkpoints at once, and delete them during the next steps."""
         if self.keep is None:
             return
         spare = self._owner.keep(self.keep, done)
@@ -515,14 +521,14 @@ class CheckpointWriter:
             self._deleting = None
 
     def _settle(self) -> None:
-        """Complete this job's last save, where a stale listing hid the markers from everybody, or
-        whoever saw them could not."""
+        """Complete this job's last save if no rank could, because of a stale listing of the markers
+        or another failure."""
         if self._last is not None and self._last.path.exists():
             self._complete(self._last)
 
 
 def encode_part(part: CheckpointPart) -> CheckpointPart:
-    """Everything that goes into JSON as JSON takes it, copied, before training goes on."""
+    """Convert everything that is stored as JSON, which copies it before training continues."""
     state = part.state
     if state is not None:
         state = replace(
@@ -541,7 +547,7 @@ os.register_at_fork(after_in_child=_OPEN.clear)  # a child has not the threads t
 
 @atexit.register
 def _report() -> None:
-    """The error of a last save that nobody asked after."""
+    """Log the error of a last save for which nobody waited."""
     for writer in list(_OPEN):
         try:
             writer.wait()
