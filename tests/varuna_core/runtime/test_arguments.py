@@ -180,7 +180,7 @@ def test_checkpoints_go_where_the_conf_says(caplog: pytest.LogCaptureFixture) ->
 
 def test_a_variable_that_cannot_be_read_names_its_key() -> None:
     said = refuse(lambda: of(VJOB_SEED="x").choose("seed", FROM_CONF, "train.seed", int, 1))
-    assert "VJOB_SEED=x, which stands for train.seed of the conf" in said
+    assert "VJOB_SEED=x, which vjob sets from train.seed of the conf" in said
 
 
 def test_varuna_itself_takes_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -256,7 +256,7 @@ def test_a_schedule_survives_its_spelling(schedule: Schedule) -> None:
 
 @pytest.mark.parametrize("text", ["F0", "0X1", "0F", "-1F0", "0SEND_F1", "0F1B"])
 def test_what_is_no_action_is_refused(text: str) -> None:
-    with pytest.raises(ScheduleError, match="is no action"):
+    with pytest.raises(ScheduleError, match="is not an action"):
         parse_action(text)
 
 

@@ -138,8 +138,8 @@ _UNIT = re.compile(
 )
 _STEPS = re.compile(r" (?:iter(?:ation)?s?|steps?|updates?)(?=[,;.)|])", re.IGNORECASE)
 """Behind the number, as its unit."""
-_SAMPLES = re.compile(rf"{_B}.*[{_N}?](?:img|image|sample)s?/s\b")
-"""A bar of samples, by its rate."""
+_SAMPLES = re.compile(rf"[{_N}?](?:img|image|sample)s?/s\b")
+"""Rate of a bar of samples, behind the bar."""
 _DONE = re.compile(
     r"loss|nll|\bppl|cost\b|\bce\b|error|rmse|objective|reward|return|grad|\blr\b|learning|\bdt\b|"
     r"it/s|s/it|ms/step|step[_ ]?time|iter[_ ]?time|time/|\bkl\b|\bl[12]:",
@@ -326,7 +326,8 @@ class _Shape:
         by, behind = self.get(one).by, self._parts[one.at + 2 : one.at + 4]
         is_named = _STEP.search(self._parts[one.at]) or _STEPS.match(self._parts[one.at + 1])
         is_share = len(behind) == 2 and behind[0].strip() == "(" and behind[1].startswith("%)")
-        if _SAMPLES.search(self.text):
+        bar = self.text.find(_B)
+        if bar >= 0 and _SAMPLES.search(self.text, bar):
             return "sample"
         if one.total is None or by <= 1 or is_named or not is_share:
             return "step"
