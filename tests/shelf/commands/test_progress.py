@@ -59,7 +59,7 @@ def test_a_script_without_times_has_pace_time_left_and_steps(
         return " s a step" in seen[-1] and " left" in seen[-1]
 
     wait_for(is_pace_told, 60, lambda: vjob.explain(run))
-    pace = r"0\.[2-9]\d* s a step in (one reading|the last \d+ readings)"
+    pace = r"0\.[2-9]\d* s a step (in one reading|\(the median of the last \d+ readings\))"
     assert re.search(rf"step \d+ of 30, {pace}, loss", seen[-1])
     assert vjob.wait_over(run)["verdict"] == "COMPLETED", vjob.explain(run)
     progress = vjob.status("last")["progress"]
