@@ -93,7 +93,7 @@ def run_uniform(session: Session) -> None:
     session.run(f"submit conf.yaml --set train.steps={more}", "as job")
     session.wait_for("last", "COMPLETED +DONE", 180)
     session.run("logs last --grep resumed", "resumed from iteration")
-    session.run("report last --text", "was useful steps")
+    session.run("report last --text", "went to useful steps")
     session.run("report last", "wrote .*report.html")
 
 
