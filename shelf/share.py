@@ -337,7 +337,7 @@ def find_known_folders(run: RunFolder) -> frozenset[str]:
 
 
 def _read_passed(run: RunFolder) -> frozenset[str]:
-    """Return the names in `pass_env`."""
+    """Return the names of the variables that the conf's `pass_env` passes to the ranks."""
     passed = read_resolved(run).get("pass_env")
     return frozenset(map(str, passed)) if isinstance(passed, list) else frozenset()
 

@@ -118,9 +118,9 @@ def measure(top: Path) -> list[list[str]]:
         real_s = max(map(float, truth.read_text().split()))
         wrong = judge(real_s, said, before)
         wrong += [] if [before] * 2 == others else ["a report differs while the clock steps"]
-        told = [show(before[name]) for name in FIGURES]
+        figures = [show(before[name]) for name in FIGURES]
         end = before["state"]
-        rows.append([place, ", ".join(states), end, f"{real_s:.1f}", *told, "; ".join(wrong)])
+        rows.append([place, ", ".join(states), end, f"{real_s:.1f}", *figures, "; ".join(wrong)])
         print(*rows[-1], sep=" | ", flush=True)
         print(*said[-3:], sep="\n", flush=True)
     return rows

@@ -56,8 +56,8 @@ class StatusLine:
         self._length = 0
 
     def show(self, text: str) -> None:
-        """Replace the line's text, cut at the width, since a longer text would fill line after
-        line."""
+        """Replace the text of the status line. The text is cut at the terminal's width, because a
+        wrapped line could not be overwritten by the next one."""
         if not self.is_shown:
             return
         width = (find_width(sys.stderr) or 80) - 1

@@ -32,7 +32,8 @@ class CheckpointFolder:
     problem: Trouble | None = None
 
     def remove(self) -> None:
-        """Remove the folder with all checkpoints, and the parent folders that the try created."""
+        """Remove the folder of the try's checkpoints, and those of its parent folders that the try
+        created and that are empty."""
         if self.here is not None:
             shutil.rmtree(self.here, ignore_errors=True)
         for path in self.made[1:]:

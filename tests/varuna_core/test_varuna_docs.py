@@ -21,8 +21,8 @@ from varuna_core import Varuna
 
 
 def run(script: Path, world_size: int) -> set[str]:
-    """What the ranks print. One that is alone is a Python of its own, which lacks what the page
-    forgets to import; several are forked."""
+    """Return what the ranks print. A single rank runs in a fresh Python, so that an import that the
+    page forgets is missing there; several ranks are forked."""
     port = str(find_free_port())
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world_size)}

@@ -158,8 +158,8 @@ class TrainingFacts:
     """Number of steps after which a checkpoint is the final one."""
     checkpoint_folder: Optional[str]
     layout: str = "pipeline"
-    """What changes with the nodes: pipeline (depth, replicas, partition) or world (number of
-    ranks)."""
+    """The part of the layout that a change of nodes changes: `pipeline` (depth, replicas,
+    partition) or `world` (number of ranks)."""
     is_even: bool = False
     """True if all replicas must have the same number of micro-batches, as in a script that is given
     its share."""

@@ -99,7 +99,8 @@ class Compiled:
 
     @cached_property
     def final(self) -> tuple[int, ...]:
-        """Return, for each stage, the index of its last action that computes weight gradients."""
+        """Index of each stage's last action that computes weight gradients (B or W); -1 for a stage
+        that has none."""
         final = {action[2]: i for i, action in enumerate(self.actions) if action[1] in "BW"}
         return tuple(final.get(stage, -1) for stage in range(self.num_stages))
 

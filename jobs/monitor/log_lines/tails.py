@@ -57,7 +57,7 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Added:
-    """Complete lines that were added since the last poll."""
+    """Complete lines that were added to a log file since the last poll."""
 
     data: bytes
     """The lines, each with its line end."""

@@ -308,7 +308,7 @@ def _find_oom(snapshot: Snapshot, node: str) -> Line | None:
 
 def _by_lost_node(snapshot: Snapshot, decided: End) -> Cause | None:
     lost = dict(snapshot.scheduler.lost_nodes)
-    told = [find for line in snapshot.errors if (find := NODE_FAILURE.search(line.text))]
+    matches = [match for line in snapshot.errors if (match := NODE_FAILURE.search(line.text))]
     outcome, stop = snapshot.outcome, snapshot.stop or {}
     by_rank = outcome is not None and outcome.code == NODE_LOST and bool(outcome.culprit_node)
     by_stop = stop.get("kind") == "lost" and bool(stop.get("node"))
@@ -317,14 +317,14 @@ def _by_lost_node(snapshot: Snapshot, decided: End) -> Cause | None:
     by_line = line is not None and line == first_root(snapshot.errors)
     if not (lost or by_rank or by_stop or by_line or _lost_a_node(snapshot)):
         return None
-    node = told[0][1] if told else next(iter(lost), "")
+    node = matches[0][1] if matches else next(iter(lost), "")
     if not node and outcome is not None and (by_rank or outcome.culprit_signal == "SIGKILL"):
         node = outcome.culprit_node or ""
     node = node or (str(stop["node"]) if by_stop else "") or _find_silent_node(snapshot)
     word = f" (the scheduler calls it {lost[node]})" if lost.get(node) else ""
     rank = outcome.culprit_rank if outcome is not None and by_rank else None
     if decided.cause in OF_NODE:
-        end = replace(decided, node=node if told else decided.node or node)
+        end = replace(decided, node=node if matches else decided.node or node)
     else:
         end = End(EndCause.NODE_FAIL, Actor.NODE, node=node, rank=rank, code=decided.code)
     return Cause(
@@ -664,7 +664,7 @@ def _list_doubts(snapshot: Snapshot) -> tuple[Finding, ...]:
     points = snapshot.progress.points if snapshot.progress is not None else ()
     bad = find_bad_loss(points)
     if bad is not None:
-        found.append(Finding("ended without a loss", values={"step": bad.step}))
+        found.append(Finding("last loss is not a number", values={"step": bad.step}))
     return tuple(found)
 
 

@@ -786,7 +786,7 @@ SENTENCES: Mapping[str, Callable[[Values], str]] = {
     "files in the copy": _files_in_the_copy,
     # Details.
     "submitted": lambda v: f"submitted {format_duration(v['age_s'])} ago",
-    "ended without a loss": lambda v: (
+    "last loss is not a number": lambda v: (
         f"its loss is not a number in the last line that has one, of step {v['step']}"
         if v["step"] >= 0
         else "its loss is not a number in the last line that has one"

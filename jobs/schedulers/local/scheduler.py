@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def read_machines(path: str) -> tuple[Machine, ...]:
-    """Read a machine list; raise InputError with the problem if it is not valid."""
+    """Read the file that cluster.machine_list names; raise InputError if it is not valid."""
     try:
         return read_machine_list(Path(path))
     except LaunchError as error:

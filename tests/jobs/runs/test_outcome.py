@@ -177,9 +177,9 @@ def test_a_job_cancelled_in_the_queue_says_so(tmp_path: Path) -> None:
 
 def test_a_failed_node_is_named_by_srun(tmp_path: Path) -> None:
     run = make_run(tmp_path, reason="SIGTERM from outside, seen first on n0")
-    told = "slurmstepd-n0: error: *** JOB 7 ON n0 CANCELLED DUE TO NODE FAILURE ***\n"
+    fallout = "slurmstepd-n0: error: *** JOB 7 ON n0 CANCELLED DUE TO NODE FAILURE ***\n"
     log = run.path / "scheduler.out"
-    log.write_text(f"srun: error: Node failure on n9\nattempt 0: ranks meet at x\n{told}")
+    log.write_text(f"srun: error: Node failure on n9\nattempt 0: ranks meet at x\n{fallout}")
     outcome = Outcome(113, "the agent on n0 ended without a word", 0, "n0", None, [0], 1.0)
     assert explain(run, "NODE_FAIL", None) == "the scheduler reports that a node failed"
     log.write_text(log.read_text() + "srun: error: Node failure on n1\n")

@@ -334,7 +334,7 @@ def test_gpus_that_were_not_read_are_told_once_and_last() -> None:
 def test_more_ranks_than_processors_are_named_before_what_they_cause(
     ranks: int, busy: float, is_found: bool
 ) -> None:
-    """Of four ranks on two processors the first advice was another schedule."""
+    """The first advice for four ranks on two processors was another schedule."""
     samples = pd.DataFrame({"node": "n0", "gpu": "cpu", "num_cpus": 2.0, "cpu_percent": [busy] * 3})
     exits = pd.DataFrame({"attempt": "0", "node": "n0", "rank": range(ranks)})
     analysis = SimpleNamespace(headline=SimpleNamespace(has_gpus=False))

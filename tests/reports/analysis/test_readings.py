@@ -124,7 +124,7 @@ def test_a_single_line_is_no_pace_and_no_advice(tmp_path: Path) -> None:
 def test_a_run_that_ended_before_any_step_was_seen_is_not_asked_for_its_lines(
     tmp_path: Path,
 ) -> None:
-    """Of a crash in an import the first advice was `progress`."""
+    """The first advice after a crash in an import was `progress`."""
     write_run(tmp_path, [(50.0, "still at it")], code=1)
     found = find_all(load_job(tmp_path), analyse(load_job(tmp_path)))
     assert [(one.rule, one.key) for one in found[:2]] == [

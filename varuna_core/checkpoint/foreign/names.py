@@ -199,7 +199,8 @@ class ModelFacts:
 
 
 def read_known(user: Any) -> ModelFacts:
-    """Read the facts that a built-in program saved with its state; empty for other programs."""
+    """Read the model's facts (heads, sequence, Llama) from the user's state in a checkpoint, where
+    a built-in program saves them; none is known for other programs."""
     model = user.get("model") if isinstance(user, dict) else None
     if not isinstance(model, dict):
         return ModelFacts()

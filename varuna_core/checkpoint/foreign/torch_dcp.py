@@ -45,7 +45,8 @@ def is_plain_dcp(folder: Path) -> bool:
 
 
 class DcpWeights(Mapping[str, Tensor]):
-    """Mapping from names to the model's tensors; each access reads the tensor again."""
+    """Mapping from parameter names to the tensors of a torch DCP checkpoint. Tensors are not kept:
+    each access reads the tensor from the files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -126,8 +126,7 @@ def _compare(works_s: Mapping[int, Mapping[int, float]], ranks: Sequence[int]) -
 
 
 def compute_peers_work(works: List[float]) -> float:
-    """Return the median work of a slow rank's peers, given the works of all ranks including its
-    own.
+    """Return the median work of the other ranks, given the works of all ranks with the slow one.
 
     The result is the same for every rank of the upper half, since removing one of them does not
     change the ranks below.

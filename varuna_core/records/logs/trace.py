@@ -236,7 +236,7 @@ class TraceWriter:
             self._clock.mark(now)
 
     def __call__(self, action: str, begin: float, ready: float, end: float) -> None:
-        """Record an action of the engine that has just ended, in seconds of `time.perf_counter`."""
+        """Record an action of the engine that has just ended; times are `time.perf_counter`'s."""
         if self._clock is not None:
             self._mark_time(end)
         found = self._actions.get(action)
@@ -384,7 +384,7 @@ class TraceWriter:
             self.flush()
 
     def _end(self, now: float, *, is_whole: bool) -> None:
-        """End the open step, or the span after the last one."""
+        """End the open step; between two steps, end the span since the last step."""
         step, self._step = self._step, None
         aside, self._aside = self._aside, []
         wants_details = step is not None and (

@@ -171,7 +171,7 @@ def place_parameters(
 
 
 def apply_style(path: str, module: nn.Module, style: ParallelStyle, mesh: DeviceMesh) -> None:
-    """Install torch's hooks on a module whose parameters are on the meta device."""
+    """Apply a ParallelStyle to a module on the meta device; raise SplitError if it cannot be."""
     try:
         parallelize_module(module, mesh, style, src_data_rank=None)
     except (NotImplementedError, ValueError, RuntimeError) as error:

@@ -162,9 +162,9 @@ def test_a_class_that_cannot_be_compiled_is_named_once_and_trains(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     losses = train(make(BreakingGpt), [8, 7])
-    told = [r.getMessage() for r in caplog.records if "no longer" in r.getMessage()]
-    assert len(told) == 1
-    assert "'blocks.1': each BreakingBlock is no longer compiled" in told[0]
+    messages = [r.getMessage() for r in caplog.records if "no longer" in r.getMessage()]
+    assert len(messages) == 1
+    assert "'blocks.1': each BreakingBlock is no longer compiled" in messages[0]
     torch.testing.assert_close(losses, train(make(BreakingGpt, compile=False), [8, 7]))
 
 
