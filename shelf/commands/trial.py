@@ -4,7 +4,6 @@ waits."""
 from __future__ import annotations
 
 import json
-import re
 import signal
 import sys
 from pathlib import Path
@@ -20,29 +19,6 @@ from vjob.shelf.commands.arguments import (
     set_option,
 )
 from vjob.shelf.commands.terminal import StatusLine, say
-
-
-class Progress:
-    """Progress on standard error: one line that is overwritten on a terminal, else one line a
-    change."""
-
-    def __init__(self, *, is_quiet: bool) -> None:
-        self._line = StatusLine()
-        self._is_quiet, self._is_terminal = is_quiet, self._line.is_shown
-        self._last = ""
-
-    def __call__(self, text: str) -> None:
-        plain = re.sub(r" \(at most [^()]*\)", "", text)
-        if self._is_quiet or text == self._last or (plain == self._last and not self._is_terminal):
-            return
-        self._last = text if self._is_terminal else plain
-        if self._is_terminal:
-            self._line.show(text)
-        else:
-            say(f"try: {plain}", err=True)
-
-    def clear(self) -> None:
-        self._line.clear()
 
 
 @click.command(name="try")
@@ -96,25 +72,25 @@ def try_(
     from vjob.jobs.planning.resolve_auto import resolve_conf
     from vjob.jobs.programs.start import refuse_function
     from vjob.shelf.trial.result import render
-    from vjob.shelf.trial.run import Options, run_trial
+    from vjob.shelf.trial.run import Try, choose_node
 
     if queue is not None and here:
         raise InputError("give --queue or --here, one of them")
     resolved = resolve_conf(conf, overrides)
     refuse_function(resolved.conf)
-    progress = Progress(is_quiet=as_json)
     for number in (signal.SIGTERM, signal.SIGHUP):  # it cleans up, as for Ctrl-C
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, _interrupt)
-    options = Options(queue=queue, is_here=here, limit_s=limit_s, keeps=keep)
+    line = StatusLine()
     try:
-        result = run_trial(resolved, options, progress)
+        node = choose_node(resolved.conf, queue, is_here=here)
+        result = Try(resolved, limit_s=limit_s, keeps=keep, say=line.show).run(node)
     except KeyboardInterrupt:
-        progress.clear()
+        line.clear()
         click.echo("vjob: interrupted", err=True)
         sys.exit(130)
     finally:
-        progress.clear()
+        line.clear()
     click.echo(json.dumps(result.as_json(), indent=1)) if as_json else say(render(result))
     sys.exit(0 if result.is_healthy else 1)
 

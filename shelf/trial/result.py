@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from varuna_core.facts.cause import EndCause
@@ -11,16 +11,13 @@ from varuna_core.records.logs.tail import clean
 
 WIDTH = 80
 LABEL = 11
-MEASURED = "measured"
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
     """A problem that would stop the whole run."""
 
-    what: str
-    """Kind of the problem: starts, steps, checkpoint or submit."""
     cause: str
     """The cause, as a sentence."""
     remedy: str = ""
@@ -33,13 +30,12 @@ class Trouble:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One answer of a try, with its certainty."""
+    """One answer of a try."""
 
     name: str
     text: str
-    certainty: str
-    """`measured`, `measured on one node`, or `not known: ...` if `text` is empty."""
-    values: dict[str, Any]
+    """The answer as it was measured, or `not known: ` and the reason."""
+    values: dict[str, Any] = field(default_factory=dict)
     """The same answer for programs, with units in the names."""
 
 
@@ -75,11 +71,8 @@ def render(result: Result, width: int = WIDTH) -> str:
         for remedy in finding.remedy.splitlines():
             lines += _wrap("", f"-> {remedy}", width)
         lines += [f"{'':{LABEL}}| {clean(text)}"[:width] for text in finding.evidence]
-    starts = not any(finding.what in ("starts", "submit") for finding in result.findings)
     for row in result.rows:
-        if row.text or starts:  # what it might take, nobody asks of what does not start
-            text = f"{row.text} ({row.certainty})" if row.text else row.certainty
-            lines += _wrap(row.name, text, width)
+        lines += _wrap(row.name, row.text, width)
     lines += [f"{'':{LABEL}}| {clean(text)}"[:width] for text in result.stacks]
     lines += _wrap("differs", "; ".join(result.differs), width)
     lines += [f"{'files':{LABEL}}{result.files}"] if result.files else []
@@ -97,8 +90,3 @@ def _wrap(label: str, text: str, width: int) -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
-
-
-def unknown(name: str, why: str, **values: Any) -> Row:
-    """Return a row without an answer; `values` are the facts that are known nevertheless."""
-    return Row(name=name, text="", certainty=f"not known: {why}", values=values)

@@ -1,6 +1,6 @@
 """Try a conf: submit a small version as an ordinary run, watch it, and judge it.
 
-    ask Slurm about the whole run ─► shrink ─► submit ─► watch ─► judge
+    shrink ─► submit ─► watch ─► judge
 
 Files of a try are removed once its run is over: its checkpoints always, its run folder if nothing
 was found.
@@ -15,59 +15,36 @@ import shutil
 import signal
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from varuna_core.agent.gpu.accelerator import choose_accelerator, count_visible
 from varuna_core.facts.known import Value
 from varuna_core.records.record import INTENT, read_record, write_record
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.conf.schema import BUILT_IN, JobConf
+from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.interrupts import defer_interrupts
 from vjob.jobs.planning.question import find_nodes
 from vjob.jobs.planning.resolve_auto import Resolved
+from vjob.jobs.programs.start import describe_launch
 from vjob.jobs.runs.cancel import cancel_run
 from vjob.jobs.runs.find import is_over, view_run
 from vjob.jobs.schedulers import choose as schedulers
-from vjob.jobs.submit.submit import prepare, submit
+from vjob.jobs.submit.submit import submit
 from vjob.shelf.trial.folder import CheckpointFolder, make_folder
-from vjob.shelf.trial.judgement import judge_try
-from vjob.shelf.trial.result import Result, Row, Trouble
-from vjob.shelf.trial.rows import (
-    build_refusal,
+from vjob.shelf.trial.judgement import (
     describe_checkpoint,
     describe_memory,
     describe_start,
-    find_refusal,
+    judge_try,
+    quote_error,
 )
+from vjob.shelf.trial.result import Result, Row, Trouble
 from vjob.shelf.trial.smaller import OneNode, Trial, keep_launch, shrink
 from vjob.shelf.trial.watch import Ending, Say, TryObservation, watch
 
 log = logging.getLogger(__name__)
 CANCEL_S = 60
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of one try."""
-
-    queue: str | None = None
-    is_here: bool = False
-    limit_s: float = 120.0
-    keeps: bool = False
-    """Keep the run folder even if nothing was found."""
-
-
-def run_trial(resolved: Resolved, options: Options, say: Say) -> Result:
-    """Try a conf; raise InputError if the conf cannot be submitted at all."""
-    trying = _Trying(resolved, options, say)
-    is_kept = False
-    try:
-        trying.run()
-        is_kept = bool(trying.troubles) or options.keeps
-    finally:
-        trying.clean_up(keeps=is_kept)
-    return trying.build_result(is_kept=is_kept)
 
 
 def choose_node(conf: JobConf, queue: str | None, *, is_here: bool) -> OneNode:
@@ -110,110 +87,108 @@ def choose_node(conf: JobConf, queue: str | None, *, is_here: bool) -> OneNode:
     return replace(node, num_gpus=best.num_gpus, gpus=best.gpus)
 
 
-class _Trying:
-    """State of one try."""
+class Try:
+    """One try of a conf; `run` raises InputError if the conf cannot be submitted at all."""
 
-    def __init__(self, resolved: Resolved, options: Options, say: Say) -> None:
-        self.resolved, self.options, self.say = resolved, options, say
-        self.conf = resolved.conf
+    def __init__(self, resolved: Resolved, *, limit_s: float, keeps: bool, say: Say) -> None:
+        """With `keeps`, the run folder is kept even if nothing was found."""
+        self.resolved, self.limit_s, self.keeps, self.say = resolved, limit_s, keeps, say
         self.begun = time.monotonic()
         self.submitted: RunFolder | None = None
-        self.troubles: list[Trouble] = []
         self.rows: list[Row] = []
+        self.troubles: list[Trouble] = []
+        self.notes: tuple[str, ...] = ()
         self.stacks: tuple[str, ...] = ()
-        self.trial: Trial | None = None
         self.folder: CheckpointFolder | None = None
-        self.goes_on = False
-        """True if the run could not be ended."""
 
-    def run(self) -> None:
-        """Do all steps, until a finding makes the next one useless."""
-        options = self.options
-        node = choose_node(self.conf, options.queue, is_here=options.is_here)
-        whole = prepare(self.resolved, for_preview=shutil.which("sbatch") is None)
-        self._note(find_refusal(whole))
-        if self.troubles and not node.is_here and not node.is_asked:
-            return  # the try would be refused like it
-        folder = self.folder = make_folder(self.conf, self.resolved.path.parent)
-        problem = folder.problem if folder is not None else None
-        self._note(problem)
-        self.trial = shrink(
-            keep_launch(self.conf, whole.plan.launch),
-            node,
-            limit_min=math.ceil(options.limit_s / 60),
-            checkpoint=folder.seen if folder is not None and problem is None else None,
-        )
-        seen = self._start(self.trial.conf)
-        if seen is None:
-            return
-        self.stacks, trouble = seen.stacks, judge_try(seen)
-        self._note(trouble)
-        self.rows.append(describe_start(seen, self.trial, trouble))
-        if not self.troubles:
-            row, trouble = describe_checkpoint(self.trial, folder)
-            self.rows.append(row)
-            self._note(trouble)
-        self.rows.append(describe_memory(self.trial, seen))
-
-    def _note(self, trouble: Trouble | None) -> None:
-        self.troubles += [trouble] if trouble is not None else []
-
-    def _start(self, conf: JobConf) -> TryObservation | None:
-        """Submit, watch and end the run; if the submit fails, add a finding and return None."""
-        chosen = replace(self.resolved.chosen, conf=conf, prediction=None, layouts=None)
-        chosen = replace(chosen, layout_steps=None)
+    def run(self, node: OneNode) -> Result:
+        """Try the conf on a node, and remove what need not stay."""
+        is_kept = False
         try:
-            with defer_interrupts():
-                # Listed before its job exists: that must be ended, whatever becomes of the submit.
-                run, _ = submit(replace(self.resolved, chosen=chosen), fill=self._hold)
+            self._try(node)
+            is_kept = bool(self.troubles) or self.keeps
+        finally:
+            is_kept = self._clean_up(keeps=is_kept)
+        run = self.submitted
+        return Result(
+            conf=str(self.resolved.path),
+            rows=tuple(self.rows),
+            findings=tuple(self.troubles),
+            differs=self.notes,
+            stacks=self.stacks,
+            took_s=time.monotonic() - self.begun,
+            files=str(run.path) if run is not None and is_kept else "",
+        )
+
+    def _try(self, node: OneNode) -> None:
+        conf = self.resolved.conf
+        launch = describe_launch(conf, self.resolved.written).name
+        try:
+            self.folder = make_folder(conf, self.resolved.path.parent)
+        except VjobError as error:
+            self.troubles.append(quote_error(error))
+        trial = shrink(
+            keep_launch(conf, launch),
+            node,
+            limit_min=math.ceil(self.limit_s / 60),
+            checkpoint=None if self.folder is None else self.folder.seen,
+        )
+        self.notes = trial.notes
+        if self.folder is not None and self.folder.here is None:
+            left = f"its checkpoints stay in {self.folder.seen}, which this machine does not see"
+            self.notes = (*self.notes, left)
+        try:
+            seen = self._observe(trial)
         except InputError:
             raise
         except VjobError as error:
-            self._note(build_refusal(error))
-            return None
-        is_built_in = conf.program.kind in BUILT_IN
-        limit_s, say = self.options.limit_s, self.say
-        seen = watch(run, ends_itself=is_built_in, limit_s=limit_s, say=say)
+            self.troubles.append(quote_error(error))
+            return
+        self.stacks, trouble = seen.stacks, judge_try(seen)
+        self.troubles += [trouble] if trouble is not None else []
+        self.rows.append(describe_start(seen, trial, has_failed=trouble is not None))
+        if self.troubles:
+            return
+        saved = describe_checkpoint(trial, self.folder)
+        if isinstance(saved, Trouble):
+            self.troubles.append(saved)
+        else:
+            self.rows.append(saved)
+        self.rows.append(describe_memory(trial, seen))
+
+    def _observe(self, trial: Trial) -> TryObservation:
+        """Submit the small conf, watch its run and end it."""
+        chosen = replace(self.resolved.chosen, conf=trial.conf, prediction=None, layouts=None)
+        chosen = replace(chosen, layout_steps=None)
+        with defer_interrupts():
+            # Listed before its job exists: that must be ended, whatever becomes of the submit.
+            run, _ = submit(replace(self.resolved, chosen=chosen), fill=self._hold)
+        seen = watch(run, ends_itself=trial.is_built_in, limit_s=self.limit_s, say=self.say)
         if seen.ending is not Ending.OVER:
-            say("ending it")
-            saves = seen.ending is Ending.STEPS and conf.train.checkpoint.folder is not None
+            self.say("ending it")
+            saves = seen.ending is Ending.STEPS and self.folder is not None
             stop(run, saves=saves)
         return seen
 
     def _hold(self, run: RunFolder) -> None:
         self.submitted = run
 
-    def build_result(self, *, is_kept: bool) -> Result:
-        notes = () if self.trial is None else self.trial.notes
-        if self.folder is not None and self.folder.here is None and self.submitted is not None:
-            left = f"its checkpoints stay in {self.folder.seen}, which this machine does not see"
-            notes = (*notes, left)
-        is_there = self.submitted is not None and (is_kept or self.goes_on)
-        return Result(
-            conf=str(self.resolved.path),
-            rows=tuple(self.rows),
-            findings=tuple(self.troubles),
-            differs=notes,
-            stacks=self.stacks,
-            took_s=time.monotonic() - self.begun,
-            files=str(self.submitted.path) if self.submitted is not None and is_there else "",
-        )
-
-    def clean_up(self, *, keeps: bool) -> None:
-        """End the run if it is not over, and remove its files; if it cannot be ended, keep all
-        files."""
+    def _clean_up(self, *, keeps: bool) -> bool:
+        """End the run if it is not over, and remove its files; return True if its folder stays, as
+        that of a run which could not be ended does."""
         ignore_signals()
-        run = self.submitted
+        run, goes_on = self.submitted, False
         if run is not None:
             end_submit(run)
             stop(run)
-            self.goes_on = not has_ended(run)
-            if self.goes_on:
+            goes_on = not has_ended(run)
+            if goes_on:
                 log.warning("the try may go on, and is kept: vjob cancel %s", run.path)
             elif not keeps:
                 remove(run)
-        if self.folder is not None and not self.goes_on:
+        if self.folder is not None and not goes_on:
             self.folder.remove()
+        return keeps or goes_on
 
 
 def ignore_signals() -> None:

@@ -20,7 +20,6 @@ from typing import Any
 from vjob.jobs.conf.schema import BUILT_IN, OWN, JobConf, Morph, NodeGroup, Notify, Train
 from vjob.jobs.conf.world_size import get_replicas, get_world, require_number
 from vjob.jobs.schedulers import choose as schedulers
-from vjob.shelf.trial.result import MEASURED
 
 STEPS = 2
 MOST_RANKS = 8
@@ -65,11 +64,13 @@ class Trial:
     conf: JobConf
     notes: tuple[str, ...]
     """Differences from the whole run, a phrase each."""
-    certainty: str
-    """`measured`, or `measured on one node` if the whole run uses more."""
     is_small: bool
     """True if the layout or the devices differ from the whole run's, so times and memory differ,
     too."""
+
+    @property
+    def is_built_in(self) -> bool:
+        return self.conf.program.kind in BUILT_IN
 
 
 def keep_launch(conf: JobConf, launch: str) -> JobConf:
@@ -138,7 +139,6 @@ def shrink(conf: JobConf, node: OneNode, *, limit_min: int, checkpoint: str | No
     return Trial(
         conf=tried,
         notes=tuple(notes),
-        certainty=_describe_certainty(conf, world, is_whole=is_whole),
         is_small=on_cpu or bool(others) or len(layouts) > 1,
     )
 
@@ -155,15 +155,6 @@ def _list_other_kinds(conf: JobConf, node: OneNode) -> list[str]:
     """Return the conf's types of GPU that the node does not have."""
     kinds = {group.gpu_type for group in conf.cluster.nodes if group.num_gpus} - {None}
     return sorted(kind for kind in kinds if kind is not None and kind != node.kind)
-
-
-def _describe_certainty(conf: JobConf, world: int, *, is_whole: bool) -> str:
-    if is_whole:
-        return MEASURED
-    asked = get_world(conf)
-    return f"{MEASURED} on one node" + (
-        f", with {world} of {asked} ranks" if asked != world else ""
-    )
 
 
 def _count_gpus(node: OneNode, first: NodeGroup, world: int) -> str | int:

@@ -15,8 +15,8 @@ from vjob.jobs.monitor.rules.judge import judge
 from vjob.jobs.schedulers.slurm.scheduler import refuse
 from vjob.shelf.trial import watch as watching
 from vjob.shelf.trial.folder import CheckpointFolder
+from vjob.shelf.trial.judgement import describe_checkpoint, describe_memory, quote_error
 from vjob.shelf.trial.result import Result, Row, Trouble, render
-from vjob.shelf.trial.rows import build_refusal, describe_checkpoint, describe_memory
 from vjob.shelf.trial.smaller import Trial
 from vjob.shelf.trial.watch import Ending, watch
 
@@ -29,13 +29,13 @@ REFUSED = "sbatch: error: Batch job submission failed: Invalid partition name sp
 
 
 def test_a_refusal_is_a_cause_and_a_remedy() -> None:
-    found = build_refusal(refuse(REFUSED).with_note("\n  The scripts are in log/x"))
+    found = quote_error(refuse(REFUSED).with_note("\n  The scripts are in log/x"))
     assert found.cause.endswith("Invalid partition name specified")
     assert "sbatch refused" in found.cause and "cluster.nodes[].queue" in found.remedy
 
 
 def test_each_problem_of_a_conf_has_a_line_of_its_own() -> None:
-    found = build_refusal(InputError("2 problems in the conf:\n  a.yaml:3: x\n  a.yaml:4: y"))
+    found = quote_error(InputError("2 problems in the conf:\n  a.yaml:3: x\n  a.yaml:4: y"))
     assert found.remedy == "a.yaml:3: x\na.yaml:4: y"
     result = Result(conf="a", took_s=1.0, findings=(found,), rows=(), differs=(), files="")
     assert [line.split("-> ")[1] for line in render(result).splitlines() if "->" in line] == [
@@ -47,8 +47,8 @@ def test_each_problem_of_a_conf_has_a_line_of_its_own() -> None:
 def test_the_table_fits_80_columns_and_has_what_was_found_first() -> None:
     result = Result(
         conf="/x/conf.yaml",
-        rows=(Row(name="memory", text="1.2 GiB " * 30, certainty="measured", values={}),),
-        findings=(Trouble(what="starts", cause="it broke " * 20, remedy="mend it"),),
+        rows=(Row(name="memory", text="1.2 GiB " * 30),),
+        findings=(Trouble(cause="it broke " * 20, remedy="mend it"),),
         differs=("one node",),
         took_s=1.0,
     )
@@ -64,10 +64,10 @@ def test_the_table_fits_80_columns_and_has_what_was_found_first() -> None:
 def test_a_script_saves_in_a_format_of_its_own(files: list[str], text: str, tmp_path: Path) -> None:
     for name in files:
         (tmp_path / name).write_text("state")
-    trial = Trial(conf=CONF, notes=(), certainty="measured", is_small=False)
+    trial = Trial(conf=CONF, notes=(), is_small=False)
     folder = CheckpointFolder(asked="ckpt", seen=str(tmp_path), here=tmp_path)
-    row, trouble = describe_checkpoint(trial, folder)
-    assert row.text.startswith(text) and trouble is None
+    row = describe_checkpoint(trial, folder)
+    assert isinstance(row, Row) and row.text.startswith(text)
 
 
 def test_nothing_is_waited_for_where_no_gpu_can_be_read(
@@ -82,5 +82,5 @@ def test_nothing_is_waited_for_where_no_gpu_can_be_read(
     monkeypatch.setattr(watching, "JudgedReader", lambda run: reader)
     seen = watch(RunFolder(tmp_path), ends_itself=False, limit_s=60, say=print)
     assert seen.ending is Ending.STEPS
-    trial = Trial(conf=CONF, notes=(), certainty="measured", is_small=False)
-    assert describe_memory(trial, seen).certainty == f"not known: {why}"
+    trial = Trial(conf=CONF, notes=(), is_small=False)
+    assert describe_memory(trial, seen).text == f"not known: {why}"

@@ -62,10 +62,10 @@ def test_the_time_limit_of_a_try_holds_all_that_it_may_take(
     assert shrink_on(found, 4).conf.cluster.walltime_min == most
 
 
-def test_what_one_node_holds_whole_is_measured() -> None:
+def test_what_one_node_holds_whole_differs_in_nothing() -> None:
     found = conf(gpus(1), parallel=Parallel(pipeline=4), train=Train(global_batch_size=64))
     trial = shrink_on(found, 4)
-    assert trial.certainty == "measured" and not trial.notes
+    assert not trial.notes and not trial.is_small
     assert trial.conf.parallel == found.parallel
     assert trial.conf.train.global_batch_size == 64
     assert trial.conf.cluster.nodes[0].gpus == "a100:4"
@@ -89,7 +89,7 @@ def test_replicas_go_before_stages() -> None:
     trial = shrink_on(found, 8)
     assert (trial.conf.parallel.pipeline, trial.conf.parallel.data) == (4, 2)
     assert get_world(trial.conf) == 8
-    assert trial.certainty == "measured on one node, with 8 of 32 ranks" and not trial.is_small
+    assert trial.notes[0] == "2 of 8 replicas" and not trial.is_small
     # Eight micro-batches a replica, so that the schedule is filled, not thirty-two.
     assert trial.conf.train.global_batch_size == 2 * 8
 
