@@ -83,10 +83,6 @@ class TokenFile:
     def num_documents(self) -> int:
         return len(self.documents) - 1
 
-    @property
-    def num_tokens(self) -> int:
-        return int(self.lengths.sum(dtype=np.int64))
-
     def digest(self) -> str:
         """Checksum of the lengths, which differ if the data set was made from other text."""
         return hashlib.sha256(self.lengths.data).hexdigest()[:16]

@@ -109,9 +109,6 @@ class ManagerLink:
         names = set() if self._hub is None else set(self._hub.names)
         return {item.seat for name, item in self._presences.items() if name in names}
 
-    def is_connected(self, name: str) -> bool:
-        return self._hub is not None and name in self._hub.names
-
     def merge(self, files: Dict[int, Presence], session: str) -> Dict[int, Presence]:
         """Merge presences from files and connections, keeping the later one of each node."""
         found = dict(files)

@@ -73,7 +73,6 @@ class Variable:
     value: str
     file: str
     line: int
-    is_exported: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +218,6 @@ def _collect(scratch: Path, said: Mapping[str, object], name: str, folder: str) 
                 value=_unquote(found).replace(f"{scratch}/bin", "$PATH"),
                 file=Path(place(file)).name,
                 line=int(line) if line.isdecimal() else 0,
-                is_exported="x" in found["flags"],
             )
     status = said["status"]
     return Pass(

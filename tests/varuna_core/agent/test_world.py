@@ -21,7 +21,6 @@ from varuna_core.agent.setup.world import (
     build_world,
     find_job_id,
     leave_agent,
-    place_node,
     place_rank,
 )
 
@@ -106,7 +105,7 @@ HOSTS = ("b9", "b10", "a1")
             "NODELIST=b[9-10],a1 JOB_NODELIST=b[9-10],a1 STEP_NODELIST=b[9-10],a1",
         ),
         (
-            place_node(UNEVEN, UNEVEN.node(1), HOSTS[:2]),
+            Place(1, 0, 1, (1,) * 3, HOSTS[:2]),
             "PROCID=1 LOCALID=0 NODEID=1 NTASKS=3 NPROCS=3 STEP_NUM_TASKS=3 NNODES=3 "
             "JOB_NUM_NODES=3 STEP_NUM_NODES=3 TASKS_PER_NODE=1(x3) STEP_TASKS_PER_NODE=1(x3) "
             "NTASKS_PER_NODE=1 NODELIST=b[9-10] JOB_NODELIST=b[9-10] STEP_NODELIST=b[9-10]",

@@ -69,7 +69,7 @@ def test_documents_are_those_of_a_plain_loop(tmp_path: Path) -> None:
     for number, text in enumerate(documents):
         ids = [words.get(word, words["<unk>"]) for word in text.split()]
         assert tokens.read(number).tolist() == [*ids, words["<|endoftext|>"]]
-    assert summary["tokens"] == tokens.num_tokens and summary["dtype"] == "uint16"
+    assert summary["tokens"] == tokens.lengths.sum() and summary["dtype"] == "uint16"
 
 
 @pytest.mark.parametrize(

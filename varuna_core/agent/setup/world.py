@@ -107,11 +107,6 @@ def place_rank(plan: Plan, node: NodePlan, local_rank: int, hosts: Tuple[str, ..
     return Place(node.first_rank + local_rank, local_rank, node.index, counts, hosts)
 
 
-def place_node(plan: Plan, node: NodePlan, hosts: Tuple[str, ...]) -> Place:
-    """Place of a node's one process among those of all nodes."""
-    return Place(node.index, 0, node.index, (1,) * plan.num_nodes, hosts)
-
-
 def build_torchrun_variables(place: Place, meeting: Rendezvous) -> Dict[str, str]:
     """The variables that torchrun sets for each rank, and NODE_RANK."""
     rank, world, node = str(place.rank), str(place.world), str(place.node)
