@@ -151,7 +151,7 @@ after_any_option = click.option(
     multiple=True,
     metavar="JOB",
     shell_complete=complete_job,
-    help="Start once JOB has ended, however it did.",
+    help="Start once JOB has ended in any way.",
 )
 sweep_option = click.option(
     "--sweep",

@@ -47,7 +47,7 @@ COMMANDS: Mapping[str, tuple[BuiltIn, ...]] = {
         _row(
             "submit",
             "submit:submit",
-            "Submit CONF: to its list of machines, to Slurm where sbatch is there, else to "
+            "Submit CONF: to its list of machines, to Slurm if sbatch is installed, else to "
             "this machine.",
         ),
         _row(
@@ -132,7 +132,7 @@ COMMANDS: Mapping[str, tuple[BuiltIn, ...]] = {
         _row(
             "container",
             "container:container",
-            "Fetch, list and clear away container images.",
+            "Fetch, list and remove container images.",
         ),
         _row("data", "data:data", "Make training data from text."),
         _row("completion", "prepare:completion", "Print the completion script of SHELL."),
@@ -196,7 +196,7 @@ class CommandGroup(click.Group):
             if found is not None:
                 SEAM.remember_help(cmd_name, found.get_short_help_str(limit=1000))
             return found
-        warn_once(f"the plug-in {cmd_name} is left out: it is not a command of click")
+        warn_once(f"the plug-in {cmd_name} is ignored: it is not a command of click")
         return None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -250,7 +250,7 @@ class CommandGroup(click.Group):
             say(f"vjob: {clean(str(error))}", err=True)
             sys.exit(error.exit_code)
         except KeyboardInterrupt:
-            say("vjob: interrupted; what was submitted goes on, see `vjob list`", err=True)
+            say("vjob: interrupted; submitted runs continue, see `vjob list`", err=True)
             sys.exit(130)
         except BrokenPipeError:
             sys.stderr.close()  # `vjob logs | head`: nobody is left to tell

@@ -39,13 +39,13 @@ class ContainerGroup(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            say("vjob: interrupted; what was begun is removed", err=True)
+            say("vjob: interrupted; unfinished files were removed", err=True)
             sys.exit(130)
 
 
 @click.group(cls=ContainerGroup)
 def container() -> None:
-    """Fetch, list and clear away container images.
+    """Fetch, list and remove container images.
 
     \b
     vjob container import nvcr.io#nvidia/pytorch:25.11-py3   once, for all nodes
@@ -85,7 +85,7 @@ again_option = click.option("--again", is_flag=True, help="Import again if the f
     help="Make this file instead of one in the cache.",
 )
 @cache_option
-@click.option("--arch", metavar="NAME", help="Processor of the nodes, if another: aarch64, x86_64.")
+@click.option("--arch", metavar="NAME", help="Processor of the nodes, if other: aarch64, x86_64.")
 @again_option
 @json_option
 def import_(
@@ -173,7 +173,7 @@ def list_(scratch: str, cache: Path | None, as_json: bool) -> None:
     "days",
     type=Duration(DAYS),
     metavar="DAYS",
-    help="Remove images that no run has used for so many days.",
+    help="Remove images that no run has used for this many days.",
 )
 @scratch_option
 @click.option("--dry-run", "-n", is_flag=True, help="List what would be removed; remove nothing.")

@@ -42,7 +42,7 @@ class DataGroup(click.Group):
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] not in ("numpy", "tokenizers", "zstandard"):
                 raise
-            raise InputError(f"{error}: pip install '.[data]' in vjob's checkout") from None
+            raise InputError(f"{error}: run pip install '.[data]' in vjob's checkout") from None
 
 
 @click.group(cls=DataGroup)
@@ -79,19 +79,19 @@ merges_option = _path_option("--merges", "merges.txt, for bpe.")
     "--train-mb", type=click.IntRange(1), default=1000, show_default=True, help="Text to train on."
 )
 @click.option("--format", "form", type=click.Choice(["json", "text"]), help="Default: by the name.")
-@click.option("--key", default="text", show_default=True, help="Of the text in a JSON object.")
+@click.option("--key", default="text", show_default=True, help="Key of the text in a JSON object.")
 @click.option("--append-eod", is_flag=True, help="End each document with <|endoftext|>.")
-@click.option("--split-sentences", is_flag=True, help="A sequence a sentence, for BERT.")
-@click.option("--keep-newlines", is_flag=True, help="With --split-sentences: line breaks stay.")
+@click.option("--split-sentences", is_flag=True, help="Make each sentence a sequence, for BERT.")
+@click.option("--keep-newlines", is_flag=True, help="With --split-sentences: keep line breaks.")
 @click.option(
     "--dtype", type=click.Choice(["auto", "uint16", "int32"]), default="auto", show_default=True
 )
-@click.option("--skip-bad", is_flag=True, help="Pass over lines that are no document; count them.")
+@click.option("--skip-bad", is_flag=True, help="Skip lines that are not documents, and count them.")
 @click.option(
     "--max-line-mb", type=click.IntRange(1), default=1000, show_default=True, help="Longest line."
 )
 @click.option("--processes", "-p", type=click.IntRange(1), help="Default: one a core.")
-@click.option("--again", is_flag=True, help="Make it again if it is there.")
+@click.option("--again", is_flag=True, help="Make it again if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def prepare(
     inputs: tuple[Path, ...],
@@ -166,8 +166,8 @@ def prepare(
 
 def _what_is_left(part: Path) -> str:
     if not part.exists():
-        return "nothing is left behind"
-    return f"the same command goes on from here (or remove {part})"
+        return "nothing was kept"
+    return f"the same command continues from here (or remove {part})"
 
 
 def _note(text: str) -> None:

@@ -49,17 +49,17 @@ FEW_COLOURS = ("cyan", "green", "magenta", "blue", "yellow", "red")
 
 @click.command()
 @click.argument("job", required=False, shell_complete=complete_job)
-@click.option("--once", is_flag=True, help="Print it plain once, on a terminal too.")
+@click.option("--once", is_flag=True, help="Print it once as plain text, also on a terminal.")
 @click.option("--interval", "interval_s", type=Duration(least=0.2), default=INTERVAL_S,
               show_default=True, metavar="SECONDS",
               help="Time between two refreshes of the live screen.")  # fmt: skip
 @click.option("--watch", "every_s", type=Duration(least=0.2), metavar="SECONDS",
-              help="Print it again and again until the job has ended.")  # fmt: skip
+              help="Print it repeatedly until the job has ended.")  # fmt: skip
 @click.option(
     "--lines", "-n", default=2, show_default=True, help="Last lines of each node's files."
 )
 @click.option("--all", "-a", "show_all", is_flag=True, help="Show all nodes or runs.")
-@click.option("--web", is_flag=True, help="Serve it for a browser, live, until Ctrl-C.")
+@click.option("--web", is_flag=True, help="Serve a live page for a browser until Ctrl-C.")
 @port_option
 @json_option
 def status(
@@ -154,7 +154,7 @@ def _show_runs(show_all: bool, *, as_json: bool, is_plain: bool, interval_s: flo
 
 @click.command()
 @job_argument
-@click.option("--follow", "-f", is_flag=True, help="Go on until the run has ended.")
+@click.option("--follow", "-f", is_flag=True, help="Continue until the run has ended.")
 @click.option("--node", "nodes", multiple=True, metavar="NAME",
               shell_complete=complete_by("complete_node"),
               help="Only this node (repeatable).")  # fmt: skip
@@ -163,14 +163,14 @@ def _show_runs(show_all: bool, *, as_json: bool, is_plain: bool, interval_s: flo
 )
 @click.option("--grep", "pattern", metavar="REGEX", help="Only lines that match.")
 @click.option("--err", "only_err", is_flag=True, help="Only standard error.")
-@click.option("--attempt", type=int, help="Which start of the ranks; default: the last.")
+@click.option("--attempt", type=int, help="Attempt (start of the ranks); default: the last.")
 @click.option("--lines", "-n", type=int, help="Only the last N lines of each file.")
 @click.option("--errors", is_flag=True, help="The first error, with its context.")
-@click.option("--raw", is_flag=True, help="File after file, and every rank's lines by themselves.")
+@click.option("--raw", is_flag=True, help="Print file after file; merge no equal lines of ranks.")
 @click.option("--times", "-t", "with_times", is_flag=True, help="Begin each line with its time.")
-@click.option("--since", type=Moment(), metavar="TIME", help="Only lines from then on.")
-@click.option("--until", type=Moment(), metavar="TIME", help="Only lines up to then.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@click.option("--since", type=Moment(), metavar="TIME", help="Only lines from that time on.")
+@click.option("--until", type=Moment(), metavar="TIME", help="Only lines up to that time.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def logs(
     job: str,
     follow: bool,
@@ -245,7 +245,7 @@ def logs(
         sys.exit(reading.follow_run(run, tell, wanted))
     reading.print_logs(run, tell, wanted, attempt=attempt, num_lines=lines)
     if not num_said and (since is not None or until is not None):
-        say("vjob: no line is of that time, or none has a time", err=True)
+        say("vjob: no line is from that time, or the lines have no times", err=True)
 
 
 def paint_rank(text: str, rank: int | None) -> str:
@@ -271,9 +271,9 @@ def paint_rank(text: str, rank: int | None) -> str:
     help="Time between two checks.",
 )
 @click.option(
-    "--for", "for_min", type=Duration(MINUTES), metavar="MINUTES", help="Leave after so long."
+    "--for", "for_min", type=Duration(MINUTES), metavar="MINUTES", help="Stop after this time."
 )
-@click.option("--mail", metavar="ADDRESS", help="Mail notices there; default: notify.mail.")
+@click.option("--mail", metavar="ADDRESS", help="Address to mail notices to; default: notify.mail.")
 @click.option(
     "--webhook",
     "webhook_file",
@@ -281,17 +281,17 @@ def paint_rank(text: str, rank: int | None) -> str:
     metavar="FILE",
     help="POST notices to the URL in FILE; default: VJOB_WEBHOOK, then notify.webhook.",
 )
-@click.option("--command", metavar="SHELL", help="Gets notices as JSON; default: notify.command.")
-@click.option("--quiet", is_flag=True, help="Notify nobody, whatever the conf says.")
+@click.option("--command", metavar="SHELL", help="Command for notices; default: notify.command.")
+@click.option("--quiet", is_flag=True, help="Send no notices, whatever the conf says.")
 @click.option(
     "--on",
     "on",
     multiple=True,
     shell_complete=complete_by("complete_action"),
     metavar="VERDICT=ACTION",
-    help="Do this when it holds: cancel, requeue or exclude (repeatable). Default: nothing.",
+    help="Action for a verdict: cancel, requeue or exclude (repeatable). Default: nothing.",
 )
-@click.option("--once", is_flag=True, help="Check once, and leave; the same as --for 0.")
+@click.option("--once", is_flag=True, help="Check once and exit; the same as --for 0.")
 @json_option
 def watch(
     job: str,
@@ -333,8 +333,8 @@ def watch(
 
 @click.command()
 @job_argument
-@click.option("--full", is_flag=True, help="All threads, and the same stacks only if all agree.")
-@click.option("--native", is_flag=True, help="Also frames of C, C++ and Cython.")
+@click.option("--full", is_flag=True, help="Show all threads, and group ranks by all of them.")
+@click.option("--native", is_flag=True, help="Also show frames of C, C++ and Cython.")
 @click.option(
     "--wait",
     "wait_s",
@@ -342,7 +342,7 @@ def watch(
     show_default=True,
     type=Duration(whole=True),
     metavar="SECONDS",
-    help="How long nodes may take.",
+    help="Time that the nodes have to answer.",
 )
 @json_option
 def stacks(job: str, full: bool, native: bool, wait_s: int, as_json: bool) -> None:
@@ -404,17 +404,17 @@ def guard(job: str, what: str) -> None:
     from vjob.jobs.runs.owner import expect_ours
 
     run = find_run(job, Path.cwd())
-    expect_ours(run, "its nodes obey what lies in its folder")
+    expect_ours(run, "its nodes obey files in its folder")
     pause_guard(run, is_paused=what == "pause", by=getpass.getuser(), at=time.time())
     if what == "pause":
         say(f"nothing is done about hangs of {run.path.name} until `vjob guard {job} resume`")
     else:
-        say(f"hangs of {run.path.name} are acted on as its conf says")
+        say(f"vjob handles hangs of {run.path.name} as its conf says")
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @job_argument
-@click.option("--node", metavar="NODE", help="Its name or its index; default: the first.")
+@click.option("--node", metavar="NODE", help="The node's name or index; default: the first.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def shell(job: str, node: str | None, command: tuple[str, ...]) -> None:
     """Open a shell on a node of JOB, in the ranks' container if it has one, or run COMMAND there.
@@ -433,5 +433,5 @@ def shell(job: str, node: str | None, command: tuple[str, ...]) -> None:
 
     run = find_run_or_job(job, Path.cwd())
     if isinstance(run, ForeignJob):
-        raise InputError(f"{job} is no run of vjob: `srun --jobid {job} --overlap --pty bash`")
+        raise InputError(f"{job} is not a run of vjob: `srun --jobid {job} --overlap --pty bash`")
     sys.exit(open_shell(view_run(run), node, command))

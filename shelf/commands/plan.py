@@ -31,7 +31,7 @@ def read_prices(
         except ValueError:
             price = -1.0
         if not name or not equals or not 0 <= price < float("inf"):
-            raise click.BadParameter(f"{word!r}: want TYPE=PRICE, such as a100=12.5")
+            raise click.BadParameter(f"{word!r}: must be TYPE=PRICE, such as a100=12.5")
         found[name.strip()] = price
     return found
 
@@ -46,23 +46,23 @@ def read_prices(
     "profile",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="What `vjob profile` measured; default: profiles/<model>.profile.json next to CONF, "
+    help="Profile from `vjob profile`; default: profiles/<model>.profile.json next to CONF, "
     "else an estimate.",
 )
-@click.option("--estimate", is_flag=True, help="Estimate even where a profile is there.")
+@click.option("--estimate", is_flag=True, help="Estimate even if there is a profile.")
 @click.option(
     "--link",
     "link_gb_s",
     type=click.FloatRange(min=0, min_open=True),
     metavar="GB/S",
-    help="A node's link to the others, where none was measured.  [of an estimate: 12.5]",
+    help="Bandwidth of a node's link to the others, if not measured.  [of an estimate: 12.5]",
 )
 @click.option(
     "--top",
     default=5,
     show_default=True,
     type=click.IntRange(min=1),
-    help="How many plans to show.",
+    help="Number of plans to show.",
 )
 @click.option(
     "--limit",
@@ -71,14 +71,14 @@ def read_prices(
     show_default=True,
     type=Duration(),
     metavar="SECONDS",
-    help="How long to search.",
+    help="Time to search.",
 )
-@click.option("--from-slurm", is_flag=True, help="Take the nodes that sinfo shows, not the conf's.")
+@click.option("--from-slurm", is_flag=True, help="Use the nodes that sinfo shows, not the conf's.")
 @click.option(
     "--queue",
     metavar="NAME",
     shell_complete=complete_by("complete_queue"),
-    help="With --from-slurm: of this Slurm partition alone.",
+    help="With --from-slurm: only nodes of this Slurm partition.",
 )
 @click.option(
     "--prices",

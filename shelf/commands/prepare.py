@@ -25,16 +25,16 @@ from vjob.shelf.commands.terminal import say
     type=click.Path(exists=True, path_type=Path),
     help="Translate shell scripts: a file or a folder.",
 )
-@click.option("--minimal", is_flag=True, help="Only the keys that are needed.")
+@click.option("--minimal", is_flag=True, help="Print only the required keys.")
 @click.option(
     "--for",
     "kind",
     type=click.Choice(KINDS),
     metavar="KIND",
-    help=f"A short conf for this kind of program: {', '.join(KINDS)}.",
+    help=f"Print a short conf for this kind of program: {', '.join(KINDS)}.",
 )
-@click.option("--line", type=int, help="With --from: the line of the launch to take, of several.")
-@click.option("--trust", is_flag=True, help="With --from: read without a jail where there is none.")
+@click.option("--line", type=int, help="With --from: line of the launch to use, of several.")
+@click.option("--trust", is_flag=True, help="With --from: read without a jail if there is none.")
 @click.argument("words", nargs=-1, metavar="[FOLDER | ARGUMENTS]")
 def init(
     source: Path | None,
@@ -69,8 +69,8 @@ def init(
         raise InputError("give one of --from, --minimal and --for")
     if words and source is None and (kind is None or len(words) > 1):
         raise InputError(
-            f"{words[0]}: a folder goes with --for KIND, arguments of a script with --from; print "
-            "the others into a file"
+            f"{words[0]}: a folder needs --for KIND, a script's arguments need --from; redirect "
+            "other output into a file"
         )
     folder = Path(words[0]) if words and kind else None
     if minimal or kind:
@@ -102,7 +102,7 @@ def _write_recipe(kind: str, text: str, folder: Path) -> None:
     files = load_starter(kind).files
     names = ["conf.yaml", *files]
     if there := [name for name in names if (folder / name).exists()]:
-        raise InputError(f"{folder / there[0]} exists: name another folder")
+        raise InputError(f"{folder / there[0]} exists: give another folder")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "conf.yaml").write_text(text)
     for name, source in files.items():
@@ -113,7 +113,7 @@ def _write_recipe(kind: str, text: str, folder: Path) -> None:
 
 
 @click.command()
-@click.option("--site", is_flag=True, help="That of a site's file (docs/site.md).")
+@click.option("--site", is_flag=True, help="Schema of a site file (docs/site.md).")
 def schema(site: bool) -> None:
     """Print the JSON Schema of conf.yaml, for completion and checks in an editor.
 
@@ -142,7 +142,7 @@ def schema(site: bool) -> None:
     "conf",
     metavar="CONF",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Measure the nodes of this conf by a run on them, and name those that are slow.",
+    help="Measure the nodes of this conf with a run on them, and name slow ones.",
 )
 def doctor(as_json: bool, archive: bool, conf: Path | None) -> None:
     """Check this machine and its Slurm setup, and say what to fix.

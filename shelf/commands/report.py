@@ -24,7 +24,7 @@ from vjob.shelf.commands.terminal import find_width, say
     "--output",
     type=OutputFile(may_be_folder=True),
     metavar="PATH",
-    help="Where the page goes, or the export; default: report.html in JOB's folder, or JOB's name.",
+    help="File for the page or export; default: report.html in JOB's folder, or JOB's name.",
 )
 @click.option("--open", "is_opened", is_flag=True, help="Show the page in a browser.")
 @click.option("--text", is_flag=True, help="Print the report in the terminal.")
@@ -58,7 +58,7 @@ def report(
     from vjob.jobs.reporting.report import ReportOutputs, write_report
 
     if output is not None and output.is_dir() and export in (None, "perfetto"):
-        raise click.BadParameter(f"{output} is a folder: name a file in it", param_hint="-o")
+        raise click.BadParameter(f"{output} is a folder: give a file in it", param_hint="-o")
     wanted = ReportOutputs(
         text=text,
         export=export,

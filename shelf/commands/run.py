@@ -100,12 +100,12 @@ def slurm_options(command: Any) -> Any:
     metavar="PROGRAM [ARG]...",
     required=True,
 )
-@click.option("-m", "is_module", is_flag=True, help="PROGRAM is a module, as for python -m.")
-@click.option("--python", metavar="PATH", help="Python of the program; default: the active one.")
+@click.option("-m", "is_module", is_flag=True, help="Run PROGRAM as a module, like python -m.")
+@click.option("--python", metavar="PATH", help="Python for the program; default: the active one.")
 @click.option("-d", "--detach", is_flag=True, help="Do not follow the run.")
 @set_option
-@click.option("--new-job", is_flag=True, help="A job of its own, in a shell that is inside one.")
-@click.option("--print-conf", is_flag=True, help="Print the conf that this stands for.")
+@click.option("--new-job", is_flag=True, help="Submit a new job, even from a shell inside one.")
+@click.option("--print-conf", is_flag=True, help="Print the conf that this command makes.")
 @click.option("--dry-run", is_flag=True, help="Print the scripts; write and submit nothing.")
 @json_option
 @slurm_options

@@ -25,7 +25,7 @@ from vjob.shelf.commands.terminal import find_width, say
 
 
 @click.command(name="list")
-@click.option("--all", "-a", "show_all", is_flag=True, help="All known runs, not the last 20.")
+@click.option("--all", "-a", "show_all", is_flag=True, help="Show all runs, not only the last 20.")
 @sweep_option
 @json_option
 def list_(show_all: bool, sweep: str | None, as_json: bool) -> None:
@@ -58,7 +58,7 @@ def list_(show_all: bool, sweep: str | None, as_json: bool) -> None:
     show_default=True,
     type=Duration(whole=True),
     metavar="SECONDS",
-    help="How long the ranks may take to checkpoint and leave.",
+    help="Time for the ranks to checkpoint and exit.",
 )
 @json_option
 def cancel(jobs: tuple[str, ...], sweep: str | None, now: bool, wait_s: int, as_json: bool) -> None:
@@ -108,7 +108,7 @@ def cancel(jobs: tuple[str, ...], sweep: str | None, now: bool, wait_s: int, as_
     show_default=True,
     type=Duration(DAYS),
     metavar="DAYS",
-    help="Runs in which nothing was written for so long.",
+    help="Choose runs in which nothing has been written for this long.",
 )
 @click.option(
     "--keep",
@@ -120,10 +120,10 @@ def cancel(jobs: tuple[str, ...], sweep: str | None, now: bool, wait_s: int, as_
 @click.option(
     "--checkpoints",
     is_flag=True,
-    help="Also runs whose folder holds checkpoints, results or other files of their ranks.",
+    help="Also choose runs with checkpoints, results or other files of their ranks.",
 )
-@click.option("--delete", is_flag=True, help="Remove them; without it they are only listed.")
-@click.option("--all", "-a", "show_all", is_flag=True, help="List the runs that stay, too.")
+@click.option("--delete", is_flag=True, help="Remove the runs; without it they are only listed.")
+@click.option("--all", "-a", "show_all", is_flag=True, help="Also list the runs that stay.")
 @json_option
 def prune(
     folder: Path | None,
@@ -163,7 +163,7 @@ def prune(
                 num_removed += not problems[one.folder]
     except KeyboardInterrupt:
         done = pruning.count_runs(num_removed)
-        say(f"vjob: interrupted; {done} removed, the same command goes on", err=True)
+        say(f"vjob: interrupted; {done} removed, the same command continues", err=True)
         sys.exit(130)
     for name, problem in problems.items():
         if problem:
@@ -181,12 +181,12 @@ def prune(
     "--group",
     metavar="NAME",
     shell_complete=complete_by("complete_group"),
-    help="Open JOB to this group of yours.",
+    help="Share JOB with this group of yours.",
 )
 @click.option("--private", is_flag=True, help="Close it again.")
-@click.option("--anyway", is_flag=True, help="Also files in which a secret was found.")
-@click.option("--dry-run", is_flag=True, help="Say what would be shared; change nothing.")
-@click.option("--show-what", is_flag=True, help="As --dry-run: list what goes and what is held.")
+@click.option("--anyway", is_flag=True, help="Also share files in which a secret was found.")
+@click.option("--dry-run", is_flag=True, help="Show what would be shared; change nothing.")
+@click.option("--show-what", is_flag=True, help="As --dry-run: list shared and held files.")
 @json_option
 def share(
     job: str,
@@ -218,12 +218,12 @@ def share(
     if (group is None) != private:
         raise InputError("give --group NAME to share it, or --private to close it, one of them")
     if private and (anyway or dry_run or show_what):
-        raise InputError("--anyway, --dry-run and --show-what go with --group")
+        raise InputError("--anyway, --dry-run and --show-what need --group")
     run = find_run(job, Path.cwd())
     if group is None:
         num_files = sharing.close_run(run)
         said: dict[str, Any] = {"run": run.name, "private": num_files}
-        text = f"{run.name} is yours alone again: {num_files} files"
+        text = f"{run.name} is private again: {num_files} files"
     else:
         shared = sharing.share_run(run, group, is_preview=dry_run or show_what, anyway=anyway)
         said, text = shared.as_json(), sharing.render_shared(shared, is_preview=dry_run)
@@ -271,14 +271,14 @@ def grow(job: str, count: int, queue: str | None, walltime_min: int | None, as_j
         print_object(facts, is_line=True)
         return
     nodes = "a node" if count == 1 else f"{count} nodes"
-    say(f"job {added} brings {nodes} to {run.name} when it starts")
+    say(f"job {added} adds {nodes} to {run.name} when it starts")
     click.echo(f"  status  vjob status {run.name}")
     click.echo(f"  log     {run.scheduler_log(join.name)}")
 
 
 @click.command()
 @job_argument
-@click.option("--count", type=int, metavar="N", help="How many nodes; the last to come go first.")
+@click.option("--count", type=int, metavar="N", help="Number of nodes; the last to join leave.")
 @click.option(
     "--node",
     "nodes",
@@ -302,7 +302,7 @@ def shrink(job: str, count: int | None, nodes: tuple[str, ...], as_json: bool) -
     from vjob.jobs.runs.find import find_run
 
     if (count is None) == (not nodes):
-        raise InputError("say how many nodes (--count N) or which (--node HOST), one of the two")
+        raise InputError("give either the number of nodes (--count N) or their names (--node HOST)")
     run = find_run(job, Path.cwd())
     said = membership.shrink(run, count=count, hosts=nodes)
     if as_json:

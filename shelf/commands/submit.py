@@ -49,7 +49,7 @@ CANCEL_S = 60
     "--like",
     metavar="JOB",
     shell_complete=complete_job,
-    help="In place of CONF: what JOB ran, with its code where it has a copy.",
+    help="In place of CONF: run what JOB ran, with its code if it has a copy.",
 )
 @set_option
 @click.option(
@@ -67,30 +67,30 @@ CANCEL_S = 60
     multiple=True,
     shell_complete=complete_by("complete_key"),
     metavar="KEY=A,B",
-    help="A run for each value; of several keys, for each combination.",
+    help="One run for each value; with several keys, one for each combination.",
 )
 @click.option(
     "--sweep-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="CSV",
-    help="A run a row; the first row has the keys.",
+    help="One run per row; the first row has the keys.",
 )
 @click.option("--sweep-name", metavar="NAME", help="Name of the sweep; default: by conf and time.")
 @click.option(
     "--at-most",
     type=click.IntRange(min=1),
     metavar="N",
-    help="So many runs of a sweep at once; each waits for the one N before it.",
+    help="Number of runs of a sweep at once; each waits for the one N before it.",
 )
-@click.option("--new-job", is_flag=True, help="A job of its own, in a shell that is inside one.")
+@click.option("--new-job", is_flag=True, help="Submit a new job, even from a shell inside one.")
 @click.option("--dry-run", is_flag=True, help="Print the scripts; write and submit nothing.")
 @click.option(
     "--check-against",
     type=click.Path(exists=True, path_type=Path),
     metavar="SCRIPT",
-    help="With --dry-run: how the program's words differ from a script's.",
+    help="With --dry-run: show how the program's arguments differ from a script's.",
 )
-@click.option("--test-only", is_flag=True, help="Ask Slurm when and where it would start.")
+@click.option("--test-only", is_flag=True, help="Ask Slurm when and where the job would start.")
 @click.option("--follow", "-f", is_flag=True, help="Follow the run's lines to its end.")
 @json_option
 def submit(
@@ -112,7 +112,7 @@ def submit(
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Submit CONF: to its list of machines, to Slurm where sbatch is there, else to this machine.
+    """Submit CONF: to its list of machines, to Slurm if sbatch is installed, else to this machine.
 
     In a shell that is inside a job of Slurm it runs in that job (docs/allocation.md).
 
@@ -133,7 +133,7 @@ def submit(
     from vjob.jobs.submit.chain import find_after
 
     if check_against is not None and (not dry_run or sweeps or sweep_file):
-        raise InputError("--check-against goes with --dry-run, of one run")
+        raise InputError("--check-against needs --dry-run and a single run")
     if arguments and check_against is None:
         raise InputError(f"{arguments[0]}: give one conf; only --check-against takes arguments")
     if (conf is None) == (like is None):
@@ -148,9 +148,9 @@ def submit(
         from vjob.jobs.submit.sweep import find_rows, prepare_sweep
 
         if test_only or follow:
-            raise InputError("--test-only and --follow are of one run, and a sweep has many")
+            raise InputError("--test-only and --follow need a single run, but a sweep has many")
         if conf is None:
-            raise InputError("a sweep is of a conf: give conf.yaml in place of --like")
+            raise InputError("a sweep needs a conf: give conf.yaml in place of --like")
         sweep = prepare_sweep(
             conf,
             find_rows(sweeps, sweep_file, overrides),
@@ -164,7 +164,7 @@ def submit(
         _submit_sweep(sweep, before, dry_run=dry_run, as_json=as_json)
         return
     if sweep_name is not None or at_most is not None:
-        raise InputError("--sweep-name and --at-most are of a sweep: give --sweep or --sweep-file")
+        raise InputError("--sweep-name and --at-most need a sweep: give --sweep or --sweep-file")
     snapshot = None
     if like is not None:
         from vjob.jobs.runs.find import find_run
@@ -270,7 +270,7 @@ def _submit_sweep(sweep: Sweep, after: AfterRuns, *, dry_run: bool, as_json: boo
             raise
         click.echo(
             f"\nvjob: interrupted; {count} of {len(sweep.runs)} runs of {sweep.name} were "
-            f"submitted and go on: `vjob cancel --sweep {sweep.name}` ends them",
+            f"submitted and continue: `vjob cancel --sweep {sweep.name}` ends them",
             err=True,
         )
         sys.exit(130)
@@ -379,7 +379,7 @@ def read_numbers(ctx: click.Context, param: click.Parameter, text: str | None) -
         return None
     words = text.split(",")
     if not all(word.isdecimal() and int(word) for word in words):
-        raise click.BadParameter(f"{text!r}: want numbers such as 1,2,4")
+        raise click.BadParameter(f"{text!r}: must be numbers such as 1,2,4")
     return ",".join(words)
 
 
@@ -391,7 +391,7 @@ def read_numbers(ctx: click.Context, param: click.Parameter, text: str | None) -
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Where the profile goes; default: parallel.profile of CONF.",
+    help="File for the profile; default: parallel.profile of CONF.",
 )
 @click.option(
     "--sizes",
@@ -466,8 +466,8 @@ def choose_output(conf: JobConf, base: Path, output: Path | None) -> Path:
         seen += [] if container.workdir else [Path(conf.workdir or base)]
         if not any(target.is_relative_to(path) for path in seen):
             raise InputError(
-                f"--output {target}: the container does not see that folder; choose one below "
-                f"{', '.join(map(str, seen))}"
+                f"--output {target}: that folder is not visible in the container; choose one "
+                f"below {', '.join(map(str, seen))}"
             )
     return target
 

@@ -28,9 +28,9 @@ from vjob.shelf.commands.terminal import StatusLine, say
     "--queue",
     metavar="NAME",
     shell_complete=complete_by("complete_queue"),
-    help="On a node of this Slurm partition, such as debug.",
+    help="Try it on a node of this Slurm partition, such as debug.",
 )
-@click.option("--here", is_flag=True, help="On this machine, though Slurm is there.")
+@click.option("--here", is_flag=True, help="Try it on this machine even if Slurm is available.")
 @click.option(
     "--limit",
     "limit_s",
@@ -38,9 +38,9 @@ from vjob.shelf.commands.terminal import StatusLine, say
     show_default=True,
     metavar="TIME",
     type=Duration(is_open=True),
-    help="How long to wait for two steps, once the ranks run.",
+    help="Time to wait for two steps once the ranks run.",
 )
-@click.option("--keep", is_flag=True, help="Keep the try's run folder where all is well, too.")
+@click.option("--keep", is_flag=True, help="Keep the run folder of the try even if all is well.")
 @json_option
 def try_(
     conf: Path,
@@ -75,7 +75,7 @@ def try_(
     from vjob.shelf.trial.run import Try, choose_node
 
     if queue is not None and here:
-        raise InputError("give --queue or --here, one of them")
+        raise InputError("give --queue or --here, not both")
     resolved = resolve_conf(conf, overrides)
     refuse_function(resolved.conf)
     for number in (signal.SIGTERM, signal.SIGHUP):  # it cleans up, as for Ctrl-C

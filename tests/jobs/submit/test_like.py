@@ -129,7 +129,7 @@ def test_a_conf_or_a_job_is_given_and_not_both(vjob: Vjob) -> None:
         assert "give a conf, or --like JOB" in vjob("submit", *words, code=2).stderr
     first = run_first(vjob, "none")
     said = vjob("submit", "--like", str(first.path), "--sweep", "env.X=1,2", code=2).stderr
-    assert "a sweep is of a conf" in said
+    assert "a sweep needs a conf" in said
 
 
 def test_a_run_whose_conf_is_gone_cannot_be_done_again(vjob: Vjob) -> None:

@@ -383,7 +383,7 @@ def test_ctrl_c_ends_between_two_runs_and_says_how_many_go_on(
     (slurm.folder / "go").touch()
     _, said = child.communicate(timeout=60)
     assert child.returncode == 130
-    assert "interrupted; 2 of 4 runs of times were submitted and go on: `vjob cancel" in said
+    assert "interrupted; 2 of 4 runs of times were submitted and continue: `vjob cancel" in said
     rows = list_rows(with_slurm, "times")
     assert len(rows) == 2
     record = read_record(RunFolder(Path(str(rows[1]["folder"]))))
