@@ -67,7 +67,7 @@ def choose_jobs(names: Sequence[str], here: Path) -> Chosen:
             sweeps.append(name)
             folders += [(run.path, run) for run in runs]
     if len(names) < 2 and not sweeps:
-        raise InputError("a sweep, or two jobs at least, such as: vjob compare 4711 last")
+        raise InputError("give a sweep, or at least two jobs, such as: vjob compare 4711 last")
     check_libraries("plotly", "jinja2")
     return Chosen(folders=tuple(folders), sweeps=tuple(sweeps))
 

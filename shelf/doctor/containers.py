@@ -96,10 +96,10 @@ def judge_start(name: str, version: str, problem: str, *, does: str) -> Diagnosi
     return Diagnosis(
         name=name,
         status="warn",
-        text=f"{what} is installed and does not work: {' | '.join(lines[-2:])}",
+        text=f"{what} is installed but does not work: {' | '.join(lines[-2:])}",
         remedy=row.explain(Context.CONF)
         if row is not None
-        else f"runs with container.runtime: {name} would fail like this, and auto passes it over",
+        else f"runs with container.runtime: {name} would fail like this; auto skips it",
     )
 
 
@@ -193,7 +193,7 @@ def judge_gpus(
         "docker": "docker without GPUs",
     }
     return [
-        Diagnosis(name=f"gpus in {name}", status="ok", text="what brings them in is installed")
+        Diagnosis(name=f"gpus in {name}", status="ok", text="the tool that adds GPUs is installed")
         if rows[name][0]
         else Diagnosis(
             name=f"gpus in {name}",

@@ -22,7 +22,7 @@ from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.diagnosis import Diagnosis, read_text
 from vjob.shelf.doctor.containers import examine_containers
 
-BROKEN = "no conf can be read until it is right; `VJOB_SITE= vjob ...` leaves the site's file out"
+BROKEN = "no conf can be read until it is fixed; `VJOB_SITE= vjob ...` leaves the site's file out"
 
 
 def examine() -> list[Diagnosis]:
@@ -67,7 +67,7 @@ def examine_site(environ: Mapping[str, str]) -> list[Diagnosis]:
         rows.append(Diagnosis(name="queues", status="ok", text=text))
     if site.message:
         rows.append(Diagnosis(name="message", status="note", text=site.message))
-    return rows or [Diagnosis(name="site", status="ok", text=f"no {SITE} and none of your own")]
+    return rows or [Diagnosis(name="site", status="ok", text=f"no {SITE}, and none of your own")]
 
 
 def judge_python(torch: str | None, numpy: str | None, has_gpus: bool) -> Diagnosis:
@@ -78,14 +78,14 @@ def judge_python(torch: str | None, numpy: str | None, has_gpus: bool) -> Diagno
             name="training",
             status="note",
             text=f"no {' and no '.join(missing)} under {sys.executable}, where bare ranks run",
-            remedy="with it pip install '.[train]' in vjob's checkout; or set program.python or "
-            "container.image",
+            remedy="with this Python, run pip install '.[train]' in vjob's checkout; or set "
+            "program.python or container.image",
         )
     if has_gpus and str(torch).endswith("+cpu"):
         return Diagnosis(
             name="training",
             status="warn",
-            text=f"torch {torch} is a build for processors, and there are GPUs here",
+            text=f"torch {torch} is a build for CPUs, but this machine has GPUs",
             remedy=f"install torch for these GPUs under {sys.executable}, or set container.image",
         )
     return Diagnosis(name="training", status="ok", text=f"torch {torch}, numpy {numpy}")

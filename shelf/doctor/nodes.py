@@ -89,7 +89,7 @@ def examine_nodes(resolved: Resolved, say: Callable[[str], object]) -> list[Diag
     conf = build_probe(resolved.conf)
     chosen = replace(resolved.chosen, conf=conf, prediction=None, layouts=None, layout_steps=None)
     job = VjobExecutor(conf.log_folder).submit_conf(replace(resolved, chosen=chosen))
-    say(f"job {job.job_id}, in {job.folder}; it waits for the nodes, and then takes about a minute")
+    say(f"job {job.job_id}, in {job.folder}; it waits for the nodes and then takes about a minute")
     try:
         job.wait()
     except KeyboardInterrupt:
@@ -188,7 +188,7 @@ def _judge_equals(measure: Measure, kind: str, figures: Sequence[Figure]) -> Ite
     """Yield the range of the figures of equal parts, and a diagnosis for each slow one."""
     name, values = measure.name, [one.value for one in figures]
     if len(figures) == 1:
-        text = f"{figures[0].place}: {values[0]:,.0f} {measure.unit}, with nothing to compare it"
+        text = f"{figures[0].place}: {values[0]:,.0f} {measure.unit}, the only figure of its kind"
         yield Diagnosis(name=name, status="note", text=text)
         return
     middle, low, high = median(values), min(values), max(values)
@@ -198,7 +198,7 @@ def _judge_equals(measure: Measure, kind: str, figures: Sequence[Figure]) -> Ite
     if len(figures) < LEAST_EQUALS:
         best, worst = (low, high) if measure.is_time else (high, low)
         differ = _compute_share(measure, worst, best) < measure.share
-        doubt = "; they differ, and two do not tell which is slow" if differ else ""
+        doubt = "; they differ, but two do not show which is slow" if differ else ""
         yield Diagnosis(name=name, status="note" if differ else "ok", text=f"{spread}{doubt}")
         return
     yield Diagnosis(name=name, status="ok", text=spread)

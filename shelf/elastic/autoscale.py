@@ -152,7 +152,7 @@ class Autoscaler:
     def __init__(self, run: RunFolder, say: Callable[[str], None]) -> None:
         plan = read_plan(run.plan)
         if plan is None or plan.morphing is None:
-            raise InputError(f"{run.name} keeps its nodes to the end: there is nothing to tend")
+            raise InputError(f"the nodes of {run.name} cannot change: there is nothing to tend")
         self._run, self._plan, self._say = run, plan, say
         self._most, self._fewest = plan.morphing.max_nodes, plan.morphing.min_nodes
         self._facts = read_facts(run, plan)
@@ -166,7 +166,7 @@ class Autoscaler:
         if view.record.state not in (records.INTENT, records.SUBMITTED):
             return False
         if view.problem:
-            self._tell(f"nothing is done meanwhile: {view.problem}")
+            self._tell(f"nothing is changed for now: {view.problem}")
             return True
         state = read_state(self._run.morph)
         if state is None or state.phase != RUNNING or not view.infos:
@@ -225,7 +225,7 @@ class Autoscaler:
         if room < 1 or any(join.by_itself for join in members.waiting) or self._is_early(view):
             return
         if not self._is_wanted():
-            self._tell("`vjob shrink` ended growing by itself; `vjob grow` allows it again")
+            self._tell("`vjob shrink` turned automatic growth off; `vjob grow` turns it on")
             return
         groups = [g for g in self._plan.groups if membership.choose_group(self._plan, g.queue) == g]
         if choose_growth(standing, room, {group.name: room for group in groups}) is None:
@@ -252,7 +252,7 @@ class Autoscaler:
             walltime_min=self._compute_walltime_min(standing.left_s),
             why=why,
         )
-        self._tell(f"job {job} is to bring {why}")
+        self._tell(f"job {job} will bring {why}")
 
     def _compute_walltime_min(self, left_s: float) -> int | None:
         """Return the time limit of a joining job: no longer than the run lasts, so that it starts
@@ -293,13 +293,13 @@ class Autoscaler:
             waited_s = time.time() - join.asked
             why = ""
             if not still_pays(standing, join.seats):
-                why = f"it would not be worth {standing.pause} any more"
+                why = f"the new nodes would no longer be worth {standing.pause}"
             elif waited_s > LONGEST_PENDING_S:
-                why = f"it has waited for {waited_s / 60:.0f} min, so others have its nodes"
+                why = f"it has waited for {waited_s / 60:.0f} min, so other jobs have its nodes"
             if why:
                 cancel_joined(view, [join])
                 append_event(self._run.vjob_events, "withdrawn", group=join.name, why=why)
-                self._tell(f"job {said.job}, which has yet to begin, is cancelled: {why}")
+                self._tell(f"job {said.job}, which had not started, is cancelled: {why}")
 
     # Fewer.
 
@@ -319,7 +319,7 @@ class Autoscaler:
         if parting is None:
             if slow:
                 self._tell(
-                    f"node {slow[0].seat} is slow, and stays: no layout without it is worth "
+                    f"node {slow[0].seat} is slow but stays: no layout without it is worth "
                     f"{standing.pause}; {slow[0]}"
                 )
             return False
@@ -329,7 +329,7 @@ class Autoscaler:
                 why = f"{node}; without it about {parting.then_s:.3g} s a step ({basis}), now "
                 why += f"{standing.step_s:.3g} s"
                 membership.leave_out(self._run, node.seat, why)
-                self._tell(f"node {node.seat} is to leave: {why}")
+                self._tell(f"node {node.seat} is asked to leave: {why}")
         return True
 
     def _tell(self, text: str) -> None:
@@ -360,7 +360,7 @@ def _hear_signals() -> Iterator[threading.Event]:
 
 def run_autoscaler(run: RunFolder, say: Callable[[str], None]) -> int:
     """Poll until the run ends or a signal comes; one process for each run."""
-    expect_ours(run, "only its owner looks after its size")
+    expect_ours(run, "only its owner may change its size")
     autoscaler = Autoscaler(run, say)
     morph = autoscaler.conf.morph
     if morph.grow == "none" and not morph.leave_slow:
@@ -368,7 +368,7 @@ def run_autoscaler(run: RunFolder, say: Callable[[str], None]) -> int:
     run.morph.make()
     with _hear_signals() as left, lock_file(run.morph.tend_lock, waits=False) as is_ours:
         if not is_ours:
-            say(f"another `vjob tend` looks after {run.name}")
+            say(f"another `vjob tend` is running for {run.name}")
             return 0
         trouble = ""
         while not left.is_set():

@@ -43,7 +43,7 @@ NOT_FOUND = 127
 def run_there(login: str, words: Sequence[str]) -> int:
     """Run `vjob WORDS` on the login node; return its exit code."""
     if login.startswith("-") or not login:
-        raise InputError(f"--host {login}: name a machine as for ssh: LOGIN or user@LOGIN")
+        raise InputError(f"--host {login}: give a machine as for ssh: LOGIN or user@LOGIN")
     conf = next((word for word in words[1:] if _is_conf(word)), None)
     if words[0] in CARRYING and conf is not None:
         folder, name = send_tree(login, Path(conf).resolve())
@@ -95,12 +95,12 @@ def _hand_over(login: str, folder: str, words: Sequence[str]) -> int:
 def _explain(login: str, code: int | None) -> str:
     if code == NOT_FOUND:
         return (
-            f"{login} finds no {_get_command().split()[0]}: install vjob there, or say how to run "
-            f"it: export {COMMAND}=/path/to/vjob"
+            f"{_get_command().split()[0]} was not found on {login}: install vjob there, or set "
+            f"the command: export {COMMAND}=/path/to/vjob"
         )
     if code == FAILED:
-        return f"no connection to {login}, or it broke; what runs there goes on. Try: ssh {login}"
-    return f"the vjob of {login} ended with {code}; is it as new as this one?"
+        return f"no connection to {login}, or it broke; what runs there continues. Try: ssh {login}"
+    return f"vjob on {login} exited with {code}; is it as new as this one?"
 
 
 # Pages.
@@ -163,7 +163,7 @@ def send_files(
 ) -> None:
     for name in wanted:
         if name not in files:  # whatever is there, it gets no other file
-            raise VjobError(f"{login} asks for {name!r}, which was not offered; nothing ran")
+            raise VjobError(f"{login} asked for {name!r}, which was not offered; nothing was run")
     with tarfile.open(fileobj=stdin, mode="w|") as tar:
         for name in wanted:
             add_file(tar, name, (root / name).read_bytes())

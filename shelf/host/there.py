@@ -72,7 +72,7 @@ def receive_tree(said: BinaryIO, answers: BinaryIO) -> None:
     """Make the folder's files equal to the laptop's; only differing ones are sent."""
     request = read_line(said)
     if request is None:
-        raise InputError("this command is run by vjob --host LOGIN; it says nothing to people")
+        raise InputError("this command is run by vjob --host LOGIN; it is not for people")
     name, files, links = check_request(request)
     base = Path.home() / PLACE / name
     base.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
@@ -110,11 +110,11 @@ def check_request(
         links = {str(name): str(target) for name, target in said["links"].items()}
         tree = str(said["name"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"no request of a vjob --host: {error!r}") from None
+        raise InputError(f"not a request from vjob --host: {error!r}") from None
     for name in (*files, *links, tree):
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or not path.parts:
-            raise InputError(f"no request of a vjob --host: {name}")
+            raise InputError(f"not a request from vjob --host: {name}")
     return tree, files, links
 
 
@@ -128,8 +128,8 @@ def _lock(base: Path) -> Iterator[None]:
                 return
         if time.monotonic() > deadline:
             raise InputError(
-                f"another vjob --host has been copying into {base} for {LOCK_S:.0f} s; "
-                "where its connection is dead, end the other `vjob there` on the login node"
+                f"another vjob --host has been copying into {base} for {LOCK_S:.0f} s; if its "
+                "connection is dead, end the other `vjob there` on the login node"
             )
         time.sleep(POLL_S)
 

@@ -74,8 +74,8 @@ def test_what_a_start_said_gets_its_remedy() -> None:
     finding = doctor.judge_start("podman", "podman version 4.3.1\n", said, does="starts")
     assert finding.status == "warn" and "runc" in finding.remedy and said in finding.text
     finding = doctor.judge_start("podman", "podman version 4.3.1\n", "odd", does="starts")
-    assert "podman 4.3.1 is installed and does not work: odd" in finding.text
-    assert "auto passes it over" in finding.remedy
+    assert "podman 4.3.1 is installed but does not work: odd" in finding.text
+    assert "auto skips it" in finding.remedy
 
 
 def test_docker_is_asked_for_its_daemon() -> None:

@@ -106,7 +106,7 @@ def test_ports_above_the_ephemeral_range_are_ours() -> None:
     [
         ("2.13.0", "2.4.6", True, "ok", "torch 2.13.0, numpy 2.4.6"),
         ("2.13.0+cpu", "2.4.6", False, "ok", "torch 2.13.0+cpu"),
-        ("2.13.0+cpu", "2.4.6", True, "warn", "a build for processors"),
+        ("2.13.0+cpu", "2.4.6", True, "warn", "a build for CPUs"),
         (None, None, False, "note", "no torch and no numpy under"),
         ("2.13.0", None, True, "note", "no numpy under"),
     ],

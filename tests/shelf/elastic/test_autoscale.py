@@ -131,7 +131,7 @@ def test_idle_nodes_join_once_and_the_reason_is_told(cluster: Idle, tmp_path: Pa
     assert look(run) == ["no idle nodes fit"]
     cluster.idle = 3
     (said,) = look(run)
-    assert said.startswith("job 11 is to bring 3 more nodes: about 1.")
+    assert said.startswith("job 11 will bring 3 more nodes: about 1.")
     assert said.endswith("now 2 s; worth a pause of 120 s (a guess)")
     (join,) = read_joins(run.morph)
     assert (join.by_itself, join.group.count, list(join.seats)) == (True, 3, [4, 5, 6])
@@ -160,7 +160,7 @@ def test_a_script_whose_end_nobody_knows_takes_idle_nodes_too(
     run.training.unlink()
     cluster.idle = 3
     (said,) = look(run)
-    assert said.startswith("job 11 is to bring 3 more nodes: about 1.14 s a step")
+    assert said.startswith("job 11 will bring 3 more nodes: about 1.14 s a step")
 
 
 def test_who_waits_goes_home_when_it_is_not_worth_it_any_more(
@@ -175,8 +175,8 @@ def test_who_waits_goes_home_when_it_is_not_worth_it_any_more(
     said = look(run)
     assert cluster.cancelled == ["11"]
     assert said[0] == (
-        "job 11, which has yet to begin, is cancelled: it would not be worth a pause of 120 s "
-        "(a guess) any more"
+        "job 11, which had not started, is cancelled: the new nodes would no longer be worth a "
+        "pause of 120 s (a guess)"
     )
     assert [one["group"] for one in read_events(run) if one["kind"] == "withdrawn"] == ["join1"]
     cluster.left_s = None
@@ -197,7 +197,7 @@ def test_who_waits_too_long_makes_room_for_what_is_idle_now(
     now[0] += 60
     cluster.idle = 1
     cancelled, asked = look(run)
-    assert "it has waited for 11 min, so others have its nodes" in cancelled
+    assert "it has waited for 11 min, so other jobs have its nodes" in cancelled
     assert "1 more node: " in asked and cluster.cancelled == ["11"]
     assert [join.group.count for join in read_joins(run.morph)] == [4, 1]
 
@@ -218,7 +218,7 @@ def test_a_person_who_shrinks_a_run_is_not_worked_against(cluster: Idle, tmp_pat
     run = make_training_run(tmp_path, GROWS)
     cluster.idle = 4
     membership.shrink(run, count=1, hosts=())
-    assert look(run) == ["`vjob shrink` ended growing by itself; `vjob grow` allows it again"]
+    assert look(run) == ["`vjob shrink` turned automatic growth off; `vjob grow` turns it on"]
     membership.grow(run, count=1, queue=None, walltime_min=None)
     look(run)
     assert [join.by_itself for join in read_joins(run.morph)] == [False, True]
@@ -244,7 +244,7 @@ def test_a_scheduler_that_does_not_answer_is_told_once(cluster: Idle, tmp_path: 
     said: list[str] = []
     autoscaler = Autoscaler(run, said.append)
     assert autoscaler.poll() and autoscaler.poll()
-    assert said == ["nothing is done meanwhile: squeue failed: Unable to contact slurm controller"]
+    assert said == ["nothing is changed for now: squeue failed: Unable to contact slurm controller"]
     cluster.silent = False
     assert autoscaler.poll() and len(said) == 2 and len(read_joins(run.morph)) == 1
 
@@ -273,10 +273,10 @@ def test_a_slow_node_is_asked_to_leave_and_stays_away(cluster: Idle, tmp_path: P
     assert look(run) == []
     trace(run, 5, work_s=1.9)  # 2 s a step with it, 1.6 x 5 / 4 without
     (said,) = look(run)
-    assert said.startswith("node 5 is slow, and stays")
+    assert said.startswith("node 5 is slow but stays")
     trace(run, 5, work_s=2.2)
     (said,) = look(run)
-    assert said.startswith("node 5 is to leave: rank 5 works 47 % longer than its 15 peers")
+    assert said.startswith("node 5 is asked to leave: rank 5 works 47 % longer than its 15 peers")
     assert left(run) == [5] and read_json(run.morph.leave(5))["why"] in said
     assert look(run) == [], "once"
     assert membership.read_slow_hosts(run) == {"h5"}
@@ -295,7 +295,7 @@ def test_an_attempt_is_known_by_its_own_plan_however_late_that_lands(
     assert autoscaler.poll() and said == []
     assert reader.read().world == 16
     write_own_plan(run, 15)
-    assert autoscaler.poll() and said[0].startswith("node 5 is to leave: rank 5 works 47 % longer")
+    assert autoscaler.poll() and said[0].startswith("node 5 is asked to leave: rank 5 works 47 %")
     assert reader.read().world == 15
 
 
@@ -306,7 +306,7 @@ def test_one_looks_after_a_run_and_only_where_it_was_asked_to(
     said: list[str] = []
     with lock_file(run.morph.tend_lock):
         assert autoscale.run_autoscaler(run, said.append) == 0
-    assert said == ["another `vjob tend` looks after run"]
+    assert said == ["another `vjob tend` is running for run"]
     (tmp_path / "other").mkdir()
     with pytest.raises(InputError, match=r"neither morph\.grow nor morph\.leave_slow"):
         autoscale.run_autoscaler(make_training_run(tmp_path / "other", TEXT), print)
