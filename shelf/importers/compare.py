@@ -77,7 +77,7 @@ def compare_program(
         if found:
             return min(found, key=lambda one: len(one.differences))
     known = ", ".join(dict.fromkeys(f"{one.where} {' '.join(one.texts[:4])}" for one in others[:3]))
-    started = f"; they start {known}" if known else ", and they start nothing"
+    started = f"; they start {known}" if known else "; they start nothing"
     raise InputError(f"the scripts of {path} do not start {' '.join(ours[:3])}{started}")
 
 
@@ -175,7 +175,7 @@ def render_comparison(found: Comparison, quote: Callable[[Sequence[str]], str]) 
             shown += f"  ->  {quote(one.conf)}"
         lines.append(f"  {one.change.value:<8} {shown}")
     for word in found.open:
-        lines.append(f"  open     {word}: only the job or you know it")
+        lines.append(f"  open     {word}: known only to the job or to you")
     return "\n".join(lines)
 
 

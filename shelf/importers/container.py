@@ -60,7 +60,7 @@ def _take_created(draft: Draft) -> None:
             continue
         said = f"{command.where}: {command.raw}"
         if command.words[-1].is_open:
-            draft.note(f"{said} is left out: the image is not known; write container.image")
+            draft.note(f"{said} is left out: the image is not known; set container.image")
             return
         draft.put("container.image", draft.shorten(words[-1]), said)
         named = [word for at, word in enumerate(words) if words[at - 1] in ("-n", "--name")]
@@ -68,7 +68,7 @@ def _take_created(draft: Draft) -> None:
         for place in places:
             if parent := _to_parent(place):
                 draft.put("container.scratch", parent, f"{tested.get(place, said)}: {place}")
-            how = "removed first" if place in removed else "unpacked only where it is not there"
+            how = "removed first" if place in removed else "unpacked only if it does not exist yet"
             draft.put("container.reuse", place not in removed, f"{place}: {how}")
         return
 
@@ -102,7 +102,7 @@ def _to_parent(path: str) -> str | None:
 
 def _add_mounts(draft: Draft, word: Word, said: str, mounts: list[str]) -> None:
     if word.is_open:
-        draft.note(f"{said} is left out: its path is not known; write container.mounts")
+        draft.note(f"{said} is left out: its path is not known; set container.mounts")
         return
     for part in word.text.split(","):
         source, _, rest = part.partition(":")
@@ -160,8 +160,8 @@ def _add_env(draft: Draft, word: Word, command: Command) -> None:
     name, equals, value = word.text.partition("=")
     if word.is_open or not equals:
         draft.note(
-            f"{command.where}: {redact_string(word.text)} is left out of env: its "
-            "value is not known; name it in pass_env"
+            f"{command.where}: {redact_string(word.text)} is left out of env: its value is not "
+            "known; add it to pass_env"
         )
         return
     draft.add(name, value, command.where)

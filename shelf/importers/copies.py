@@ -43,7 +43,7 @@ def build_copies(
         hosts = [_to_host(path, {**sources, **made}) for path in given]
         place = _to_host(target, made)
         if any(path is None for path in hosts):
-            found.left_out.append((said, "the mounts do not have what it copies"))
+            found.left_out.append((said, "the files that it copies are not in the mounts"))
         elif _to_host(target, sources) is not None:
             found.left_out.append((said, "it would write to a folder that is mounted"))
         elif scratch is None:

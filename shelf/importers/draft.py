@@ -111,7 +111,7 @@ def _make_printable(text: str) -> str:
 def render_page(draft: Draft, title: str, notes: Sequence[str]) -> str:
     """Render the file: notes and the keys' origins as comments, then the conf."""
     lines = [HEAD.format(name=title)]
-    for head, items in (("Left out, or to be looked at", notes), ("Taken", draft.taken)):
+    for head, items in (("Left out, or to be checked", notes), ("Taken", draft.taken)):
         if items:
             lines.append(f"#\n# {head}:\n")
             lines += [f"#   {item}\n" for item in items]

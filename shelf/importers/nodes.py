@@ -71,8 +71,8 @@ def build_nodes(draft: Draft, launch: Launch) -> None:
         return
     if launch.kind == "deepspeed" and ranks is None and devices is None and not _has_gpus(blocks):
         draft.note(
-            f"{launch.command.where}: deepspeed without --num_gpus and --include takes all GPUs of "
-            f"a node, and their number is not known here; write {NODES}[].gpus",
+            f"{launch.command.where}: deepspeed without --num_gpus and --include uses all GPUs "
+            f"of a node, but their number is not known here; set {NODES}[].gpus",
             is_first=True,
         )
     if not blocks and total is None and ranks is None and devices is None:
@@ -116,7 +116,7 @@ def _find_counts(draft: Draft, launch: Launch) -> tuple[int | None, int | None]:
         total = None if word.is_open else to_number(word.text.rpartition(":")[2])
         if ":" in word.text:
             draft.note(
-                f"{where}: --{name} {word.text}: the most are asked for; fewer need morph.enabled"
+                f"{where}: --{name} {word.text}: the maximum is requested; fewer need morph.enabled"
             )
         _record_count(draft, f"{where}: --{name} {word.text}", total, f"{NODES}[0].count")
     for name in COUNTED[2:]:
@@ -129,7 +129,7 @@ def _find_counts(draft: Draft, launch: Launch) -> tuple[int | None, int | None]:
 
 def _record_count(draft: Draft, said: str, value: int | None, key: str) -> None:
     if value is None:
-        draft.note(f"{said} is not known; write {key}")
+        draft.note(f"{said} is not known; set {key}")
     else:
         draft.record(said, key)
 
@@ -245,7 +245,7 @@ def _join_srun(draft: Draft) -> list[JobBlock]:
             if name.startswith("container-") and name in PYXIS:
                 continue
             if word.is_open:
-                why = "known in the job alone" if word.shell else "not given"
+                why = "known only in the job" if word.shell else "not given"
                 draft.note(f"{said} is left out: it is {why}")
             elif name in GROUP_OPTIONS:
                 values = {block.options[name][0] for block in own if name in block.options}
@@ -282,14 +282,14 @@ def _build_group(draft: Draft, block: JobBlock | None) -> dict[str, Any]:
         if name in AMOUNTS:
             amount = amounts.get(AMOUNTS[name])
             if amount is None:
-                draft.note(f"{said} is left out: what it is on a node is not known; write "
+                draft.note(f"{said} is left out: its amount per node is not known; set "
                            f"{NODES}[].{AMOUNTS[name]}")  # fmt: skip
             else:
                 draft.record(said, f"{NODES}[].{AMOUNTS[name]}")
         elif convert is not None:
             value = convert(text)
             if value is None:
-                draft.note(f"{said} is left out: {key} cannot have it")
+                draft.note(f"{said} is left out: {key} cannot hold it")
             elif name in GROUP_OPTIONS:
                 group.setdefault(key, value)
                 draft.record(said, f"{NODES}[].{key}")
@@ -370,8 +370,8 @@ def _choose_same(blocks: list[JobBlock], total: int | None) -> JobBlock | None:
     files = sorted({block.file for block in blocks})
     if total is not None and not fitting and len(files) > 1:
         raise InputError(
-            f"the launcher counts {total} nodes, and no job has as many; name one of the scripts: "
-            f"{', '.join(files)}"
+            f"the launcher counts {total} nodes, but no job has as many; choose one of the "
+            f"scripts: {', '.join(files)}"
         )
     return next(iter(fitting or blocks), None)
 

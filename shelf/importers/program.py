@@ -35,7 +35,7 @@ LAUNCHER_REASONS: Mapping[str, str] = {
     "rdzv_id": "nodes find each other by the run folder",
     "rdzv_conf": "nodes find each other by the run folder",
     "standalone": "nodes find each other by the run folder",
-    "use_env": "ranks find LOCAL_RANK in their environment always",
+    "use_env": "ranks always find LOCAL_RANK in their environment",
     "hostfile": "Slurm gives the nodes, by number, not by name; their slots are gpus",
     "include": "Slurm gives the nodes, by number, not by name; their GPUs are devices",
     "exclude": "Slurm gives the nodes, by number, not by name; the GPUs left are devices",
@@ -47,7 +47,7 @@ LAUNCHER_REASONS: Mapping[str, str] = {
         ("bind_cores_to_rank", "bind_core_list"),
         "a rank may use all processors of its node",
     ),
-    "no_local_rank": "ranks find LOCAL_RANK in their environment always",
+    "no_local_rank": "ranks always find LOCAL_RANK in their environment",
     "enable_each_rank_log": "lines are kept by node and rank",
     "elastic_training": "a run continues with fewer nodes with morph.enabled",
     "min_elastic_nodes": "it is morph.min_nodes",
@@ -145,8 +145,8 @@ def _pass_on(draft: Draft, args: Sequence[Word], where: str) -> list[str]:
         value = words[0].text.partition("=")[2] or " ".join(word.text for word in words[1:])
         if name.startswith("-") and has_value and _is_secret(name, value):
             draft.note(
-                f"{where}: {name} looks secret and is left out of program.args: hand it "
-                "on by pass_env, or write it there"
+                f"{where}: {name} looks secret and is left out of program.args: pass it by "
+                "pass_env, or write it there"
             )
         else:
             kept += [draft.expand(word.text) for word in words]
@@ -222,7 +222,7 @@ def _build_varuna(draft: Draft, launch: Launch) -> None:
         if value is not None and word is not None:
             draft.put(key, value, f"{where}: --{name} {word.text}")
         elif word is not None:
-            draft.note(f"{where}: --{name} {word.text} is not known; write {key}")
+            draft.note(f"{where}: --{name} {word.text} is not known; set {key}")
     own = "--rank, --local_rank, --stage_to_rank_map, --chunk_size and --batch-size"
     if "train.global_batch_size" in draft.values:
         draft.values["program"]["arguments"] = "varuna"
@@ -234,8 +234,8 @@ def _build_varuna(draft: Draft, launch: Launch) -> None:
         )
     if "no_morphing" not in launch.options:
         draft.note(
-            f"{where}: run_varuna went on with other machines; write morph: {{enabled: true}} for "
-            "that (docs/morphing.md)"
+            f"{where}: run_varuna continued with other machines; set morph: {{enabled: true}} "
+            "for that (docs/morphing.md)"
         )
     env_file = launch.options.get("env_file")
     if env_file is not None and posixpath.basename(env_file.text) in draft.files:
@@ -247,7 +247,7 @@ def _build_varuna(draft: Draft, launch: Launch) -> None:
                 draft.add(key, text, f"{posixpath.basename(env_file.text)}:{number}")
         draft.record(f"{where}: --env_file {env_file.text}", "env")
     elif env_file is not None:
-        draft.note(f"{where}: --env_file {env_file.text} is left out: write its lines in env")
+        draft.note(f"{where}: --env_file {env_file.text} is left out: copy its lines to env")
 
 
 def _list_options(draft: Draft, launch: Launch) -> None:

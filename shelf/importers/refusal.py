@@ -12,12 +12,12 @@ class Refusal(Enum):
 
     ARGUMENTS = "it needs arguments"
     COUNTS = "it needs counts that only the job has"
-    ENDLESS = "bash does not come to its end"
+    ENDLESS = "bash does not reach its end"
     FILES = "it needs files that are not here"
     NOTHING = "it starts no program"
     OUTPUTS = "it needs what a command prints"
-    PLACEHOLDERS = "its words in angle brackets or braces are to be replaced first"
-    SEVERAL = "it starts several unlike programs"
+    PLACEHOLDERS = "its placeholders in angle brackets or braces must be replaced first"
+    SEVERAL = "it starts several different programs"
     SYNTAX = "bash does not accept it"
     VARIABLES = "it needs variables that it does not set"
 

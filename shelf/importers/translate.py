@@ -102,22 +102,22 @@ def translate_source(source: Source, environ: Mapping[str, str]) -> tuple[str, l
     launch, others = choose_launch(found, lines, title, source.line)
     draft = Draft(found, lines, files, environ)
     if unread:
-        draft.note(f"not read, as they take arguments: {', '.join(unread)}")
+        draft.note(f"not read, because they need arguments: {', '.join(unread)}")
     for other in others[:MOST_SHOWN]:
         draft.note(
-            f"{other.command.where}: left out, as a conf starts one program: "
+            f"{other.command.where}: left out, because a conf starts one program: "
             f"{redact_string(_shorten(other.command.raw))}"
         )
     if len(others) > MOST_SHOWN:
-        draft.note(f"left out too: {len(others) - MOST_SHOWN} other commands")
+        draft.note(f"also left out: {len(others) - MOST_SHOWN} other commands")
     for recording in found.recordings:
         for text, where in recording.loops.items():
             draft.note(
-                f"{where}: the script starts it again and again; a conf starts it once, or has "
-                f"cluster.restarts: {redact_string(_shorten(text))}"
+                f"{where}: the script starts it repeatedly; a conf starts it once, unless it "
+                f"sets cluster.restarts: {redact_string(_shorten(text))}"
             )
         for text, where in recording.once.items():
-            draft.note(f"{where}: {text} is answered once: the conf has what it was when read")
+            draft.note(f"{where}: {text} is evaluated once: the conf has the value of this reading")
         for problem in recording.problems:
             if problem.endswith("No such file or directory"):
                 draft.note(f"{recording.file}: bash says {problem}")
@@ -223,14 +223,14 @@ def refuse_open(launch: Launch, found: ShellConf) -> None:
     line = " ".join("" if word.unknown else word.text for word in words)
     if placeholder := PLACEHOLDER.search(line):  # it may be of several words
         raise ScriptRefusedError(
-            f"{launch.command.where}: {placeholder[0]} is to be replaced first",
+            f"{launch.command.where}: {placeholder[0]} must be replaced first",
             Refusal.PLACEHOLDERS,
         )
     for block in found.blocks:
         for name, (text, number) in block.options.items():
             if name in AMOUNTS and not re.search(r"\d", text):
                 raise ScriptRefusedError(
-                    f"{block.file}:{number}: --{name}={text} is to be replaced first",
+                    f"{block.file}:{number}: --{name}={text} must be replaced first",
                     Refusal.PLACEHOLDERS,
                 )
     asked = [word for word in words if word.is_open and not word.shell]
@@ -247,20 +247,20 @@ def refuse_open(launch: Launch, found: ShellConf) -> None:
     remedies: dict[Refusal, str] = {}
     if any(re.fullmatch(r"\$[\d@]", name) for name in names):
         remedies[Refusal.ARGUMENTS] = (
-            "give the script's arguments after it: vjob init --from FILE -- ARGUMENTS"
+            "give the script's arguments after --: vjob init --from FILE -- ARGUMENTS"
         )
     if unset := [name[2:-1] for name in names if re.fullmatch(r"\$\{\w+\}", name)]:
         remedies[Refusal.VARIABLES] = f"set {', '.join(unset)} in your shell before vjob init"
     if A_COUNT in names:
         remedies[Refusal.COUNTS] = (
-            "name the counts in #SBATCH lines (--nodes, --ntasks-per-node, --gres)"
+            "give the counts in #SBATCH lines (--nodes, --ntasks-per-node, --gres)"
         )
     if any(name.startswith("$(") for name in names):
-        remedies[Refusal.OUTPUTS] = "write in the script what these commands print"
+        remedies[Refusal.OUTPUTS] = "replace these commands in the script by their output"
         if unread := [said for one in found.recordings for said in one.unread]:
             remedies[Refusal.FILES] = f"bash says {'; '.join(dict.fromkeys(unread[:3]))}"
     if any("*" in name for name in names):
-        remedies[Refusal.FILES] = "read the script where the files are that the pattern is for"
+        remedies[Refusal.FILES] = "read the script on a machine that has the pattern's files"
     said = f"bash says {'; '.join(_list_problems(found)[:3])}"
     remedies |= dict.fromkeys(_explain_errors(found), said)  # such a file sets nothing
     raise ScriptRefusedError(
@@ -320,7 +320,7 @@ def _explain_several(kinds: Mapping[tuple[str, ...], Sequence[Launch]], title: s
         shown.append(f"  {ones[0].command.where}{when}: {raw}")
     more = f"\n  and {len(kinds) - MOST_SHOWN} more" if len(kinds) > MOST_SHOWN else ""
     return (
-        f"{title} starts {len(kinds)} unlike programs, and a conf starts one; choose it with "
+        f"{title} starts {len(kinds)} different programs, but a conf starts one; choose it with "
         "--line:\n" + "\n".join(shown) + more
     )
 
@@ -348,7 +348,7 @@ def _build_profile(draft: Draft) -> None:
             joined = f"{dashes}{option}" + (f"={word.text}" if word.text and dashes == "--" else "")
             if option in ("o", "output", "f", "force-overwrite"):
                 draft.note(
-                    f"{said} {joined} {word.text} is left out: its file lies in the run folder"
+                    f"{said} {joined} {word.text} is left out: its file is in the run folder"
                 )
             elif word.is_open:
                 draft.note(f"{said} {joined} is left out: its value is not known")
@@ -375,15 +375,15 @@ def _build_port(draft: Draft, launch: Launch) -> None:
     once = {where for one in draft.found.recordings for where in one.once.values()}
     drawn = {one.value for one in draft.found.variables.values() if place(one) in once}
     if str(port) in drawn:
-        draft.note(f"{said} is not used: each run draws another one, as with port: auto")
+        draft.note(f"{said} is not used: each run chooses a new one, as with port: auto")
         return
     low, high = EPHEMERAL
     if 1024 <= port <= 65535 and not low <= port <= high:
         draft.put("cluster.port", port, said)
         return
     draft.note(
-        f"{said} is not used: a port is 1024 to 65535, and outgoing connections may "
-        f"take one of {low} to {high}; port: auto picks a free one"
+        f"{said} is not used: a port must be 1024 to 65535, and {low} to {high} are for "
+        "outgoing connections; port: auto picks a free one"
     )
 
 
@@ -408,8 +408,8 @@ def _build_setup(draft: Draft) -> None:
             continue  # container.py tells
         elif name not in _SILENT and not name.startswith("@") and not is_question(texts):
             draft.note(
-                f"{command.where}: not done: {redact_string(_shorten(line))}; do it before, or in "
-                "setup"
+                f"{command.where}: not done: {redact_string(_shorten(line))}; do it beforehand, "
+                "or in setup"
             )
     if setup:
         draft.values["setup"] = setup
@@ -455,7 +455,7 @@ def _build_env(draft: Draft, launch: Launch) -> None:
             continue
         if is_secret(name):
             pass_env.append(name)
-            draft.note(f"{where}: {name} looks secret: set it in your shell; pass_env hands it on")
+            draft.note(f"{where}: {name} looks secret: set it in your shell; pass_env passes it on")
         elif value is None and word.shell and not word.unknown & NODE_REFERENCES.keys():
             _export_in_setup(draft, where, f"{name}={word.shell}")
         elif value is None:
@@ -503,7 +503,7 @@ def _export_in_setup(draft: Draft, where: str, assignment: str) -> None:
 def _list_tested(draft: Draft, launch: Launch) -> None:
     """Note files that the script tests and that do not exist here."""
     is_there = launch.command.only == ALL_THERE
-    taken = ", and is taken to be there" if is_there else "; the script goes on as without it"
+    taken = ", but is assumed to exist" if is_there else "; the script goes on without it"
     for recording in draft.found.recordings:
         for text, where in recording.tested.items():
             draft.note(f"{where}: {text} is not here{taken}")

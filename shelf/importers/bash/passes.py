@@ -111,8 +111,8 @@ class Jail:
     def ask(self, given: Mapping[str, object]) -> Mapping[str, object]:
         if self.spent_s > MOST_PROCESSOR_S:
             raise InputError(
-                f"the script is not read to its end: bash has taken {self.spent_s:.0f} s of "
-                "processor time for the commands in it; give a script that only starts the ranks"
+                f"the script was not read to its end: bash used {self.spent_s:.0f} s of "
+                "processor time for its commands; give a script that only starts the ranks"
             )
         try:
             self.asked.write(json.dumps(given).encode(errors="replace") + b"\n")
@@ -181,9 +181,9 @@ def run_pass(
         if said.get("status") in (None, "no jail"):
             why = said.get("why")
             raise InputError(
-                f"{name} is not read: this machine has no jail for it ({why}). A kernel from 5.13 "
-                "on, or user namespaces, are needed; with --trust it runs without a jail: the "
-                "programs that it names are stubs, but what bash does by itself is done"
+                f"{name} is not read: this machine has no jail for it ({why}). A jail needs kernel "
+                "5.13 or later, or user namespaces; with --trust it runs without a jail: the "
+                "programs that it names are stubs, but what bash does by itself takes effect"
             )
         return _collect(Path(scratch), said, name, folder)
 

@@ -275,7 +275,7 @@ def _drop_comments(text: str) -> str:
 
 def read_text(path: Path) -> str:
     if path.stat().st_size > MAX_FILE:
-        raise InputError(f"{path} is over 1 MB, which no shell script is")
+        raise InputError(f"{path} is larger than 1 MB, the limit for a shell script")
     text = path.read_text(encoding="utf-8-sig", errors="replace").rstrip("\\")
     return text.replace("\r\n", "\n").replace("\0", "")
 

@@ -72,7 +72,7 @@ def test_a_dry_run_is_checked_against_the_folder_of_its_scripts(tmp_path: Path) 
     }  # fmt: skip
 
     for words in (check[:2] + check[3:], (*check, "--sweep", "train.steps=1,2")):
-        assert "--check-against goes with --dry-run" in vjob(*words, code=2).stderr
+        assert "--check-against needs --dry-run" in vjob(*words, code=2).stderr
     other = ("--set", "program.script=other.py")
     (tmp_path / "other.py").touch()
     assert "do not start python" in vjob(*check, *other, code=2).stderr
@@ -81,7 +81,7 @@ def test_a_dry_run_is_checked_against_the_folder_of_its_scripts(tmp_path: Path) 
 def test_a_comparison_names_what_only_the_job_knows() -> None:
     found = Comparison(place="line 3: t.py", words=4, open=("$1",), differences=())
     assert render_comparison(found, " ".join) == (
-        "line 3: t.py, 4 words: no difference\n  open     $1: only the job or you know it"
+        "line 3: t.py, 4 words: no difference\n  open     $1: known only to the job or to you"
     )
 
 

@@ -44,7 +44,7 @@ def test_the_setup_lines_make_the_files_of_the_copy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "scratch", "reason"),
     [
-        ("cp -r /elsewhere /root/work", "/s", "the mounts do not have what it copies"),
+        ("cp -r /elsewhere /root/work", "/s", "the files that it copies are not in the mounts"),
         ("cp -r /root/checkout /root/log2/now", "/s", "it would write to a folder that is mounted"),
         ("cp -r /root/checkout /root/work", None, "no script names a folder of the node for it"),
     ],

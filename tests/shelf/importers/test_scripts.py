@@ -320,7 +320,7 @@ def test_a_line_of_run_varuna_is_a_script_with_its_layout(tmp_path: Path) -> Non
     assert conf["train"] == {"micro_batch_size": 4, "global_batch_size": 64}
     assert conf["cluster"] == {"nodes": [{"group": "master", "count": 2, "gpus": 4, "ranks": 4}]}
     assert not any("--stage_to_rank_map" in note for note in notes)
-    assert any("write morph: {enabled: true}" in note for note in notes)
+    assert any("set morph: {enabled: true}" in note for note in notes)
 
 
 def test_a_folder_of_master_and_slave_scripts_is_two_groups(tmp_path: Path) -> None:

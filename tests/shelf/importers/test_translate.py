@@ -120,13 +120,13 @@ def test_a_variable_with_the_first_nodes_name_reaches_the_ranks(tmp_path: Path) 
         ("exec \"$@\"", "ARGUMENTS", r"\$@; give the script's arguments"),
         ("python t.py --lr $LR", "VARIABLES", r"\$\{LR\}; set LR in your shell"),
         ("$RUN --lr 1", "VARIABLES", r"\$\{RUN\}; set RUN in your shell"),
-        ("python t.py --x $(ls | head -1)", "OUTPUTS", r"\$\(ls\); write in the script"),
+        ("python t.py --x $(ls | head -1)", "OUTPUTS", r"\$\(ls\); replace these commands"),
         ("#SBATCH -p q\npython t.py --n $((SLURM_NNODES * 8))", "COUNTS",
-         "name the counts in #SBATCH lines"),
-        ("python t.py --data '<your data>'", "PLACEHOLDERS", "<your data> is to be replaced first"),
-        ("D='<your dir>/x'\npython t.py --d $D", "PLACEHOLDERS", "<your dir> is to be replaced"),
+         "give the counts in #SBATCH lines"),
+        ("python t.py --data '<your data>'", "PLACEHOLDERS", "<your data> must be replaced first"),
+        ("D='<your dir>/x'\npython t.py --d $D", "PLACEHOLDERS", "<your dir> must be replaced"),
         ("#SBATCH --nodes=my_count\npython t.py", "PLACEHOLDERS",
-         "x.sh:1: --nodes=my_count is to be replaced"),
+         "x.sh:1: --nodes=my_count must be replaced"),
         ("if true; then\npython t.py", "NOTHING SYNTAX",
          "bash says line 3: syntax error: unexpected end of file"),
         ("python t.py --n <how_many>", "NOTHING PLACEHOLDERS SYNTAX",
@@ -142,10 +142,10 @@ def test_a_variable_with_the_first_nodes_name_reaches_the_ranks(tmp_path: Path) 
         (": ${LR:?is needed}\npython t.py $LR", "VARIABLES", "set LR in your shell"),
         ("while :; do :; done", "ENDLESS NOTHING", "it does not end"),
         ("python a.py\npython b.py", "SEVERAL",
-         r"2 unlike programs.*x.sh:1: python a.py\n  x.sh:2: python b"),
-        ("for i in 1 2; do torchrun t.py $i; done", "SEVERAL", "2 unlike programs"),
+         r"2 different programs.*x.sh:1: python a.py\n  x.sh:2: python b"),
+        ("for i in 1 2; do torchrun t.py $i; done", "SEVERAL", "2 different programs"),
         ("set -u\nA=$1\npython t.py --lr $LR", "ARGUMENTS VARIABLES", "script's arguments"),
-        ("for i in d/*.yaml; do torchrun t.py $i; done", "FILES", "where the files are"),
+        ("for i in d/*.yaml; do torchrun t.py $i; done", "FILES", "that has the pattern's files"),
         ("torchrun t.py --at $(head -n 1 hosts):29500", "FILES OUTPUTS", "bash says head: .*hosts"),
         ("A=$(grep a hosts | cut -d: -f2)\npython t.py --a $A", "FILES OUTPUTS", r"\$\(grep\)"),
         ("xargs -a hosts -I {} ssh {} torchrun t.py", "OUTPUTS", r"\$\(xargs\)"),
@@ -172,19 +172,19 @@ def test_a_script_is_refused_with_the_reason(
     ("text", "program", "note"),
     [
         ("while :; do\n[ -f done ] && break\n./train 1\nsleep 1\ndone", "./train 1",
-         "x.sh:3: the script starts it again and again"),
+         "x.sh:3: the script starts it repeatedly"),
         ("srun ./check\nsrun torchrun t.py", "t.py", "x.sh:1: left out"),
         ("srun --export=ALL ./run $SLURM_TMPDIR/data", "bash", "fills in ${SLURM_TMPDIR}"),
         ("while read H; do echo $H; done < hosts\n./run 1", "./run 1",
          "bash says line 1: hosts: No such file"),
-        ("[ -f hosts ] || exit 1\n./run 1", "./run 1", "is not here, and is taken to be there"),
-        ("[ -f hosts ] && A=1\n./run 1", "./run 1", "is not here; the script goes on as without"),
+        ("[ -f hosts ] || exit 1\n./run 1", "./run 1", "is not here, but is assumed to exist"),
+        ("[ -f hosts ] && A=1\n./run 1", "./run 1", "is not here; the script goes on without"),
         ("srun -J $1 ./run 1", "./run 1", "srun --job-name=$1 is left out: it is not given"),
         ("#SBATCH -p q\nsrun torchrun --nproc_per_node $SLURM_GPUS_ON_NODE t.py", "t.py",
          "--nproc_per_node (a count of the job) is not known"),
         ("export MASTER_PORT=$((12000 + RANDOM % 2000))\n./run 1", "./run 1",
-         "MASTER_PORT=13039 is not used: each run draws another"),
-        ("deepspeed train.py", "train.py", "takes all GPUs of a node, and their number is not"),
+         "MASTER_PORT=13039 is not used: each run chooses a new"),
+        ("deepspeed train.py", "train.py", "uses all GPUs of a node, but their number is not"),
         ("A=$(seq 9000 | tail -1) B=$(head -1 x.sh; sort none)\n./run $A", "./run 9000", ""),
         ("A=$(nvidia-smi -L | wc -l)\n./run 1", "./run 1", ""),
         ("find d | xargs fetch\n./run 1", "./run 1", "x.sh:1: not done: fetch"),
@@ -216,7 +216,7 @@ def test_preparations_beside_a_step_are_told(tmp_path: Path) -> None:
     conf, notes = translate(tmp_path, "pip install x\npython prepare.py\nsrun torchrun t.py\n")
     assert conf["program"]["script"] == "t.py"
     assert "x.sh:1: not done: pip install x" in notes
-    assert "x.sh:2: left out, as a conf starts one program: python prepare.py" in notes
+    assert "x.sh:2: left out, because a conf starts one program: python prepare.py" in notes
 
 
 @pytest.mark.parametrize(
@@ -250,8 +250,8 @@ def test_options_of_sbatch_are_keys_or_are_told(tmp_path: Path) -> None:
 def test_what_differs_from_run_to_run_is_answered_once(tmp_path: Path) -> None:
     conf, notes = translate(tmp_path, "srun python t.py r-$(date +%Y) $RANDOM\n")
     assert re.fullmatch(r"r-\d{4} \d+", " ".join(conf["program"]["args"]))
-    assert "x.sh:1: date +%Y is answered once" in notes
-    assert "x.sh:1: RANDOM is answered once" in notes
+    assert "x.sh:1: date +%Y is evaluated once" in notes
+    assert "x.sh:1: RANDOM is evaluated once" in notes
 
 
 @pytest.mark.parametrize(
@@ -272,14 +272,16 @@ def test_scripts_with_arguments_are_not_what_a_folder_starts(
         return
     made, notes = translate_source(Source(path=tmp_path), ENVIRON)
     assert yaml.safe_load(made)["program"] == {"script": "t.py", "args": []}
-    assert "not read, as they take arguments: results.sh" in notes
+    assert "not read, because they need arguments: results.sh" in notes
 
 
 def test_jobs_of_a_folder_that_fit_no_count_are_asked_for(tmp_path: Path) -> None:
     for name, nodes in (("a.sh", 1), ("b.sh", 2)):
         text = f"#SBATCH -N {nodes}\nHOMOGENEOUS_CLUSTER=true\nsrun torchrun --nnodes 4 t.py\n"
         (tmp_path / name).write_text(text)
-    with pytest.raises(InputError, match=r"counts 4 nodes.* name one of the scripts: a\.sh, b\.sh"):
+    with pytest.raises(
+        InputError, match=r"counts 4 nodes.* choose one of the scripts: a\.sh, b\.sh"
+    ):
         translate_source(Source(path=tmp_path), ENVIRON)
 
 

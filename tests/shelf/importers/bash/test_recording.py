@@ -201,6 +201,6 @@ def test_all_passes_together_have_a_budget(tmp_path: Path, monkeypatch: pytest.M
         return passes.run_pass(*args, name=name, **kwargs)
 
     monkeypatch.setattr(recording, "run_pass", count)
-    with pytest.raises(InputError, match=r"^the script is not read to its end: bash has taken"):
+    with pytest.raises(InputError, match=r"^the script was not read to its end: bash used"):
         read(tmp_path, "bash a.sh\nbash b.sh", a_sh="python t.py", b_sh="python t.py")
     assert asked == ["x.sh", "a.sh"]
