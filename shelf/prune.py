@@ -96,7 +96,7 @@ def choose_runs(wanted: Wanted, folder: Path | None = None) -> list[Candidate]:
     for view in views:
         kept = _explain_state(view, living)
         if not kept and str(view.run.path) in awaited:
-            kept = "a run that goes on waits for it"
+            kept = "a run that has not ended waits for it"
         if not kept and view.run.path in newest:
             kept = f"one of the newest {wanted.keep} of its name"
         if not kept and time.time() - view.record.submitted < wanted.days * DAY_S:
@@ -168,13 +168,13 @@ def _explain_state(view: RunView, living: Mapping[str, Collection[str] | None]) 
     if not is_over(view):
         return "it has not ended"
     if view.state == JobState.UNKNOWN.value:
-        return "it is not known how it ended, or whether it has"
+        return "it is not known whether or how it ended"
     named = living.get(view.record.scheduler)
     if named is None:
         return "the scheduler does not answer"
     place = view.record.array
     if view.run.name in named or (place is not None and place.name in named):
-        return "a job of it is in the queue"
+        return "it has a job in the queue"
     return ""
 
 
@@ -201,7 +201,7 @@ def _measure(view: RunView, wanted: Wanted) -> _Measured:
             written = max(written, facts.st_mtime)
         if not kept and not wanted.checkpoints and _is_of_training(path, view.run, code):
             what = os.path.relpath(path, root)
-            kept = f"its ranks left {what} there (--checkpoints removes it too)"
+            kept = f"its ranks left {what} there (--checkpoints also removes it)"
     if not kept and time.time() - written < wanted.days * DAY_S:
         kept = _explain_age(wanted)
     return _Measured(written, size, num_files, kept)
@@ -247,7 +247,7 @@ def remove_run(candidate: Candidate) -> str:
     record = read_record(run)
     has_ended = record is not None and record.state in (records.ENDED, records.REFUSED)
     if not has_ended or not is_ours(run) or run.path.is_symlink():
-        return "it has changed meanwhile"
+        return "it has changed since"
     hidden = run.path.with_name(f"{HIDDEN}{run.name}-{uuid.uuid4().hex[:8]}")
     try:
         os.rename(run.path, hidden)

@@ -58,8 +58,8 @@ OVERLAP_BYTES = 1 << 13
 """Overlap of the pieces in which a file is read, so that a secret across two pieces is found."""
 MOST_READ = 1 << 24
 """Limit of bytes, over all closed files, that are searched for values of secrets."""
-DRAWN = "a word that looks drawn by chance"
-LOOKS_SECRET = "what looks like a secret"
+DRAWN = "a word that looks random"
+LOOKS_SECRET = "something that looks like a secret"
 DIGESTS = ("commit", "digest", "image", "checksum", "line", "hash")
 """Keys of plan.json with digests of commits and images, which are not secret."""
 MOST_WORDS = 20
@@ -420,23 +420,23 @@ def _explain(run: RunFolder) -> Iterator[None]:
         yield
     except OSError as error:
         raise VjobError(
-            f"{error.filename or run.path}: {error.strerror}; what was not shared by then is closed"
+            f"{error.filename or run.path}: {error.strerror}; files not shared by then stay private"
         ) from None
 
 
 def render_what(shared: Shared) -> str:
     """List every file that would be shared, and every word for which a file is withheld."""
     said = shared.as_json()
-    lines = [f"{len(said['shared'])} files go:"]
+    lines = [f"{len(said['shared'])} files are shared:"]
     lines += [f"  {name}" for name in said["shared"]]
-    lines += [f"{len(said['private'])} stay yours:", *(f"  {name}" for name in said["private"])]
+    lines += [f"{len(said['private'])} stay private:", *(f"  {name}" for name in said["private"])]
     for held in shared.sharing.held:
-        lines.append(f"{held.file} is held for {held.lines} of its lines:")
+        lines.append(f"{held.file} is held back because of {held.lines} of its lines:")
         for word in held.words[:MOST_WORDS]:
             lines.append(f"  line {word.line}: {word.what}, {word.hint}")
         if held.lines > MOST_WORDS:
             lines.append(f"  ... and {held.lines - MOST_WORDS} more lines")
-    lines.append("nothing was changed; with --anyway the held files would go as they are")
+    lines.append("nothing was changed; with --anyway the held files would be shared as they are")
     return "\n".join(lines)
 
 
@@ -452,14 +452,14 @@ def render_shared(shared: Shared, *, is_preview: bool) -> str:
         more = f", and {held.lines - 1} more lines" if held.lines > 1 else ""
         lines.append(f"kept back: {held.file}: line {held.line} holds {held.what}{more}")
     if sharing.held:
-        lines.append("look at these lines; with --anyway the files are shared as they are")
+        lines.append("check these lines; with --anyway the files are shared as they are")
     for folder in shared.hidden_by:
         lines.append(
-            f"hidden still by {folder}: chmod o+x {folder}, "
-            f"or setfacl -m g:{shared.group}:x {folder}"
+            f"still hidden by {folder}: chmod o+x {folder}, or setfacl -m g:{shared.group}:x "
+            f"{folder}"
         )
     if not shared.is_over:
-        lines.append("it goes on: files of a later attempt stay yours until you share it again")
+        lines.append("it goes on: later attempts' files stay private until you share it again")
     if not is_preview:
         lines.append(f"to look at it: vjob status {run.path}")
     return "\n".join(lines)

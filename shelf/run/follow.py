@@ -132,7 +132,7 @@ def follow_run(run: RunFolder, screen: Screen, sigterms: list[int], wanted: Line
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
         try:
-            screen.say("ending the run: ranks that can save first; again to end it at once")
+            screen.say("ending the run: ranks that can save do so; Ctrl-C again ends it at once")
             cancel(run, screen, now=False)
         except (KeyboardInterrupt, Terminated):
             cancel_now(run, screen)
@@ -186,7 +186,7 @@ def _pass_on(run: RunFolder, number: int, screen: Screen) -> None:
     """Pass a signal to the run's batch script, which handles it."""
     name, state = signal.Signals(number).name, read_json(state_file(run, None))
     if not isinstance(state, dict) or not is_alive(state):
-        screen.say(f"{name} reached nobody: the run has no process here yet")
+        screen.say(f"{name} had no effect: the run has no process here yet")
         return
-    screen.say(f"{name} goes to the run")
+    screen.say(f"{name} is passed to the run")
     os.kill(int(state["pid"]), number)

@@ -39,13 +39,13 @@ def read_program(
     if is_command and not (file.is_file() and file.suffix == PYTHON):  # perhaps only on the nodes
         return {"command": [keep_text(first), *kept]}
     if file.is_dir():
-        raise InputError(f"{first} is a folder: name a script in it, or a package with -m")
+        raise InputError(f"{first} is a folder: give a script in it, or a package with -m")
     if not file.is_file():
         if shutil.which(first, path=path):
             return {"command": [keep_text(first), *kept]}
         raise InputError(f"{first}: no such file here, and no command of that name on PATH")
     if file.suffix in CONFS:
-        raise InputError(f"{first} is a conf, and no program: vjob submit {first}")
+        raise InputError(f"{first} is a conf, not a program: vjob submit {first}")
     is_script = file.suffix == PYTHON or (_read_begin(file) == b"#!" and os.access(file, os.X_OK))
     if is_script:
         return {"script": first, **({"args": kept} if kept else {})}
@@ -54,8 +54,8 @@ def read_program(
     if file.suffix in SHELL:
         return {"command": ["bash", keep_text(first), *kept]}
     raise InputError(
-        f"{first} is neither a Python script (.py) nor executable: name what runs it, such as "
-        f"vjob run -- python {first}"
+        f"{first} is neither a Python script (.py) nor executable: give the program that runs "
+        f"it, such as vjob run -- python {first}"
     )
 
 

@@ -52,26 +52,26 @@ def _passed(name: str, short: str, metavar: str, help: str) -> SlurmOption:
 
 
 OPTIONS = (
-    _here("ntasks", "n", "N", "Ranks in all; default: one a GPU that is asked for, or one."),
-    _here("gpus", "G", "[TYPE:]N", "GPUs in all, such as 4 or a100:4."),
+    _here("ntasks", "n", "N", "Total ranks; default: one per requested GPU, or one."),
+    _here("gpus", "G", "[TYPE:]N", "Total GPUs, such as 4 or a100:4."),
     _here("job-name", "J", "NAME", "Name of the run; default: that of the program."),
     _own("nodes", "N", "N", "Nodes."),
-    _own("partition", "p", "QUEUE", "Slurm's partition; several by commas."),
+    _own("partition", "p", "QUEUE", "Slurm's partition, or several with commas."),
     _own("time", "t", "TIME", "Time limit: 2h, 90 (minutes), 2:00:00, 1-12."),
     _own("account", "A", "NAME", "Account."),
     _own("qos", "q", "NAME", "Quality of service."),
-    _own("ntasks-per-node", "", "N", "Ranks of each node."),
-    _own("gpus-per-node", "", "[TYPE:]N", "GPUs of each node."),
-    _own("gpus-per-task", "", "[TYPE:]N", "GPUs of each rank."),
-    _own("gres", "", "gpu[:TYPE]:N", "GPUs of each node."),
-    _own("cpus-per-task", "c", "N", "CPUs of each rank."),
-    _own("mem", "", "SIZE", "Memory of each node: 64G, or MB; 0 for all."),
+    _own("ntasks-per-node", "", "N", "Ranks per node."),
+    _own("gpus-per-node", "", "[TYPE:]N", "GPUs per node."),
+    _own("gpus-per-task", "", "[TYPE:]N", "GPUs per rank."),
+    _own("gres", "", "gpu[:TYPE]:N", "GPUs per node."),
+    _own("cpus-per-task", "c", "N", "CPUs per rank."),
+    _own("mem", "", "SIZE", "Memory per node: 64G, or in MB; 0 for all."),
     _own("exclude", "x", "NODES", "Nodes to avoid."),
     _own("requeue", "", "", "Start again after a node failure or a preemption."),
     _passed("nodelist", "w", "NODES", "Nodes to take."),
     _passed("constraint", "C", "FEATURES", "Features that nodes must have."),
     _passed("reservation", "", "NAME", "Reservation."),
-    _passed("exclusive", "", "", "Share no node with other jobs."),
+    _passed("exclusive", "", "", "Do not share nodes with other jobs."),
     _passed("licenses", "L", "NAMES", "Licenses."),
     _passed("begin", "b", "TIME", "Start no earlier."),
     _passed("nice", "", "N", "Lower the job's priority."),
@@ -134,7 +134,7 @@ def _build_group(read: _Reader) -> dict[str, Any]:
         gpus = _agree(gpus, (kind, number * per_node), f"--gpus-per-task {number}")
     if gpus and asked is None and per_node and per_node > gpus[1]:
         raise InputError(
-            f"{per_node} ranks on the {gpus[1]} GPUs of one node: how many nodes? -N says it"
+            f"{per_node} ranks on the {gpus[1]} GPUs of one node: give the number of nodes with -N"
         )
     cpus = read("cpus-per-task", to_number, "a number of CPUs")
     found = {
@@ -170,7 +170,7 @@ Gpus = tuple[str, int]
 
 def _join(read: _Reader, names: list[str]) -> Gpus | None:
     forms = {
-        "gres": (_to_gres, "GPUs, such as gpu:4 or gpu:a100:4; other resources go by --set"),
+        "gres": (_to_gres, "GPUs, such as gpu:4 or gpu:a100:4; set other resources with --set"),
         "gpus-per-node": (_to_type, "a number, or a type and a number such as a100:4"),
     }
     found: Gpus | None = None
@@ -188,8 +188,8 @@ def _agree(gpus: Gpus | None, other: Gpus, said: str) -> Gpus:
     types = {kind for kind, _ in (gpus, other)} - {""}
     if gpus[1] != other[1] or len(types) > 1:
         raise InputError(
-            f"{said} is {_spell_gpus(other)} GPUs a node, and another option says "
-            f"{_spell_gpus(gpus)}: leave one of them out"
+            f"{said} is {_spell_gpus(other)} GPUs per node, but another option says "
+            f"{_spell_gpus(gpus)}: remove one of them"
         )
     return "".join(types), gpus[1]
 
@@ -222,5 +222,5 @@ def _to_minutes(text: str) -> int | None:
 
 def _divide(number: int, by: int, said: str, among: str) -> int:
     if number % by:
-        raise InputError(f"{said} does not divide by {among}: every node gets the same number")
+        raise InputError(f"{said} cannot be divided by {among}: every node gets the same number")
     return number // by

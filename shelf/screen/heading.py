@@ -113,7 +113,7 @@ def _format_elapsed(snapshot: Snapshot) -> str:
 
 
 def _render_silence(scheduler: Scheduler, marks: Marks) -> Text:
-    age = f"; its word is of {format_age(scheduler.age_s)} ago" if scheduler.age_s >= 10 else ""
+    age = f"; its last answer is {format_age(scheduler.age_s)} old" if scheduler.age_s >= 10 else ""
     return Text(marks.plain(f"{scheduler.problem}{age}"), style=theme.WARM)
 
 

@@ -336,7 +336,7 @@ class LiveScreen(KeyScreen):
             self.app.push_screen(TextPage(self.marks, "verdict", lines))
 
     def action_stacks(self) -> None:
-        self.start("stacks", "asking every rank where it is ...", self.actions.stacks)
+        self.start("stacks", "asking every rank for its stack ...", self.actions.stacks)
 
     def action_report(self) -> None:
         self.start("report", "writing the report ...", self.actions.report)
@@ -344,7 +344,7 @@ class LiveScreen(KeyScreen):
     def action_cancel(self) -> None:
         says = self.actions.cancel_text
         if not says:
-            self.say("there is no job to cancel: these are logs alone")
+            self.say("there is no job to cancel: these are only logs")
         elif self.view is not None and self.view.snapshot.record_state in OVER:
             self.say("there is nothing to cancel: the job is over")
         else:

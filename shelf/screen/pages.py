@@ -17,20 +17,20 @@ from vjob.shelf.view.formats import format_age
 
 KEYS = (
     ("q", "quit; the job goes on, the exit code is the verdict's"),
-    ("v", "the verdict in full: all evidence, facts, remarks, settings"),
-    ("Tab, Shift-Tab", "to the next pane: nodes, GPUs, log"),
-    ("z", "the active pane alone, and back"),
+    ("v", "the full verdict: all evidence, facts, remarks, settings"),
+    ("Tab, Shift-Tab", "next pane: nodes, GPUs, log"),
+    ("z", "only the active pane, and back"),
     ("arrows, j, k", "move; in the log left and right too; PgUp, PgDn, Home, End"),
     ("f", "filter nodes by name, state, error ...; `culprit`; Esc clears"),
     ("<  >  o", "sort nodes by the column before or after; the other way round"),
     ("Enter", "the log of the node under the cursor"),
     ("a", "the log of all nodes, or of the one under the cursor"),
-    ("space", "follow the log, or hold it"),
-    ("/  n  N", "search the log from its end; older and newer finds"),
+    ("space", "follow the log, or stop following"),
+    ("/  n  N", "search the log from its end; older and newer matches"),
     ("e  E", "the next known error in the log; the one before"),
-    ("s", "stacks: what every rank is at now"),
+    ("s", "stacks: what every rank is doing now"),
     ("r", "write the report page"),
-    ("c", "cancel the job, after a question"),
+    ("c", "cancel the job, after confirmation"),
     ("mouse", "click: sort by a column, choose a node; Shift-drag: select"),
 )
 
@@ -95,7 +95,7 @@ class Confirmation(ModalScreen[bool]):
         super().__init__()
         lines = [Text(), Text(marks.plain(text), style=theme.PLAIN), Text()]
         answer = Text("y", style=theme.KEY).append(" does it, ", theme.PLAIN)
-        answer.append("n", theme.KEY).append(" or Esc leaves all as it is", theme.PLAIN)
+        answer.append("n", theme.KEY).append(" or Esc changes nothing", theme.PLAIN)
         self.pane = TextPane(marks, title, [*lines, answer])
 
     def compose(self) -> ComposeResult:

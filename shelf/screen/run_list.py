@@ -32,14 +32,14 @@ DETAIL = 5
 LOW = 14
 LATE_S = 15.0
 LIST_KEYS = (
-    ("Enter", "the live screen of the run under the cursor; q there comes back"),
-    ("q", "quit; all runs go on"),
+    ("Enter", "the live screen of the run under the cursor; q returns"),
+    ("q", "quit; all runs continue"),
     ("arrows, j, k", "move; PgUp, PgDn, Home, End"),
     ("f", "filter by parts of run, job, state, verdict or reason; Esc clears"),
     ("<  >  o", "sort by the column before or after; the other way round"),
-    ("space", "mark the run for a comparison, or take the mark away"),
+    ("space", "mark the run for a comparison, or remove the mark"),
     ("d", "compare the marked runs, or the one that is marked with this one: vjob compare"),
-    ("c", "cancel the run under the cursor, after a question"),
+    ("c", "cancel the run under the cursor, after confirmation"),
     ("mouse", "click: sort by a column, choose a run; twice: open it"),
 )
 ASKS = "filter runs: a part of run, job, state, verdict or reason; Enter keeps, Esc clears"
@@ -250,7 +250,7 @@ class RunListScreen(KeyScreen):
         if len(wanted) == 1 and here is not None and here.folder not in wanted:
             wanted.append(here.folder)
         if len(wanted) < 2:
-            self.say("mark two runs with space; d then compares them")
+            self.say("mark two runs with space, then press d to compare them")
             return
         width = self.size.width
         self.start("compare", "comparing ...", lambda: self.actions.compare(wanted, width))
@@ -262,7 +262,7 @@ class RunListScreen(KeyScreen):
             return
         folder, ids = row.target, " and ".join(row.jobs) or row.run
         says = (
-            f"vjob cancel {row.run}: ranks that can are asked to checkpoint and to leave; then "
+            f"vjob cancel {row.run}: ranks that can are asked to checkpoint and exit; then "
             f"{ids} ends, whatever it is doing."
         )
 

@@ -122,8 +122,8 @@ class JobActions:
             return ""  # logs alone, or a job that scancel ends
         ids = " and ".join(job.id for job in last.scheduler.jobs) or last.run
         return (
-            f"vjob cancel {last.run}: ranks that can are asked to checkpoint and to leave, for at "
-            f"most {CANCEL_S} s; then {ids} ends, whatever it is at."
+            f"vjob cancel {last.run}: ranks that can are asked to checkpoint and exit, for at "
+            f"most {CANCEL_S} s; then {ids} ends, whatever it is doing."
         )
 
     def cancel(self) -> str:

@@ -71,7 +71,7 @@ def check_actions(actions: list[WatchAction], record: RunRecord) -> None:
         return
     scheduler = schedulers.get_scheduler(record.scheduler)
     if not scheduler.can.requeues:
-        raise InputError(f"requeue: {record.run} runs by {scheduler.title}, which cannot do it")
+        raise InputError(f"requeue: {record.run} runs with {scheduler.title}, which cannot requeue")
     if record.layout == "split":
         raise InputError(f"{record.run} is split: its jobs would be requeued one by one")
 
@@ -96,7 +96,7 @@ def act(
 def _exclude(notice: Notice, run: RunFolder, record: RunRecord) -> str:
     node = notice.verdict.node
     if not node:
-        return "no node is named by the verdict: none is excluded"
+        return "the verdict names no node: none is excluded"
     before = [
         str(event["node"])
         for event in read_events(run)
@@ -104,7 +104,7 @@ def _exclude(notice: Notice, run: RunFolder, record: RunRecord) -> str:
     ]
     nodes = sorted({*_read_excluded(run), *before, node})
     words = ["vjob", "submit", record.conf, "--set", f"cluster.exclude=[{', '.join(nodes)}]"]
-    return f"{node} is to be avoided: {shlex.join(words)}"
+    return f"{node} should be avoided: {shlex.join(words)}"
 
 
 def _read_excluded(run: RunFolder) -> list[str]:
@@ -138,13 +138,11 @@ def run_watch(job: str, here: Path, options: WatchOptions, say: Say = click.echo
     record = None if run is None else read_record(run)
     if run is None or record is None:
         if actions:
-            raise InputError(
-                f"{job} is a folder of logs, no run of vjob: nothing can be done to it"
-            )
+            raise InputError(f"{job} is a folder of logs, not a run of vjob: no action is possible")
         channels = given
     else:
         if actions:
-            expect_ours(run, "nothing is done to it for you")
+            expect_ours(run, "vjob acts only on your own runs")
         check_actions(actions, record)
         channels = choose_channels(run, Path(record.conf), given) if not options.quiet else given
     end = find_end(options.for_min)

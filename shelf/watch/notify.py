@@ -84,8 +84,8 @@ def choose_channels(
             if not wanted[name]:
                 hint = f"set {WEBHOOK_VARIABLE}" if name == "webhook" else f"give --{name}"
                 raise InputError(
-                    f"notify.{name} is hidden in the run's folder, and {conf} does not say it any "
-                    f"more: {hint}, or `--quiet` to notify nobody"
+                    f"notify.{name} is hidden in the run's folder, and {conf} no longer sets "
+                    f"it: {hint}, or use `--quiet` to send no notices"
                 )
     if wanted["webhook"]:
         check_webhook(wanted["webhook"])
@@ -113,7 +113,7 @@ def read_webhook(path: Path | None) -> str | None:
         return None
     if str(path).startswith(("http:/", "https:/")):
         raise InputError(
-            f"--webhook takes a file with the URL in it, or set {WEBHOOK_VARIABLE}: anybody on "
+            f"--webhook takes a file with the URL in it, or set {WEBHOOK_VARIABLE}: anyone on "
             "this machine can read your command lines"
         )
     try:
@@ -220,7 +220,7 @@ def post(url: str, value: Mapping[str, Any], pause: Pause) -> None:
             error.close()
             if error.code < 500 and error.code not in (408, 429):
                 raise VjobError(
-                    f"{problem}; it does not want this, so it is not sent again"
+                    f"{problem}; the server refused it, so it is not sent again"
                 ) from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             problem = f"{_explain(error)} after {time.monotonic() - begun:.0f} s"

@@ -51,16 +51,16 @@ def serve(site: Site, say: Say, *, port: int) -> None:
         if has_display(os.environ):
             _open_browser(stack.enter_context(_write_opener(url)))
         threading.Event().wait()  # the main thread takes the signals
-    say("ended; nothing is served any more")
+    say("ended; the page is no longer served")
 
 
 def describe_address(url: str, port: int, login: str) -> list[str]:
     """Return the address, and a line to copy for a user on another machine."""
     return [
         url,
-        "On your laptop run the next line in a second terminal, then open the address there:",
+        "Run the next line in a second terminal on your laptop, then open the address there:",
         f"ssh -NL {port}:{HOST}:{port} {login}",
-        "The address is secret: who has it and an account here sees the page. Ctrl-C ends it.",
+        "The address is secret: anyone with it and an account here sees the page. Ctrl-C ends it.",
     ]
 
 

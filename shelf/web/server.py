@@ -227,8 +227,8 @@ class Server(socketserver.ThreadingTCPServer):
             super().__init__((HOST, port), Handler)
         except (OSError, OverflowError) as error:
             raise InputError(
-                f"port {port} of {HOST}: {getattr(error, 'strerror', None) or error}; "
-                "choose another, or none: then a free one is taken"
+                f"port {port} of {HOST}: {getattr(error, 'strerror', None) or error}; choose "
+                "another, or none to use a free one"
             ) from None
         self.port = int(self.server_address[1])
 

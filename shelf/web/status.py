@@ -37,7 +37,7 @@ MOST_ROWS = 200
 """The most rows shown of nodes, GPUs and runs."""
 SHOWN = ("node", "rank", "file", "text", "kind")
 """Fields shown of a log line."""
-LIVE = "Live: it changes as the job goes on."
+LIVE = "Live: it changes as the job runs."
 OVER = "The job is over: nothing changes any more."
 RUNS = "Live: all your runs, the newest first."
 NAME = r"[A-Za-z0-9_][\w.-]*"
@@ -128,7 +128,7 @@ class StatusSource:
     def make(self) -> JobReading:
         snapshot, verdict = self._source.read()
         if snapshot.folder and not os.path.exists(snapshot.folder):
-            raise InputError(f"{snapshot.folder} is not there (any more)")
+            raise InputError(f"{snapshot.folder} does not exist (any more)")
         over = verdict.health in ENDED and bool(snapshot.record_state or is_plain_job(snapshot))
         page = build_job_page(snapshot, verdict, self._links)
         lines = self._lines.read_new(None)

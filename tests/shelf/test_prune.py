@@ -134,7 +134,7 @@ def test_what_lives_or_is_not_known_stays(runs: Runs) -> None:
     kept = runs.kept("--days", "0")
     assert kept["refused"] == ""
     assert "has not ended" in kept["alive"] and "has not ended" in kept["submitting"]
-    assert "not known how it ended" in kept["lost"] and "in the queue" in kept["again"]
+    assert "not known whether or how it ended" in kept["lost"] and "in the queue" in kept["again"]
     runs.scheduler.answers = False
     assert "does not answer" in runs.kept("--days", "0")["refused"]
 
@@ -258,7 +258,7 @@ def test_a_run_that_changed_meanwhile_stays(runs: Runs) -> None:
     run = runs.add("back")
     (chosen,) = pruning.choose_runs(pruning.Wanted(days=30))
     write_record(run, replace(make_record(run), state=SUBMITTED))
-    assert "changed meanwhile" in pruning.remove_run(chosen)
+    assert "changed since" in pruning.remove_run(chosen)
     assert run.path.is_dir()
 
 

@@ -97,7 +97,7 @@ def test_a_dry_run_changes_nothing(ended: Ended) -> None:
     [
         ("the password is correct-horse\n", "the value of SERVICE_PASSWORD"),
         ("logged in with Zq83kdPw72mmXc01\n", "the value of PLAIN_NAME"),
-        (f"cloning with ghp_{'Q7z' * 12}\n", "what looks like a secret"),
+        (f"cloning with ghp_{'Q7z' * 12}\n", "something that looks like a secret"),
     ],
 )
 def test_a_log_with_a_secret_is_kept_back_and_named(

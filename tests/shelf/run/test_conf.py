@@ -64,8 +64,8 @@ def test_words_name_a_program(
     ("word", "said"),
     [
         ("nope.py", "no such file here, and no command of that name on PATH"),
-        ("train.yaml", "is a conf, and no program: vjob submit train.yaml"),
-        ("pkg", "is a folder: name a script in it, or a package with -m"),
+        ("train.yaml", "is a conf, not a program: vjob submit train.yaml"),
+        ("pkg", "is a folder: give a script in it, or a package with -m"),
         ("data.bin", "neither a Python script (.py) nor executable"),
         ("", "which program? vjob run train.py"),
     ],

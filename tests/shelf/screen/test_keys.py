@@ -164,7 +164,7 @@ def test_cancel_says_what_it_does_and_only_y_does_it() -> None:
 
 @pytest.mark.parametrize(
     ("state", "says", "wanted"),
-    [("ended", "ends it", "the job is over"), ("", "", "these are logs alone")],
+    [("ended", "ends it", "the job is over"), ("", "", "these are only logs")],
 )
 def test_cancel_of_what_cannot_be_cancelled_says_so(state: str, says: str, wanted: str) -> None:
     actions = RecordedActions(cancel_text=says)

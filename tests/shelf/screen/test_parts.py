@@ -293,7 +293,7 @@ def test_after_a_morph_the_attempts_time_is_not_set_against_the_jobs_limit() -> 
 def test_a_silent_scheduler_is_told_with_the_age_of_its_word() -> None:
     silent = Scheduler(name="slurm", problem="squeue did not answer within 10 s", age_s=75.0)
     lines = render_heading(replace(EMPTY, scheduler=silent), HEALTHY, UNICODE, 80, 9)
-    assert lines[1].plain == "squeue did not answer within 10 s; its word is of 1m ago"
+    assert lines[1].plain == "squeue did not answer within 10 s; its last answer is 1m old"
 
 
 def test_odd_numbers_in_progress_are_shown_and_break_nothing() -> None:

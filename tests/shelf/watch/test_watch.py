@@ -190,8 +190,8 @@ def test_exclude_names_the_nodes_of_this_run_for_the_next_submit(tmp_path: Path)
         said.append(act(action, notice, run, record, lambda text: None))
         append_event(run.vjob_events, "action", verb="exclude", node=node)
     submit = "vjob submit '/home/me/my conf.yaml' --set 'cluster.exclude=[{}]'"
-    assert said[0] == "b2 is to be avoided: " + submit.format("b2, b9")
-    assert said[1] == "b1 is to be avoided: " + submit.format("b1, b2, b9")
+    assert said[0] == "b2 should be avoided: " + submit.format("b2, b9")
+    assert said[1] == "b1 should be avoided: " + submit.format("b1, b2, b9")
     assert "none is excluded" in said[2]
 
 

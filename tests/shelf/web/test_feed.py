@@ -116,11 +116,11 @@ def test_a_failed_reading_leaves_what_was_there_and_says_why() -> None:
     source = Source(JobReading(parts={"page": b"1"}, note="live"))
     feed = Feed(source.make, every_s=1000)
     feed.renew()
-    source.made = InputError("/scratch/run is not there (any more)")
+    source.made = InputError("/scratch/run does not exist (any more)")
     shown = feed.renew()
     assert shown.version == 1 and shown.is_trouble and not shown.is_over
     assert shown.note.startswith("What is shown is as of ")
-    assert shown.note.endswith("/scratch/run is not there (any more)")
+    assert shown.note.endswith("/scratch/run does not exist (any more)")
     source.made = JobReading(note="live")
     assert not feed.renew().is_trouble
 

@@ -76,7 +76,7 @@ def test_lines_to_copy_stand_in_the_answer_and_the_token_nowhere_else(tmp_path: 
         assert lines[2].startswith(f"ssh -NL {found[1]}:127.0.0.1:{found[1]} ")
         assert not any(found[2] in words for words in list_words())
         served.terminate()
-        assert "ended; nothing is served any more" in served.stdout.read()
+        assert "ended; the page is no longer served" in served.stdout.read()
         assert served.wait(30) == 0
     finally:
         served.kill()
