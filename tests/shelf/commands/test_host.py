@@ -150,7 +150,7 @@ def test_a_connection_that_breaks_is_told_and_the_run_goes_on(laptop: Laptop) ->
         assert any("step 3/60" in line for line in follows.stdout)
         cut_connections(laptop.sshd)
         err = follows.stderr.read()
-    assert follows.returncode == 1 and "goes on" in err
+    assert follows.returncode == 1 and "continues" in err
     wait_for(lambda: "DONE" in laptop("status", "last", code=None), 60)
     assert len(json.loads(laptop("list", "--json"))) == 1
 
@@ -165,7 +165,7 @@ def cut_connections(sshd: Sshd) -> None:
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", ""])
 def test_no_file_leaves_the_folder_of_its_tree(name: str) -> None:
-    with pytest.raises(InputError, match="no request"):
+    with pytest.raises(InputError, match="not a request"):
         there.check_request({"name": "tree", "files": {name: (1, 0o600, "")}, "links": {}})
 
 

@@ -75,7 +75,7 @@ def test_json_lines_are_for_scripts(
     values = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [value["kind"] for value in values] == ["verdict", "action", "verdict"]
     assert (values[0]["health"], values[0]["exit_code"]) == ("STALLED", 14)
-    assert values[1]["done"].startswith("b2 is to be avoided")
+    assert values[1]["done"].startswith("b2 should be avoided")
     events = [event for event in read_events(run) if event["kind"] == "action"]
     assert [(event["verb"], event["node"]) for event in events] == [("exclude", "b2")]
 

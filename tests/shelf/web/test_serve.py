@@ -162,7 +162,7 @@ def test_a_folder_and_a_connection_that_vanish_are_said_and_come_back(
         tab.goto(f"http://127.0.0.1:{port}/{TOKEN}/")
         wait_lines(1)
         away = folder.rename(tmp_path / "away")
-        wait_until(tab, "document.getElementById('live').textContent.includes('not there')")
+        wait_until(tab, "document.getElementById('live').textContent.includes('not exist')")
         assert tab.locator("#live").inner_text().startswith("What is shown is as of ")
         assert tab.locator("#lines div").count() == 1
         away.rename(folder)
