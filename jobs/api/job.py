@@ -191,16 +191,17 @@ class VjobJob(Job[R]):
         lines: int | None = None,
         errors: bool = False,
     ) -> str:
-        """Return the lines of all ranks or of one, as `vjob logs` does; with `errors`, the first
-        error."""
+        """Return the lines of all ranks or of one, as `vjob logs` does; with `errors`, the
+        verdict and the first error."""
         from vjob.jobs.monitor.log_lines import print_logs
+        from vjob.jobs.monitor.readers.first_error import print_errors
 
         wanted = print_logs.LineFilter.make(
             ranks=() if rank is None else (rank,), pattern=pattern, raw=rank is not None
         )
         found: list[str] = []
         if errors:
-            print_logs.print_errors(self.run, found.append, wanted, attempt=None)
+            print_errors(self.run, found.append, wanted, attempt=None)
         else:
             print_logs.print_logs(self.run, found.append, wanted, attempt=None, num_lines=lines)
         return "\n".join(found)

@@ -870,7 +870,7 @@ def _on_end(job: Job, analysis: Analysis) -> Iterator[Finding]:
     if has_ended_badly(job):
         advice = ""
         if job.sources.run is not None and not state.startswith("CANCELLED"):
-            advice = f"; `vjob logs {job.sources.name} --errors` shows the lines that say so"
+            advice = f"; see `vjob logs {job.sources.name} --errors`"
         yield Finding(
             rule="ended badly",
             values={"state": state},

@@ -165,7 +165,7 @@ def _show_runs(show_all: bool, *, as_json: bool, is_plain: bool, interval_s: flo
 @click.option("--err", "only_err", is_flag=True, help="Only standard error.")
 @click.option("--attempt", type=int, help="Attempt (start of the ranks); default: the last.")
 @click.option("--lines", "-n", type=int, help="Only the last N lines of each file.")
-@click.option("--errors", is_flag=True, help="The first error, with its context.")
+@click.option("--errors", is_flag=True, help="How the job ended, and the first error in context.")
 @click.option("--raw", is_flag=True, help="Print file after file; merge no equal lines of ranks.")
 @click.option("--times", "-t", "with_times", is_flag=True, help="Begin each line with its time.")
 @click.option("--since", type=Moment(), metavar="TIME", help="Only lines from that time on.")
@@ -228,18 +228,20 @@ def logs(
         until=until,
         as_json=as_json,
     )
+    if errors:
+        from vjob.jobs.monitor.readers import first_error
+
+        if isinstance(run, ForeignJob):
+            first_error.print_job_errors(run, tell, wanted)
+        else:
+            first_error.print_errors(run, tell, wanted, attempt=attempt)
+        return
     if isinstance(run, ForeignJob):
         from vjob.jobs.monitor.log_lines import job_logs
 
-        if follow and not errors:
+        if follow:
             sys.exit(job_logs.follow_job(run, tell, wanted))
-        if errors:
-            job_logs.print_job_errors(run, tell, wanted)
-        else:
-            job_logs.print_job_logs(run, tell, wanted, num_lines=lines)
-        return
-    if errors:
-        reading.print_errors(run, tell, wanted, attempt=attempt)
+        job_logs.print_job_logs(run, tell, wanted, num_lines=lines)
         return
     if follow:
         sys.exit(reading.follow_run(run, tell, wanted))

@@ -183,12 +183,18 @@ def merge_same(lines: Iterable[Line]) -> list[Line]:
     """Merge equal messages of several ranks into the first of them, with their number."""
     merged: dict[tuple[str, str], Line] = {}
     for line in lines:
-        key = line.kind, _NUMBERS.sub("#", strip_tags(line.text)).strip()
+        key = name_message(line)
         first = merged.get(key)
         merged[key] = (
             line if first is None else replace(first, num_same=first.num_same + line.num_same)
         )
     return list(merged.values())
+
+
+def name_message(line: Line) -> tuple[str, str]:
+    """Return a key that equal messages of several ranks share: the kind, and the text without
+    numbers."""
+    return line.kind, _NUMBERS.sub("#", strip_tags(line.text)).strip()
 
 
 def list_exceptions(exits: Iterable[RankExit], known: Sequence[Line]) -> list[Line]:

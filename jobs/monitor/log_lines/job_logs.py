@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from pathlib import Path
@@ -14,9 +13,6 @@ from vjob.jobs.monitor.log_lines.print_logs import (
     POLL_S,
     LineFilter,
     Say,
-    describe_error,
-    find_first_error,
-    render,
 )
 from vjob.jobs.monitor.log_lines.stream import Log, merge_lines
 from vjob.jobs.runs.foreign_job import ask_again
@@ -56,19 +52,6 @@ def print_job_logs(job: ForeignJob, say: Say, wanted: LineFilter, *, num_lines: 
         _check_readable(log.path)
     for line in merge_lines(wanted.choose(log.read(final=True)) for log in logs):
         say(wanted.render(line))
-
-
-def print_job_errors(job: ForeignJob, say: Say, wanted: LineFilter) -> None:
-    """Print the first root error with its context."""
-    found = find_first_error(*(find_job_logs(job, wanted) for _ in range(2)))
-    if wanted.as_json:
-        say(json.dumps(describe_error(found), indent=1))
-        return
-    if found is None:
-        say(f"no line of job {job.word} is known as an error; `vjob status` shows its state")
-        return
-    for text in render(found):
-        say(text)
 
 
 def follow_job(job: ForeignJob, say: Say, wanted: LineFilter) -> int:

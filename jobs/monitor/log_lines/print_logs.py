@@ -9,33 +9,18 @@ import math
 import re
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from varuna_core.facts.catalogue.known_line import Proof
-from varuna_core.facts.catalogue.rank_output import PYTHON_EXCEPTION
 from varuna_core.records import record as records
-from varuna_core.records.exits import RankExit, read_exception, read_exits
 from varuna_core.records.files import list_files
 from varuna_core.records.logs.rank_output import RankOutput, locate_output
 from varuna_core.records.logs.tail import READ_BYTES, Follower, clean, clean_name
-from varuna_core.records.logs.traceback import MARK, PREFIX
 from varuna_core.records.nodes import read_reports
 from varuna_core.records.plan import Plan, read_attempt_plan, read_plan
 from varuna_core.records.runfolder import MOST_NODES, AttemptFolder, RunFolder
 from vjob.jobs.errors import InputError
-from vjob.jobs.monitor.log_lines.errors import (
-    classify_line,
-    describe_remedy,
-    first_root,
-    is_proof,
-    list_exceptions,
-    merge_same,
-)
-from vjob.jobs.monitor.log_lines.raised import RaisedLines, may_have_ended
 from vjob.jobs.monitor.log_lines.stream import (
     Collapser,
     EqualLines,
@@ -46,207 +31,10 @@ from vjob.jobs.monitor.log_lines.stream import (
     keep_plain,
     merge_lines,
 )
-from vjob.jobs.monitor.model.snapshot import Line
 from vjob.jobs.runs.find import RunView, view_run
 from vjob.jobs.runs.outcome import read_node_names
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.job import JobState
-
-LINES_BEFORE = 12
-LINES_AFTER = 5
-LONGEST_TRACEBACK = 200
-MOST_OF_A_KIND = 100
-"""Most lines of one kind that are kept per file: the first ones."""
-MOST_OTHERS = 10
-MOST_CPU_S = 6.0
-"""Most processor time in seconds for the search of an error; a line takes some microseconds."""
-CHARS_AT_ONCE = 200_000
-CHARS_OF_LINE = 50
-"""Fixed cost of reading a line, expressed in characters."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FirstError:
-    """The root error of a failure, with its context."""
-
-    line: Line
-    remedy: str
-    context: tuple[str, ...]
-    """Lines of the same rank around the error, including the error's own line."""
-    others: tuple[Line, ...]
-    """Other errors in order of time, each once."""
-    went_on: str = ""
-    """If the error was caught, how its rank continued: `rank 0 continued after it and exited 0`."""
-
-
-def find_first_error(
-    logs: Sequence[Log],
-    again: Sequence[Log],
-    *,
-    exits: Iterable[RankExit] = (),
-    attempt: AttemptFolder | None = None,
-) -> FirstError | None:
-    """Return the root error; None if no line is an error. `again` are the same logs, not read yet.
-
-    `exits` of the attempt's ranks contain exceptions that were not printed.
-    """
-    left = {one.rank: one for one in exits}
-    until = time.process_time() + MOST_CPU_S
-    lines = [_doubt(line, left) for log in logs for line in _scan(log, until)]
-    lines += list_exceptions(left.values(), lines)
-    root = first_root(lines)
-    remedy = describe_remedy(root)
-    went_on = ""
-    if root is None:  # lines that a program printed of errors that it caught: shown, not explained
-        root = first_root([replace(line, stream="", doubt="") for line in lines])
-        own = left.get(root.rank) if root is not None and root.rank is not None else None
-        if own is not None and (own.stopped or own.code == 0):
-            how = "was stopped with others" if own.stopped else "exited 0"
-            went_on = f"rank {own.rank} continued after it and {how}"
-    if root is None:
-        return None
-    place = [log for log in again if (log.path.name, log.label) == (root.file, root.node)]
-    plain = (replace(line, doubt="") for line in lines)
-    others = merge_same(line for line in plain if is_proof(line, Proof.CAUSE))
-    return FirstError(
-        line=root,
-        remedy=remedy,
-        context=tuple(
-            _read_context(place[0].read(final=True), root) if place else _read_stack(attempt, root)
-        ),
-        others=tuple(line for line in others if line.text != root.text)[:MOST_OTHERS],
-        went_on=went_on,
-    )
-
-
-def _doubt(line: Line, exits: Mapping[int, RankExit]) -> Line:
-    """Return the line, marked with a doubt if its exception did not end the rank."""
-    own = exits.get(line.rank) if line.rank is not None else None
-    is_fine = own is not None and (own.stopped or own.code == 0)
-    is_cause = not is_fine and may_have_ended(line, own, None)
-    return line if is_cause else replace(line, doubt="caught")
-
-
-def _scan(log: Log, until: float) -> list[Line]:
-    """Return lines of known kinds and of exceptions, reading until the process has used `until`
-    seconds of processor time."""
-    counts: dict[str, int] = {}
-    stream, raised = _name_stream(log.path), RaisedLines()
-    found: list[Line] = []
-    num_chars = 0
-    for order, line in enumerate(log.read(final=True)):
-        num_chars += CHARS_OF_LINE + len(line.text)
-        if num_chars > CHARS_AT_ONCE:
-            num_chars = 0
-            if time.process_time() > until:
-                _tell(f"only {order:,} lines of {log.path.name} are read; -n 99 shows its end")
-                break
-        is_raised = raised.feed(line.rank, line.text, order)
-        kind = classify_line(line.text) or (PYTHON_EXCEPTION if is_raised else None)
-        if kind is None:
-            continue
-        counts[kind] = counts.get(kind, 0) + 1
-        if counts[kind] <= MOST_OF_A_KIND:
-            found.append(
-                Line(
-                    text=line.text,
-                    node=line.label,
-                    rank=line.rank,
-                    file=log.path.name,
-                    kind=kind,
-                    at=line.at,
-                    order=order,
-                    stream=stream,
-                )
-            )
-    return [replace(line, raised=raised.name(line, line.order)) for line in found]
-
-
-def _name_stream(path: Path) -> str:
-    """Return the stream of a node's log; empty if no agent separated the streams."""
-    streams = {".out": "stdout", ".err": "stderr"}
-    return streams.get(path.suffix, "") if path.with_suffix(".times").exists() else ""
-
-
-def _read_context(lines: Iterable[LogLine], root: Line) -> Iterator[str]:
-    """Yield the error's line with lines of the same rank around it, including the whole
-    traceback."""
-    before: deque[str] = deque(maxlen=LONGEST_TRACEBACK)
-    after = 0
-    for order, line in enumerate(lines):
-        if line.rank != root.rank:
-            continue
-        if order < root.order:
-            before.append(line.text)
-        elif order == root.order:
-            yield from _cut_before(list(before))
-            yield line.text
-        else:
-            after += 1
-            if after > LINES_AFTER:
-                return
-            yield line.text
-
-
-def _read_stack(attempt: AttemptFolder | None, root: Line) -> Iterator[str]:
-    """Return the traceback from the rank's error file, ending with the root's line."""
-    found = None
-    if attempt is not None and root.rank is not None:
-        found = read_exception(attempt.error_file(root.rank))
-    lines = [clean(line) for line in found.stack[-LONGEST_TRACEBACK:]] if found is not None else []
-    return iter(lines if root.text in lines else [*lines, root.text])
-
-
-def _cut_before(lines: list[str]) -> list[str]:
-    """Return the lines from the start of a traceback that is still open at their end; else the last
-    few."""
-    for at in range(len(lines) - 1, -1, -1):
-        if MARK in lines[at]:
-            inner = (PREFIX.sub("", line, count=1) for line in lines[at + 1 :])
-            is_open = all(line[:1].isspace() or not line for line in inner)
-            if is_open:
-                return lines[at:]
-            break
-    return lines[-LINES_BEFORE:]
-
-
-def render(found: FirstError) -> Iterator[str]:
-    line = found.line
-    who = f"rank {line.rank} on {line.node}" if line.rank is not None else line.node
-    more = f", and {line.num_same - 1} more like it" if line.num_same > 1 else ""
-    place = ", ".join(dict.fromkeys((who, clean_name(line.file))))  # a batch script is its file
-    yield f"{place}{more}"
-    for text in found.context:
-        yield f"{'>' if text == line.text else ' '} {text}"
-    if found.went_on:
-        yield f"caught: {found.went_on}"
-    if found.remedy and "--errors" not in found.remedy:  # that is what this is
-        yield f"what to do: {found.remedy}"
-    if found.others:
-        yield "later, or elsewhere:"
-    for other in found.others:
-        where = f"rank {other.rank} on {other.node}" if other.rank is not None else other.node
-        yield f"  {where}: {f'x{other.num_same} ' if other.num_same > 1 else ''}{other.text}"
-
-
-def describe_error(found: FirstError | None) -> dict[str, Any]:
-    """Return the root error in JSON form; `error` is None if there is none."""
-
-    def place(line: Line) -> dict[str, Any]:
-        return {"node": line.node, "rank": line.rank, "file": line.file, "text": line.text}
-
-    if found is None:
-        return {"format": 1, "error": None}
-    error = {
-        **place(found.line),
-        "num_same": found.line.num_same,
-        "remedy": found.remedy,
-        "went_on": found.went_on,
-        "context": list(found.context),
-        "others": [place(line) for line in found.others],
-    }
-    return {"format": 1, "error": error}
-
 
 POLL_S = 0.5
 FILES_PER_S = 500
@@ -385,7 +173,7 @@ def find_logs(
                 if not wanted.nodes or path.stem in wanted.nodes
             ]
             if len(paths) > MOST_NODES:
-                _tell(
+                tell_once(
                     f"only {MOST_NODES:,} logs of {attempt.path.name} are read; --node names others"
                 )
             found += [(path.stem, None, path) for path in paths[:MOST_NODES]]
@@ -405,7 +193,7 @@ def find_logs(
 
 
 @functools.lru_cache(maxsize=64)
-def _tell(what: str) -> None:
+def tell_once(what: str) -> None:
     """Print once a note on what is skipped."""
     print(clean(what), file=sys.stderr, flush=True)
 
@@ -477,36 +265,6 @@ def print_logs(
     world = None if plan is None else plan.world
     for group in collapse(merge_lines(lines)):
         say(wanted.render_group(group, world))
-
-
-def print_errors(run: RunFolder, say: Say, wanted: LineFilter, *, attempt: int | None) -> bool:
-    """Print the first root error with its context; return True if there was one."""
-    attempts = choose_attempts(run, attempt)
-    check_ranks(run, wanted)
-    found = None
-    if attempts:
-        check_nodes(run, attempts[-1:], wanted, wait=False)
-        last = attempts[-1]
-        exits = (
-            one
-            for one in read_exits(last, sys.maxsize).values()
-            if (not wanted.ranks or one.rank in wanted.ranks)
-            and (not wanted.nodes or one.node in wanted.nodes)
-        )
-        logs, again = (find_logs(last, wanted) for _ in range(2))
-        found = find_first_error(logs, again, exits=exits, attempt=last)
-    if found is None and not wanted.nodes and not wanted.ranks:
-        batch = run.batch_logs()
-        found = find_first_error(*([Log(path, path.name) for path in batch] for _ in range(2)))
-    if wanted.as_json:
-        say(json.dumps(describe_error(found), indent=1))
-        return found is not None
-    if found is None:
-        say(f"no line of {run.name} is known as an error; `vjob status` shows its state")
-        return False
-    for text in render(found):
-        say(text)
-    return True
 
 
 def _choose(log: Log, wanted: LineFilter, *, final: bool) -> Iterator[LogLine]:

@@ -125,7 +125,7 @@ def test_how_a_run_ended_badly_comes_first_and_since_when_it_stood_still(tmp_pat
     first, second, *_ = find_sentences(tmp_path)
     assert first == (
         "The run ended as TIMEOUT: the time limit was reached; "
-        f"`vjob logs {tmp_path.name} --errors` shows the lines that say so."
+        f"see `vjob logs {tmp_path.name} --errors`."
     )
     assert second == "No step since 22:13 UTC, 10 min before the end."
     write_ended(tmp_path, "FAILED", "rank 1 exited 1: ValueError: no such word", ended_s=20.0)

@@ -23,7 +23,6 @@ from vjob.jobs.monitor.log_lines.print_logs import (
     LineFilter,
     check_nodes,
     check_ranks,
-    print_errors,
     print_logs,
 )
 
@@ -45,27 +44,6 @@ def report(run: RunFolder, *numbers: int) -> None:
 
 def check(run: RunFolder, *nodes: str, wait: bool) -> bool:
     return check_nodes(run, run.attempts(), LineFilter.make(nodes=nodes), wait=wait)
-
-
-def test_an_error_of_the_batch_script_names_its_file_once(run: RunFolder) -> None:
-    """It was headed `scheduler.out, scheduler.out`: the file's name is all there is of a place."""
-    (run.path / "scheduler.out").write_text("slurmstepd: error: Detected 1 oom_kill event\n")
-    said: list[str] = []
-    assert print_errors(run, said.append, LineFilter.make(), attempt=None)
-    assert said[0] == "scheduler.out"
-
-
-@pytest.mark.parametrize("mark", ["", "[rank1]: "])
-def test_an_error_begins_with_its_traceback(mark: str, run: RunFolder) -> None:
-    stack = ["Traceback (most recent call last):", '  File "train.py", line 3, in <module>',
-             "    main()", "ValueError: bad sample"]  # fmt: skip
-    lines = ["1: [W1129] a warning", *(f"1: {mark}{line}" for line in stack)]
-    (run.attempt(0).path / "n0.err").write_text("\n".join(lines) + "\n")
-    report(run, 0)
-    said: list[str] = []
-    assert print_errors(run, said.append, LineFilter.make(), attempt=None)
-    assert said[0] == "rank 1 on n0, n0.err"
-    assert [line[2:].removeprefix(mark) for line in said[1:]] == stack
 
 
 def test_a_rank_that_is_none_is_told_with_those_that_are(run: RunFolder) -> None:
