@@ -308,9 +308,9 @@ def _print(found: FirstError | None, verdict: Verdict, say: Say, wanted: LineFil
 
 def render(found: FirstError | None, verdict: Verdict) -> Iterator[str]:
     """Render the verdict, what to do next, and the error with its context."""
-    yield f"{verdict.health.value}: {verdict.reason}"
+    yield clean(f"{verdict.health.value}: {verdict.reason}")
     if advice := _render_advice(verdict):
-        yield f"next: {advice}"
+        yield clean(f"next: {advice}")
     if found is None:
         yield "no line is known as an error"
         return
