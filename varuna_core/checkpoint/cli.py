@@ -59,8 +59,7 @@ def _build_parser() -> argparse.ArgumentParser:
     export.add_argument(
         "target",
         type=parse_path,
-        help="a file that ends in .safetensors or .pt; with --hf, --megatron, --torch-dist "
-        "a new folder",
+        help="a file that ends in .safetensors or .pt; with --hf, --torch-dist a new folder",
     )
     export.add_argument("--iteration", type=int)
     export.add_argument("--hf", action="store_true", help="a folder for from_pretrained")
@@ -72,26 +71,21 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     export.add_argument("--config", type=Path, help="--hf: the model's config.json, or its folder")
     export.add_argument(
-        "--megatron", action="store_true", help="Megatron-LM's legacy files of pretrain_gpt's model"
-    )
-    export.add_argument(
         "--torch-dist",
         action="store_true",
         help="Megatron-LM's torch_dist files of pretrain_gpt's model, for any number of ranks",
     )
-    export.add_argument("--tensor", type=int, default=1, help="--megatron: tensor ranks")
-    export.add_argument("--pipeline", type=int, default=1, help="--megatron: pipeline ranks")
     export.add_argument("--heads", type=int, help="of a built-in program, if not stored")
     export.add_argument(
         "--vocab",
         type=int,
-        help="--hf: leave out later words (padding); --megatron, --torch-dist: add words of zeros",
+        help="--hf: leave out later words (padding); --torch-dist: add words of zeros",
     )
     export.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
         default="float32",
-        help="--hf, --megatron, --torch-dist",
+        help="--hf, --torch-dist",
     )
     export.add_argument(
         "--prefix", default="", help="--hf: the part whose names begin so, as inner."
@@ -253,20 +247,11 @@ def _export_here(folder: Path, options: argparse.Namespace) -> int:
         if "config.json" not in made:
             print("no config.json: say --config, or copy the model's there")
         return 0
-    if options.megatron or options.torch_dist:
-        from varuna_core.checkpoint.foreign.megatron import export_megatron, export_torch_dist
+    if options.torch_dist:
+        from varuna_core.checkpoint.foreign.megatron import export_torch_dist
 
         words = {word: getattr(options, word) for word in ("heads", "vocab", "dtype")}
-        if not options.torch_dist:
-            cut = {"tensor": options.tensor, "pipeline": options.pipeline}
-            place = export_megatron(folder, options.target, **words, **cut)
-        elif options.megatron or (options.tensor, options.pipeline) != (1, 1):
-            raise ValueError(
-                "--torch-dist loads on any number of ranks: leave out --megatron, --tensor and "
-                "--pipeline"
-            )
-        else:
-            place = export_torch_dist(folder, options.target, **words)
+        place = export_torch_dist(folder, options.target, **words)
         print(f"{folder} is {place}: its weights alone")
         return 0
     from varuna_core.checkpoint.store.exchange import export_checkpoint

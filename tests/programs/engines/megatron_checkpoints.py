@@ -158,27 +158,19 @@ def save(folder: Path, layout: str | None) -> None:
 
 def load(folder: Path) -> None:
     model = build(1, 1, None)
-    for name in ("legacy", "dist"):
-        if not (folder / name).exists():
-            continue
-        number = (folder / name / "latest_checkpointed_iteration.txt").read_text()
-        place = folder / name / f"iter_{int(number):07d}"
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight.zero_()
-        if name == "legacy":
-            held = torch.load(place / "mp_rank_00/model_optim_rng.pt", weights_only=False)
-            model.load_state_dict(held["model"], strict=True)
-        else:
-            state = {"model": model.sharded_state_dict()}
-            model.load_state_dict(dist_checkpointing.load(state, str(place))["model"], strict=True)
-        weights = dict(model.named_parameters())
-        torch.save({"logits": predict(model), "weights": weights}, folder / f"{name}.pt")
-    if (folder / "dist").exists():
-        place = folder / "numbered/iter_0000009"
-        place.mkdir(parents=True)
-        state = model.sharded_state_dict(metadata={"non_homogeneous_layers": True})
-        dist_checkpointing.save({"model": state, "iteration": 9}, str(place))
+    number = (folder / "dist/latest_checkpointed_iteration.txt").read_text()
+    place = folder / f"dist/iter_{int(number):07d}"
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()
+    state = {"model": model.sharded_state_dict()}
+    model.load_state_dict(dist_checkpointing.load(state, str(place))["model"], strict=True)
+    weights = dict(model.named_parameters())
+    torch.save({"logits": predict(model), "weights": weights}, folder / "dist.pt")
+    place = folder / "numbered/iter_0000009"
+    place.mkdir(parents=True)
+    state = model.sharded_state_dict(metadata={"non_homogeneous_layers": True})
+    dist_checkpointing.save({"model": state, "iteration": 9}, str(place))
 
 
 if __name__ == "__main__":

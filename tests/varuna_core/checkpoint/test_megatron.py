@@ -20,13 +20,12 @@ from torch import Tensor, nn
 from tests import ROOT
 from tests.command import PROGRAMS
 from tests.jobs.programs.free_port import find_free_port
+from tests.varuna_core.checkpoint.legacy_megatron import write_legacy
 from tests.varuna_core.checkpoint.test_huggingface import HEADS, SIZES, build, save
 from varuna_core.checkpoint.cli import main
 from varuna_core.checkpoint.foreign.megatron import (
     BLOCK,
     FILES,
-    LATEST,
-    export_megatron,
     import_megatron,
     interleave_heads,
     split_heads,
@@ -56,15 +55,13 @@ def change(folder: Path, alter: Change) -> None:
     torch.save(held, folder / FILES[0])
 
 
-@pytest.mark.parametrize("cuts", [("1", "1"), ("2", "1"), ("1", "3"), ("2", "3")])
+@pytest.mark.parametrize("cuts", [(1, 1), (2, 1), (1, 3), (2, 3)])
 def test_there_and_back_the_weights_are_the_same_bits(
-    tmp_path: Path, cuts: tuple[str, str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, cuts: tuple[int, int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     ours = build("pretrain_gpt")
-    save(ours, tmp_path / "ckpt", USER)
-    words = ["export", "--megatron", str(tmp_path / "ckpt"), str(tmp_path / "theirs")]
-    assert main([*words, "--tensor", cuts[0], "--pipeline", cuts[1]]) == 0
-    assert (tmp_path / "theirs" / LATEST).read_text() == "3"
+    saved = save(ours, tmp_path / "ckpt", USER)
+    write_legacy(saved, tmp_path / "theirs", tensor=cuts[0], pipeline=cuts[1])
     assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "again")]) == 0
     assert "varuna_ckpt_3: its weights alone" in capsys.readouterr().out
     assert is_same(read(tmp_path / "again"), ours)
@@ -81,7 +78,7 @@ def test_heads_are_interleaved_and_split_again() -> None:
 
 def test_older_names_in_nested_dicts_are_read(tmp_path: Path) -> None:
     ours = build("pretrain_gpt")
-    folder = export_megatron(save(ours, tmp_path / "ckpt", USER), tmp_path / "theirs")
+    folder = write_legacy(save(ours, tmp_path / "ckpt", USER), tmp_path / "theirs")
     parts = {
         "self_attention.linear_qkv": "self_attention.query_key_value",
         "self_attention.linear_proj": "self_attention.dense",
@@ -112,9 +109,7 @@ def test_older_names_in_nested_dicts_are_read(tmp_path: Path) -> None:
 def test_padding_of_words_comes_and_goes(tmp_path: Path) -> None:
     ours = build("pretrain_gpt")
     saved = save(ours, tmp_path / "ckpt", USER)
-    with pytest.raises(CheckpointError, match=r"4 tensor ranks .* 50 words: --vocab 512 adds"):
-        export_megatron(saved, tmp_path / "theirs", tensor=4)
-    export_megatron(saved, tmp_path / "theirs", tensor=4, vocab=512)
+    write_legacy(saved, tmp_path / "theirs", tensor=4, vocab=512)
     words = ["import", str(tmp_path / "theirs"), str(tmp_path / "again")]
     assert main([*words, "--sequence", "5"]) == 0
     padded = read(tmp_path / "again")
@@ -158,7 +153,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_another_model_is_refused_with_what_differs(tmp_path: Path, name: str) -> None:
     saved = save(build("pretrain_gpt"), tmp_path / "ckpt", USER)
-    folder = export_megatron(saved, tmp_path / "theirs")
+    folder = write_legacy(saved, tmp_path / "theirs")
     alter, message = REFUSED[name]
     change(folder / "mp_rank_00", alter)
     with pytest.raises(CheckpointError, match=message):
@@ -170,7 +165,7 @@ def test_what_is_missing_or_torn_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     saved = save(build("pretrain_gpt"), tmp_path / "ckpt", USER)
-    folder = export_megatron(saved, tmp_path / "theirs", tensor=2, pipeline=3)
+    folder = write_legacy(saved, tmp_path / "theirs", tensor=2, pipeline=3)
     assert main(["import", str(tmp_path / "theirs"), str(tmp_path), "--iteration", "5"]) == 2
     assert "has no iteration 5: 3" in capsys.readouterr().err
     (folder / "mp_rank_01_002" / FILES[0]).write_bytes(b"torn")
@@ -179,8 +174,6 @@ def test_what_is_missing_or_torn_is_named(
     (folder / "mp_rank_01_001" / FILES[0]).unlink()
     assert main(["import", str(folder), str(tmp_path / "again")]) == 1
     assert "mp_rank_01_001 is missing" in capsys.readouterr().err
-    with pytest.raises(CheckpointError, match="2 pipeline ranks do not divide 3 layers"):
-        export_megatron(saved, tmp_path / "more", pipeline=2)
 
 
 class Trap:
@@ -195,7 +188,7 @@ class Trap:
 
 def test_nothing_of_a_file_runs(tmp_path: Path) -> None:
     ours = build("pretrain_gpt")
-    folder = export_megatron(save(ours, tmp_path / "ckpt", USER), tmp_path / "theirs")
+    folder = write_legacy(save(ours, tmp_path / "ckpt", USER), tmp_path / "theirs")
     trap = str(tmp_path / "trapped")
     change(folder / "mp_rank_00", put(model_type=argparse.ArgumentParser, trap=Trap(trap)))
     import_megatron(folder, tmp_path / "again")
@@ -262,20 +255,18 @@ def load_ours(store: Path) -> Tensor:
 def test_their_model_and_ours_have_the_same_logits(theirs: Path, tmp_path: Path) -> None:
     wanted = torch.load(theirs / "logits.pt")
     core = tmp_path / "core"
-    for layout, flag in (("legacy", "--megatron"), ("dist", "--torch-dist")):
+    for layout in ("legacy", "dist"):
         store = tmp_path / layout
         assert main(["import", str(theirs / layout), str(store)]) == 0
         torch.testing.assert_close(load_ours(store), wanted, rtol=1e-5, atol=1e-5)
-        assert main(["export", flag, str(store), str(core / layout)]) == 0
     ours = read(tmp_path / "dist")
     assert all(torch.equal(tensor, ours[n]) for n, tensor in read(tmp_path / "legacy").items())
 
+    assert main(["export", "--torch-dist", str(tmp_path / "dist"), str(core / "dist")]) == 0
     run_core("load", str(core), world=1)
-    found = {layout: torch.load(core / f"{layout}.pt") for layout in ("legacy", "dist")}
-    legacy, dist = (found[layout]["weights"] for layout in ("legacy", "dist"))
-    assert len(dist) == 4 + 4 * 12
-    assert all(torch.equal(tensor, legacy[name]) for name, tensor in dist.items())
-    torch.testing.assert_close(found["dist"]["logits"], wanted, rtol=1e-5, atol=1e-5)
+    found = torch.load(core / "dist.pt")
+    assert len(found["weights"]) == 4 + 4 * 12
+    torch.testing.assert_close(found["logits"], wanted, rtol=1e-5, atol=1e-5)
 
     words = ["import", str(core / "numbered"), str(tmp_path / "again"), "--heads", "4"]
     assert main(words) == 0

@@ -1,4 +1,4 @@
-"""Convert Megatron-LM's GPT checkpoints to ours, and back: only the weights.
+"""Convert Megatron-LM's GPT checkpoints to ours, and back to torch_dist: only the weights.
 
     legacy      iter_0000100/mp_rank_01_002/model_optim_rng.pt     one file for each rank
     torch_dist  iter_0000100/.metadata, __0_0.distcp               pieces of whole tensors
@@ -548,37 +548,6 @@ def make_lazy_entry(
 # Export.
 
 
-def export_megatron(
-    folder: Path,
-    target: Path,
-    *,
-    heads: int | None = None,
-    vocab: int | None = None,
-    dtype: str = "float32",
-    tensor: int = 1,
-    pipeline: int = 1,
-) -> Path:
-    """Export a checkpoint of pretrain_gpt to Megatron-LM's legacy files in a new folder, for the
-    given number of tensor and pipeline ranks; return the folder of its iteration.
-
-    `vocab` adds words with weights of zero: Megatron-LM pads to a multiple of 128 for each tensor
-    rank. The names are those of megatron-core's own layers (`--transformer-impl local`).
-    """
-    with make_folder(target) as part, CheckpointReader(folder) as reader:
-        model = GptReader.of(reader, heads, vocab, dtype)
-        model.expect_to_divide(tensor, pipeline)
-        place = part / f"iter_{reader.iteration:07d}"
-        for stage in range(pipeline):
-            for half in range(tensor):
-                name = f"mp_rank_{half:02d}" + (f"_{stage:03d}" if pipeline > 1 else "")
-                held = model.list_common(tensor, pipeline)
-                held["model"] = model.build_rank(half, tensor, stage, pipeline)
-                (place / name).mkdir(parents=True)
-                _save(held, place / name / FILES[0])
-        (part / LATEST).write_text(str(reader.iteration))
-    return target / place.name
-
-
 def export_torch_dist(
     folder: Path,
     target: Path,
@@ -596,7 +565,7 @@ def export_torch_dist(
         model = GptReader.of(reader, heads, vocab, dtype)
         place = part / f"iter_{reader.iteration:07d}"
         place.mkdir(parents=True)
-        _save(model.list_common(1, 1), place / COMMON)
+        _save(model.list_common(), place / COMMON)
         write_stored(place, model.list_stacked(), model.list_objects())
         (place / FORMAT).write_text(json.dumps(TORCH_DIST))
         sync_folder(place)
@@ -642,61 +611,12 @@ class GptReader:
         sizes = replace(sizes, vocab=vocab or sizes.vocab)
         return cls(reader=reader, sizes=sizes, heads=heads, dtype=DTYPES[TYPES[dtype]])
 
-    def expect_to_divide(self, tensor: int, pipeline: int) -> None:
-        sizes = self.sizes
-        if tensor < 1 or self.heads % tensor or sizes.vocab % tensor:
-            apart = 128 * max(tensor, 1)
-            raise CheckpointError(
-                f"{tensor} tensor ranks must divide {self.heads} heads and {sizes.vocab} words: "
-                f"--vocab {-(-sizes.vocab // apart) * apart} adds words"
-            )
-        if pipeline < 1 or sizes.layers % pipeline:
-            raise CheckpointError(f"{pipeline} pipeline ranks do not divide {sizes.layers} layers")
-
-    @property
-    def names(self) -> set[str]:
-        """Names of all tensors; a tied tensor appears once."""
-        return set(list_shapes("pretrain_gpt", self.sizes)) - {TIES["pretrain_gpt"][1]}
-
-    def load_part(self, name: str, half: int, num_halves: int) -> Tensor:
-        """Load the part of a tensor that rank `half` of `num_halves` tensor ranks holds."""
-        axis, tensor = find_axis(name), self.load(name)
-        return tensor if axis is None else tensor.chunk(num_halves, axis)[half].clone()
-
     def load(self, name: str) -> Tensor:
         tensor = self.reader.read(name).to(self.dtype)
         if name == "tokens.weight" and len(tensor) < self.sizes.vocab:
             more = tensor.new_zeros(self.sizes.vocab - len(tensor), self.sizes.hidden)
             return torch.cat([tensor, more])
         return interleave_heads(tensor, self.heads) if ".attention.qkv." in name else tensor
-
-    def build_rank(
-        self, half: int, num_halves: int, stage: int, num_stages: int
-    ) -> dict[str, Tensor | None]:
-        """Return the state dict of one rank's model; layers are counted from 0 in each stage."""
-        count = self.sizes.layers // num_stages
-
-        def cut(name: str) -> Tensor:
-            return self.load_part(name, half, num_halves)
-
-        found: dict[str, Tensor | None] = {}
-        if stage == 0:
-            for name in ("tokens.weight", "positions.weight"):
-                found[OUTSIDE[name]] = cut(name)
-        for number in range(count):
-            for ours, theirs in BLOCK.items():
-                for kind in ("weight", "bias"):
-                    name = f"blocks.{stage * count + number}.{ours}.{kind}"
-                    found[f"decoder.layers.{number}.{theirs}.{kind}"] = cut(name)
-                if ".linear_" in theirs:
-                    found[f"decoder.layers.{number}.{theirs}._extra_state"] = None
-        if stage == num_stages - 1:
-            for name in ("norm.weight", "norm.bias"):
-                found[OUTSIDE[name]] = cut(name)
-            if num_stages > 1:
-                found["output_layer.weight"] = cut("tokens.weight")
-            found["output_layer._extra_state"] = None
-        return found
 
     def list_stacked(self) -> Iterator[Entry]:
         """Yield their tensors in torch_dist, each stacked tensor as one piece for each block."""
@@ -728,14 +648,14 @@ class GptReader:
             if ".linear_" in theirs
         ]
 
-    def list_common(self, tensor: int, pipeline: int) -> dict[str, Any]:
+    def list_common(self) -> dict[str, Any]:
         return {
-            "args": argparse.Namespace(**self.list_args(tensor, pipeline)),
+            "args": argparse.Namespace(**self.list_args()),
             "checkpoint_version": 3.0,
             "iteration": self.reader.iteration,
         }
 
-    def list_args(self, tensor: int, pipeline: int) -> dict[str, Any]:
+    def list_args(self) -> dict[str, Any]:
         """Return the arguments that Megatron's `--use-checkpoint-args` and our import need."""
         sizes = self.sizes
         return {
@@ -754,8 +674,8 @@ class GptReader:
             "add_bias_linear": True,
             "swiglu": False,
             "untie_embeddings_and_output_weights": False,
-            "tensor_model_parallel_size": tensor,
-            "pipeline_model_parallel_size": pipeline,
+            "tensor_model_parallel_size": 1,
+            "pipeline_model_parallel_size": 1,
             "params_dtype": self.dtype,
             "no_save_optim": True,
             "no_save_rng": True,
