@@ -61,7 +61,7 @@ demo: $(VENV)/.installed-train
 	mkdir -p $(DEMO)/data
 	cp examples/tiny-gpt.yaml $(DEMO)/
 	rm -rf $(DEMO)/data/checkpoints
-	$(BIN)/python -m varuna_core.data.corpus > $(DEMO)/data/corpus.jsonl
+	$(BIN)/python -m tests.corpus > $(DEMO)/data/corpus.jsonl
 	$(BIN)/vjob data prepare $(DEMO)/data/corpus.jsonl -o $(DEMO)/data/demo --train 1000 --append-eod --again
 	$(BIN)/vjob submit $(DEMO)/tiny-gpt.yaml --set train.steps=40 --follow
 	$(BIN)/vjob submit $(DEMO)/tiny-gpt.yaml --set parallel.partition=2-2-2-2 --follow

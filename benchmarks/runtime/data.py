@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import RESULTS
-from varuna_core.data.corpus import make_documents
+from tests.corpus import make_documents
 from varuna_core.data.gpt import GptSamples
 from varuna_core.data.index_maps import build_maps, build_sample_index, count_epochs, find_fault
 from varuna_core.data.indexed import bin_path, idx_path, open_tokens, write_index

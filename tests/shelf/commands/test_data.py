@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import ROOT, Vjob, wait_for
-from varuna_core.data.corpus import make_documents
+from tests.corpus import make_documents
 from varuna_core.data.gpt import open_gpt
 from varuna_core.data.indexed import open_tokens
 from varuna_core.data.vocabulary import VocabularyFiles, open_encoder

@@ -19,6 +19,7 @@ from click.testing import CliRunner
 
 from tests import ROOT
 from tests.command import PROGRAMS, read_out, wait_for
+from tests.corpus import make_documents
 from tests.documents import get_commands
 from tests.jobs.monitor.builders import change_gpus, healthy, make_line, make_outcome, over
 from tests.jobs.planning.test_plan_command import CONF, PRICES, put_profile
@@ -28,7 +29,6 @@ from tests.shelf.commands.json_pages import Comparison, read_page
 from tests.shelf.commands.test_json import read_values
 from tests.shelf.elastic.test_autoscale import GROWS, Idle, make_training_run
 from tests.test_docs import list_commands
-from varuna_core.data.corpus import make_documents
 from varuna_core.facts.cause import End, EndCause
 from varuna_core.facts.known import Evidence
 from varuna_core.records import record

@@ -54,7 +54,7 @@ def prepare_text(vjob: Vjob) -> None:
     data.mkdir()
     with (data / "corpus.jsonl").open("w") as corpus:
         subprocess.run(
-            [sys.executable, "-m", "varuna_core.data.corpus"],
+            [sys.executable, "-m", "tests.corpus"],
             env=vjob.env, stdout=corpus, check=True, timeout=TIMEOUT_S,
         )  # fmt: skip
     vjob("data", "prepare", "data/corpus.jsonl", "-o", "data/demo", "--train", "1000",

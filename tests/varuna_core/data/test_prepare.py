@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.corpus import make_documents, make_wordpiece_vocabulary
 from varuna_core.data import prepare as preparing
-from varuna_core.data.corpus import make_documents, make_wordpiece_vocabulary
 from varuna_core.data.errors import DataError
 from varuna_core.data.indexed import open_tokens
 from varuna_core.data.prepare import PartFolder, Settings, prepare

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from varuna_core.data.corpus import make_documents, make_wordpiece_vocabulary
+from tests.corpus import make_documents, make_wordpiece_vocabulary
 from varuna_core.data.errors import DataError
 from varuna_core.data.vocabulary import (
     Encoder,

@@ -1,4 +1,4 @@
-"""A small corpus without a download: `python -m varuna_core.data.corpus > corpus.jsonl`.
+"""A small corpus without a download: `python -m tests.corpus > corpus.jsonl`.
 
 Sentences of a toy language whose next word depends on the one before, so that a model that trains
 on it has something to learn and its loss falls. The same numbers give the same bytes anywhere.
@@ -6,12 +6,10 @@ on it has something to learn and its loss falls. The same numbers give the same 
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 SYLLABLES = "ba de ki lo mu na pe ri so tu va we zi cha sho ple tra gro sti kle".split()  # noqa: SIM905
 NUM_WORDS = 600
@@ -52,21 +50,6 @@ def make_wordpiece_vocabulary(seed: int = 1234) -> list[str]:
     return list(dict.fromkeys(listed))
 
 
-def main() -> None:
-    """Print documents as JSON lines."""
-    parser = argparse.ArgumentParser(
-        prog="python -m varuna_core.data.corpus", description="Print a small corpus as JSON lines."
-    )
-    parser.add_argument("--documents", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=1234)
-    parser.add_argument("--wordpiece-vocab", type=Path, metavar="FILE", help="a vocab.txt too")
-    options = parser.parse_args()
-    if options.wordpiece_vocab:
-        tokens = make_wordpiece_vocabulary(options.seed)
-        options.wordpiece_vocab.write_text("\n".join(tokens) + "\n")
-    for text in make_documents(options.documents, options.seed):
-        sys.stdout.write(json.dumps({"text": text}) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    for text in make_documents(2000):
+        sys.stdout.write(json.dumps({"text": text}) + "\n")
