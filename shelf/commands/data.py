@@ -78,18 +78,11 @@ merges_option = _path_option("--merges", "merges.txt, for bpe.")
 @click.option(
     "--train-mb", type=click.IntRange(1), default=1000, show_default=True, help="Text to train on."
 )
-@click.option("--format", "form", type=click.Choice(["json", "text"]), help="Default: by the name.")
 @click.option("--key", default="text", show_default=True, help="Key of the text in a JSON object.")
 @click.option("--append-eod", is_flag=True, help="End each document with <|endoftext|>.")
 @click.option("--split-sentences", is_flag=True, help="Make each sentence a sequence, for BERT.")
 @click.option("--keep-newlines", is_flag=True, help="With --split-sentences: keep line breaks.")
-@click.option(
-    "--dtype", type=click.Choice(["auto", "uint16", "int32"]), default="auto", show_default=True
-)
 @click.option("--skip-bad", is_flag=True, help="Skip lines that are not documents, and count them.")
-@click.option(
-    "--max-line-mb", type=click.IntRange(1), default=1000, show_default=True, help="Longest line."
-)
 @click.option("--processes", "-p", type=click.IntRange(1), help="Default: one a core.")
 @click.option("--again", is_flag=True, help="Make it again if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
@@ -101,14 +94,11 @@ def prepare(
     merges: Path | None,
     train: int | None,
     train_mb: int,
-    form: Any,
     key: str,
     append_eod: bool,
     split_sentences: bool,
     keep_newlines: bool,
-    dtype: str,
     skip_bad: bool,
-    max_line_mb: int,
     processes: int | None,
     again: bool,
     as_json: bool,
@@ -137,16 +127,13 @@ def prepare(
         merges=merges,
         train=train,
         train_bytes=train_mb * 1_000_000,
-        form=form,
         key=key,
         append_eod=append_eod,
         split_sentences=split_sentences,
         keep_newlines=keep_newlines,
-        dtype=dtype,
         skip_bad=skip_bad,
         again=again,
         num_processes=processes or len(os.sched_getaffinity(0)),
-        max_line_bytes=max_line_mb * 1_000_000,
     )
     total = sum(path.stat().st_size for path in inputs if path.is_file())
     progress = ProgressLine(total, sys.stderr)

@@ -33,7 +33,7 @@ import numpy as np
 from varuna_core.data import text
 from varuna_core.data.errors import DataError
 from varuna_core.data.indexed import bin_path, idx_path, write_index
-from varuna_core.data.text import Block, Format, TextPosition
+from varuna_core.data.text import Block, TextPosition
 from varuna_core.data.vocabulary import (
     Encoder,
     Kind,
@@ -202,18 +202,14 @@ class Settings:
     """Size of the vocabulary to train, instead of a given one."""
     train_bytes: int = 1_000_000_000
     """Bytes of text to train on, in equal shares from the start of each input."""
-    form: Format | None = None
-    """Format of all inputs; None chooses by their names."""
     key: str = "text"
     append_eod: bool = False
     split_sentences: bool = False
     keep_newlines: bool = False
-    dtype: str = "auto"
     skip_bad: bool = False
     again: bool = False
     num_processes: int = 1
     block_bytes: int = text.BLOCK_BYTES
-    max_line_bytes: int = text.MAX_LINE_BYTES
 
     @property
     def prefix(self) -> str:
@@ -238,7 +234,7 @@ def prepare(settings: Settings, say: Callable[[str], None], show: Show) -> dict[
             at = f"{settings.inputs[part.journal.file]}, line {part.journal.place.line:,}"
             say(f"going on from {at}")
         files = _choose_vocabulary(settings, part, say)
-        encoder = open_encoder(files, settings.dtype)
+        encoder = open_encoder(files)
         counts = _encode_all(settings, files, part, sizes, say, show)
     except OSError as error:
         _leave(part)
@@ -302,12 +298,10 @@ def _make_key(settings: Settings) -> str:
         [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats],
         settings.kind,
         given.digest() if given else [settings.train, settings.train_bytes],
-        settings.form,
         settings.key,
         settings.append_eod,
         settings.split_sentences,
         settings.keep_newlines,
-        settings.dtype,
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -337,10 +331,8 @@ def _read_texts(settings: Settings) -> Iterator[str]:
     """Yield documents to train on; invalid lines are skipped here and reported later."""
     share = settings.train_bytes // len(settings.inputs)
     for path in settings.inputs:
-        form = settings.form or text.guess_format(path)
-        for block in text.read_blocks(
-            path, block_bytes=settings.block_bytes, max_line_bytes=settings.max_line_bytes
-        ):
+        form = text.guess_format(path)
+        for block in text.read_blocks(path, block_bytes=settings.block_bytes):
             yield from text.read_documents(block, form, settings.key).texts
             if block.end.byte >= share:
                 break
@@ -358,10 +350,9 @@ def _encode_all(
     names = ("documents", "sequences", "token_bytes", "bad", "blank", "empty")
     counts = dict.fromkeys(names, 0) | part.journal.counts
     work = EncodingTask(
-        formats=tuple(settings.form or text.guess_format(path) for path in settings.inputs),
+        formats=tuple(text.guess_format(path) for path in settings.inputs),
         key=settings.key,
         files=files,
-        dtype=settings.dtype,
         append_eod=settings.append_eod,
         split_sentences=settings.split_sentences,
         keep_newlines=settings.keep_newlines,
@@ -401,9 +392,7 @@ def _count(counts: dict[str, int], encoded: Encoded) -> None:
 def _read_all(settings: Settings, first: int, place: TextPosition) -> Iterator[tuple[int, Block]]:
     for number in range(first, len(settings.inputs)):
         start = place if number == first else TextPosition()
-        for block in text.read_blocks(
-            settings.inputs[number], start, settings.block_bytes, settings.max_line_bytes
-        ):
+        for block in text.read_blocks(settings.inputs[number], start, settings.block_bytes):
             yield number, block
 
 

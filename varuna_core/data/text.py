@@ -96,7 +96,7 @@ def read_blocks(
                     if size > max_line_bytes:
                         raise DataError(
                             f"{path}:{line}: this line is longer than {max_line_bytes:,} bytes; is "
-                            "it text with a document a line? --max-line-mb allows longer ones"
+                            "it text with a document a line?"
                         )
                     continue
                 data = b"".join((*parts, chunk[:cut]))

@@ -72,11 +72,10 @@ class VocabularyFiles:
         return found.hexdigest()
 
 
-def open_encoder(files: VocabularyFiles, dtype: str = "auto") -> Encoder:
-    """Open the tokenizer; `dtype` is auto, uint16 or int32."""
+def open_encoder(files: VocabularyFiles) -> Encoder:
     if files.kind == "whitespace":
         words = read_vocab_json(files.vocab)
-        return WhitespaceEncoder(words, files.vocab, _choose(dtype, words, files.vocab))
+        return WhitespaceEncoder(words, files.vocab)
     if files.kind == "bpe":
         words = read_vocab_json(files.vocab)
         tokenizer = _build_bpe(files, words)
@@ -86,20 +85,7 @@ def open_encoder(files: VocabularyFiles, dtype: str = "auto") -> Encoder:
         tokenizer = _build_wordpiece(files, words)
         units = _WORDPIECE_UNITS
     end = words.get(END, words.get("[SEP]"))
-    return UnitEncoder(tokenizer, units.findall, end, _choose(dtype, words, files.vocab), words)
-
-
-def _choose(asked: str, words: dict[str, int], path: Path) -> np.dtype[Any]:
-    size = max(words.values()) + 1
-    if asked == "auto":
-        return choose_dtype(size)
-    dtype: np.dtype[Any] = np.dtype(asked).newbyteorder("<")
-    if size - 1 > np.iinfo(dtype).max:
-        raise DataError(
-            f"{path} has ids up to {size - 1:,}, too large for {asked} (up to "
-            f"{np.iinfo(dtype).max:,}); leave --dtype out, or say int32"
-        )
-    return dtype
+    return UnitEncoder(tokenizer, units.findall, end, words)
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -192,14 +178,13 @@ class UnitEncoder:
         tokenizer: Any,
         find_units: Callable[[str], list[str]],
         end: int | None,
-        dtype: np.dtype[Any],
         words: dict[str, int],
     ) -> None:
         self.tokenizer = tokenizer
         self.find_units = find_units
         self.end = end
-        self.dtype = dtype
         self.size = max(words.values()) + 1
+        self.dtype = choose_dtype(self.size)
         self._known: dict[str, bytes] = {}
         self._num_characters = 0
 
@@ -226,11 +211,11 @@ class UnitEncoder:
 class WhitespaceEncoder:
     """Encoder with one token for each word between spaces; unknown words are `<unk>`."""
 
-    def __init__(self, words: dict[str, int], path: Path, dtype: np.dtype[Any]) -> None:
+    def __init__(self, words: dict[str, int], path: Path) -> None:
         if UNKNOWN not in words:
             raise DataError(f"{path} has no {UNKNOWN}, which stands for words that it lacks")
-        self.dtype = dtype
         self.size = max(words.values()) + 1
+        self.dtype = dtype = choose_dtype(self.size)
         self.end = words.get(END)
         whole, item = np.array(list(words.values()), dtype).tobytes(), dtype.itemsize
         places = range(0, len(whole), item)

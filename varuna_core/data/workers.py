@@ -39,7 +39,6 @@ class EncodingTask:
     """The format of each input."""
     key: str
     files: VocabularyFiles
-    dtype: str
     append_eod: bool
     split_sentences: bool
     keep_newlines: bool
@@ -63,7 +62,7 @@ class Encoded:
 class BlockEncoder:
     def __init__(self, work: EncodingTask) -> None:
         self.work = work
-        self.encoder: Encoder = open_encoder(work.files, work.dtype)
+        self.encoder: Encoder = open_encoder(work.files)
         self.end = b""
         if work.append_eod:
             if self.encoder.end is None:
