@@ -29,6 +29,14 @@ def is_permanent(info: SchedulerJob) -> bool:
     return info.state is JobState.PENDING and row is not None and row.fate is Fate.NEVER
 
 
+def is_provisional(info: SchedulerJob) -> bool:
+    """Return True for a pending job whose reason is not given yet, or may become more exact."""
+    row = find_reason(info.reason_text)
+    return info.state is JobState.PENDING and (
+        not info.reason_text or (row is not None and row.is_provisional)
+    )
+
+
 def explain_reason(infos: Sequence[SchedulerJob], context: Context = Context.CONF) -> str:
     """Return a sentence about the first of these jobs that will never start by itself; empty if
     there is none."""

@@ -51,8 +51,8 @@ from vjob.jobs.runs.find import view_run
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers import run_index as index
 from vjob.jobs.schedulers.base import Scheduler, Submission
-from vjob.jobs.schedulers.job import NOTHING, After, JobState
-from vjob.jobs.schedulers.reasons import explain_reason
+from vjob.jobs.schedulers.job import NOTHING, After
+from vjob.jobs.schedulers.reasons import explain_reason, is_provisional
 from vjob.jobs.submit.build_plan import (
     PlanContext,
     build_plan,
@@ -386,14 +386,14 @@ def check_start(run: RunFolder) -> str:
     if record is None:
         return ""
     scheduler = schedulers.get_scheduler(record.scheduler)
+    trouble = ""
     for wait_s in scheduler.list_start_checks_s(len(record.jobs)):
         time.sleep(wait_s)
-        view = view_run(run, after=time.time())
-        reasons = [info.reason_text for info in view.infos if info.state is JobState.PENDING]
-        trouble = explain_reason(view.infos)
-        if trouble or "" not in reasons:
-            return f"{trouble}; `vjob cancel {run.path.name}` ends it" if trouble else ""
-    return ""
+        infos = view_run(run, after=time.time()).infos
+        trouble = explain_reason(infos)
+        if not any(map(is_provisional, infos)):
+            break
+    return f"{trouble}; `vjob cancel {run.path.name}` ends it" if trouble else ""
 
 
 def write_run_folder(ready: Prepared, run: RunFolder) -> None:

@@ -248,11 +248,19 @@ def read_job(run: RunFolder) -> str:
     return record.jobs[0].id
 
 
-def test_a_job_that_can_never_run_is_told_at_once_with_the_remedy(vjob: Vjob) -> None:
-    """sbatch accepts it (EnforcePartLimits is off), and it would pend for ever."""
-    nodes = "    - {group: many, count: 60, queue: gpu1}"
+@pytest.mark.parametrize(
+    ("count", "reason", "has_time"),
+    [(3, "PartitionNodeLimit", False), (60, "PartitionConfig", True)],
+)
+def test_a_job_that_can_never_run_is_told_at_once_with_the_remedy(
+    vjob: Vjob, count: int, reason: str, has_time: bool
+) -> None:
+    """sbatch accepts it (EnforcePartLimits is off), and it would pend for ever. Slurm says
+    PartitionConfig first, and then PartitionNodeLimit if the cluster has so many nodes."""
+    nodes = f"    - {{group: many, count: {count}, queue: gpu1}}"
     said = vjob("submit", vjob.write(conf(nodes=nodes)))
-    assert "will not start: PartitionConfig" in said.stderr and "lower count" in said.stderr
+    assert f"will not start: {reason}" in said.stderr and "lower count" in said.stderr
+    assert ("walltime_min" in said.stderr) is has_time
     assert "`vjob cancel " in said.stderr
     assert "lower count" in vjob("status", "last", code=12).stdout
     vjob("cancel", "last")

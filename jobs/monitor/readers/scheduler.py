@@ -20,6 +20,7 @@ from varuna_core.records.record import ENDED, RunRecord
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import VjobError
 from vjob.jobs.monitor.model.snapshot import JobRow, Scheduler
+from vjob.jobs.monitor.rules.waiting import RECENT_S
 from vjob.jobs.runs.find import RunView, list_earlier, view_run
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.job import JobState, SchedulerJob
@@ -60,7 +61,7 @@ class SchedulerDesk:
         """If `watches_nodes` is false, query the scheduler only about nodes that are silent."""
         self._run, self._name, self._now = run, name, now
         self._watches_nodes = watches_nodes
-        self._view = view or (lambda run: view_run(run, warn=False))
+        self._view = view or self._view_recently
         self._thread: threading.Thread | None = None
         self._asked = 0.0
         self._good: RunView | None = None
@@ -149,6 +150,14 @@ class SchedulerDesk:
         self._nodes_asked = self._now()
         scheduler = schedulers.get_scheduler(view.record.scheduler)
         return tuple(scheduler.ask_node_states(names, floor_s=floor_s))
+
+    def _view_recently(self, run: RunFolder) -> RunView:
+        """Return the run's view. Of a job that never starts by itself, the first answer is a new
+        one, since the user may just have changed the job."""
+        view = view_run(run, warn=False)
+        if self._last is None and any(map(is_permanent, view.infos)):
+            return view_run(run, warn=False, after=time.time() - RECENT_S)
+        return view
 
     def _work(self) -> None:
         """Run the query in the thread, setting the fields once the answer is complete."""

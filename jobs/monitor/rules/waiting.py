@@ -32,6 +32,8 @@ ORPHAN_S = 600.0
 """Seconds after which a submit without a job counts as interrupted."""
 FRESH_S = 120.0
 """Most seconds until the scheduler shows a new job."""
+RECENT_S = 5.0
+"""Age in seconds above which the advice to act on a job says how old the scheduler's answer is."""
 NO_START = NotKnown("the scheduler expects no start yet")
 DEPENDENCY = "Dependency"
 """The catalogue's row for a job that waits for other jobs."""
@@ -86,6 +88,7 @@ def never_starts(snapshot: Snapshot) -> Verdict | None:
                     "reason": row.reason,
                     "meaning_of_reason": known.meaning,
                     "waiting": row.waiting,
+                    **_age_values(snapshot),
                 },
                 remedies=_mend(known),
                 never_starts=True,
@@ -100,6 +103,12 @@ def _mend(known: KnownLine) -> tuple[Remedy, ...]:
     if any(one.action in SETTLED and not one.instead for one in known.remedies):
         return known.remedies
     return (CANCEL, *known.remedies, RESUBMIT)
+
+
+def _age_values(snapshot: Snapshot) -> dict[str, Any]:
+    """Return the age of an answer of the scheduler that may be out of date."""
+    age_s = snapshot.scheduler.age_s
+    return {"answer_age_s": age_s} if age_s > RECENT_S else {}
 
 
 def requeued(snapshot: Snapshot) -> Verdict | None:
@@ -164,7 +173,8 @@ def suspended(snapshot: Snapshot) -> Verdict | None:
     if not rows or is_over(snapshot):
         return None
     resume = do(f"wait, or `scontrol resume {rows[0].id}` where that is allowed")
-    return conclude(Health.PENDING, "suspended", {"job": rows[0].id}, remedies=[resume])
+    values = {"job": rows[0].id, **_age_values(snapshot)}
+    return conclude(Health.PENDING, "suspended", values, remedies=[resume])
 
 
 def no_room(snapshot: Snapshot) -> Verdict | None:

@@ -63,7 +63,8 @@ def render_advice(finding: Finding, context: Context, job: str) -> str:
         else:
             parts.append(join([meaning, render_all(remedies, context, job)], ": "))
         meaning = ""
-    return join([*parts, meaning], "; ")
+    asked = _time(finding.values, "answer_age_s", " (the scheduler was asked {} ago)")
+    return join([*parts, meaning], "; ") + asked
 
 
 def is_command(remedy: Remedy) -> bool:

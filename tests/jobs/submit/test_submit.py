@@ -277,6 +277,19 @@ def test_a_list_whose_index_cannot_be_read_says_so(vjob: Vjob, tmp_path: Path) -
         assert done.stdout == "" and "cannot be read: Not a directory" in done.stderr
 
 
+def test_a_job_that_never_starts_has_the_reason_that_slurm_gives_once_it_considered_it(
+    vjob: Vjob, slurm: FakeSlurm
+) -> None:
+    """Slurm's first word for three nodes of a queue with two is PartitionConfig, and vjob advised
+    on the time as well."""
+    slurm.say("squeue", 'n=$(grep -c ^squeue "${0%/*}/asked")\n'
+              '[ "$n" -gt 1 ] && reason=PartitionNodeLimit || reason=PartitionConfig\n'
+              'echo "77|N/A|N/A|PENDING||$reason|0|N/A|vjob:x||9:00|N/A|N/A|x|0|"')  # fmt: skip
+    said = vjob("submit", vjob.write(ONE)).stderr
+    assert "job 77 will not start: PartitionNodeLimit" in said and "lower count" in said
+    assert "walltime_min" not in said
+
+
 @pytest.mark.parametrize(("kill_wait", "is_told"), [("10 sec", True), ("30 sec", False)])
 def test_a_submit_tells_of_a_grace_that_slurm_cuts_short(
     vjob: Vjob, slurm: FakeSlurm, kill_wait: str, is_told: bool

@@ -99,6 +99,9 @@ class KnownLine:
     """Set only for the scheduler's pending reasons."""
     waits: Optional[Waiting] = None
     """Set only for the scheduler's reasons for which a job waits."""
+    is_provisional: bool = False
+    """True for a pending reason that the scheduler may replace by a more exact one as soon as it
+    considers the job."""
     before: str = ""
     """The row of ours that a plug-in's row comes before; else it comes after all that
     explain something."""

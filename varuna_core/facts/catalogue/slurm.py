@@ -238,6 +238,7 @@ REASONS = (
         FEWER_NODES,
         replace(LESS_TIME, instead=True),
         look_at("scontrol show partition"),
+        is_provisional=True,
     ),
     _never(
         Waiting.QUEUE_LIMIT,

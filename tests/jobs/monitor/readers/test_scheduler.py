@@ -24,7 +24,7 @@ from vjob.jobs.errors import InputError
 from vjob.jobs.monitor.model.text import render, render_json
 from vjob.jobs.monitor.readers import run as readers
 from vjob.jobs.monitor.readers import scheduler as scheduling
-from vjob.jobs.monitor.readers.job_reader import open_reader
+from vjob.jobs.monitor.readers.job_reader import JudgedReader, open_reader
 from vjob.jobs.monitor.readers.scheduler import SchedulerDesk
 from vjob.jobs.runs import find
 from vjob.jobs.runs.find import RunView
@@ -101,19 +101,36 @@ def test_one_question_for_many_looks_however_many_components(
     assert 0 <= found.scheduler.age_s < 60 and found.scheduler.problem == ""
 
 
-def test_a_shared_answer_is_shown_with_its_age(run: RunFolder, tools: StubPrograms) -> None:
-    age_record(run)
-    say(
-        tools, ROW.format(id=77, offset="N/A", word="RUNNING", reason="None").replace("|77|", "|0|")
-    )
-    reader = open_reader(str(run.path), run.path)
-    reader.read()
+def age_answer(tools: StubPrograms) -> None:
+    """As if squeue had been asked twelve seconds earlier."""
     (cache,) = (tools.folder.parent / "state/vjob/scheduler").glob("*.squeue.json")
     entries = json.loads(cache.read_text())
     for entry in entries.values():
         entry["asked"] -= 12
     cache.write_text(json.dumps(entries))
     broker._memory.clear()
+
+
+def test_a_held_job_that_was_just_cancelled_needs_no_release(
+    run: RunFolder, tools: StubPrograms
+) -> None:
+    """`scontrol release` was advised for 24 s after its scancel."""
+    age_record(run)
+    say(tools, ROW.format(id=77, offset=0, word="PENDING", reason="JobHeldUser"))
+    assert JudgedReader(open_reader(str(run.path), run.path)).read()[1].never_starts
+    age_answer(tools)
+    say(tools, ROW.format(id=77, offset=0, word="CANCELLED", reason="None"))
+    _, verdict = JudgedReader(open_reader(str(run.path), run.path)).read()
+    assert "release" not in verdict.advice and not verdict.never_starts
+
+
+def test_a_shared_answer_is_shown_with_its_age(run: RunFolder, tools: StubPrograms) -> None:
+    age_record(run)
+    say(
+        tools, ROW.format(id=77, offset="N/A", word="RUNNING", reason="None").replace("|77|", "|0|")
+    )
+    open_reader(str(run.path), run.path).read()
+    age_answer(tools)
     found = open_reader(str(run.path), run.path).read()
     assert 12 <= found.scheduler.age_s < 25 and len(tools.calls("squeue")) == 1
     assert re.search(

@@ -64,6 +64,9 @@ def test_a_held_job_needs_no_new_submit(reason: str, advice: str) -> None:
     verdict = judge(waiting(reason))
     assert (verdict.never_starts, verdict.exit_code) == (True, 12)
     assert verdict.advice == advice
+    old = waiting(reason)
+    old = replace(old, scheduler=replace(old.scheduler, age_s=24.0))
+    assert judge(old).advice == f"{advice} (the scheduler was asked 24 s ago)"
 
 
 def test_a_sentence_of_the_scheduler_is_shown_whole_and_known_for_good() -> None:
