@@ -559,8 +559,8 @@ class Morph:
     max_nodes: NodeCount | None = None
     """Never use more: how far `vjob grow` may go; without it, the nodes of `cluster.nodes`."""
     warm: bool = True
-    """While ranks train, keep a second set of them on each node, idle, with torch imported, so that
-    a morph is short; costs their memory."""
+    """While ranks train, keep a process on each node, idle, with torch imported, that the next
+    ranks are forked from, so that a morph is short; costs its memory."""
     grow: Literal["none", "auto"] = "none"
     """auto looks for idle nodes in the queues of `cluster.nodes` and lets them join, up to
     max_nodes, where the steps that they save are worth the pause."""

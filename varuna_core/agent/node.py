@@ -33,10 +33,10 @@ from varuna_core.agent.setup.container import (
     leave_step,
     prepare_container,
 )
+from varuna_core.agent.setup.forked_ranks import Origin
 from varuna_core.agent.setup.holder import hold_container
 from varuna_core.agent.setup.ranks import Meeting, build_rank
 from varuna_core.agent.setup.site import Refusal, Site, compute_index, host_name
-from varuna_core.agent.setup.standby_ranks import StandbyRanks
 from varuna_core.agent.supervise import Supervisor
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.files import write_atomic
@@ -53,7 +53,7 @@ def run_node(
     number: int,
     given_index: int | None,
     tether: int | None = None,
-    standby: StandbyRanks | None = None,
+    origin: Origin | None = None,
 ) -> int:
     """The exit code of this node's share of the attempt."""
     signals = Signals()
@@ -83,7 +83,7 @@ def run_node(
             report = make_ready(site, signals, problems, leases)
             go = meet(site, signals, report, leases)
             site = replace(site, master=replace(master, port=go.port, hosts=go.hosts))
-            return Supervisor(site, signals, meeting_of(site), standby).run()
+            return Supervisor(site, signals, meeting_of(site), origin).run()
     except Refusal as refusal:
         if refusal.code == NOT_READY and attempt.path.is_dir():
             with contextlib.suppress(OSError):

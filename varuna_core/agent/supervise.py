@@ -44,10 +44,9 @@ from varuna_core.agent.processes.process import (
 )
 from varuna_core.agent.processes.signals import ENDING, Signals
 from varuna_core.agent.setup.container import fill_in
-from varuna_core.agent.setup.forked_ranks import can_fork, fork_ranks
+from varuna_core.agent.setup.forked_ranks import Origin, can_fork
 from varuna_core.agent.setup.ranks import Meeting, RankStart, build_rank, find_devices
 from varuna_core.agent.setup.site import STOPPED, Site
-from varuna_core.agent.setup.standby_ranks import StandbyRanks
 from varuna_core.agent.stacks import dump_ranks
 from varuna_core.agent.track.process import END_S, TrackerProcess
 from varuna_core.facts.cause import EndCause
@@ -83,10 +82,10 @@ class Supervisor:
     """The ranks of one node."""
 
     def __init__(
-        self, site: Site, signals: Signals, meeting: Meeting, standby: StandbyRanks | None = None
+        self, site: Site, signals: Signals, meeting: Meeting, origin: Origin | None = None
     ) -> None:
         self._site, self._signals, self._meeting = site, signals, meeting
-        self._standby = standby or StandbyRanks()
+        self._origin = origin
         self._attempt, self._grace_s = site.attempt, site.plan.timing.grace_s
         self._alive: dict[int, RankProcess] = {}
         self._started: dict[int, float] = {}
@@ -206,27 +205,30 @@ class Supervisor:
             try:
                 if local_rank == 0:
                     self._exits.reserve()
-                    forked = self._fork(starts) if adopts else []
+                    forked = self._fork(starts, adopts=adopts)
                 if forked:
                     process = forked[local_rank]
                 else:
                     inside = ContainerProcesses(start.marks) if start.marks else None
-                    waiting = self._standby.take(local_rank, start)
-                    process = waiting or start_rank(start.argv, start.env, start.cwd, inside)
+                    process = start_rank(start.argv, start.env, start.cwd, inside)
             except OSError as error:
                 self._refuse_rank(rank, error)
                 return
             self._alive[rank] = process
             self._pump.add(rank, process.stdout, process.stderr)
-        self._standby.end()
 
-    def _fork(self, starts: list[RankStart]) -> list[RankProcess]:
+    def _fork(self, starts: list[RankStart], *, adopts: bool) -> list[RankProcess]:
         """The ranks, from one process; none where each has to be started."""
-        if not self._standby.is_empty or not can_fork(self._site, starts):
-            return []
-        with contextlib.suppress(OSError):  # the first rank will say what is wrong
-            return fork_ranks(starts)
-        return []
+        origin, forked = self._origin, []
+        may_fork = adopts and can_fork(self._site, starts)
+        if may_fork and origin is not None and origin.fits(starts):
+            return origin.fork(starts)
+        if origin is not None:
+            origin.end()
+        if may_fork and len(starts) > 1:
+            with contextlib.suppress(OSError):  # the first rank will say what is wrong
+                forked = Origin(starts[0], len(starts)).fork(starts)
+        return forked
 
     def _refuse_rank(self, rank: int, error: OSError) -> None:
         """A rank that could not even start fails like one that did; the rest do not start."""

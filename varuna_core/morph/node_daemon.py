@@ -7,9 +7,9 @@ The agent of each attempt is a child: it starts afresh, and dies with us as its 
 So there is no thread here, and whoever kills this process has killed the node's part of the run.
 
 Standby (`morph standby`) is the agent of the next attempt, started while this one trains, with
-ranks that wait. It is used by one attempt, or by none:
+a process that imports, and forks the ranks. It is used by one attempt, or by none:
 
-    daemon ── starts ──► standby: starts ranks, which import and wait (agent/setup/standby_ranks.py)
+    daemon ── starts ──► standby: starts what forks ranks (agent/setup/forked_ranks.py)
            ── {"attempt": 3, "node": 1} ──► the agent of attempt 3, as if started for it
            ── the end of our input ──► goes
 """
@@ -31,9 +31,9 @@ from varuna_core.agent.meeting.opening import open_attempt
 from varuna_core.agent.node import run_node
 from varuna_core.agent.processes.process import own_environment, start_agent
 from varuna_core.agent.processes.signals import Signals
-from varuna_core.agent.setup.ranks import Meeting
+from varuna_core.agent.setup.forked_ranks import STANDBY, Origin
+from varuna_core.agent.setup.ranks import Meeting, build_rank
 from varuna_core.agent.setup.site import STOPPED, Refusal, compute_index, host_name, load_plan
-from varuna_core.agent.setup.standby_ranks import StandbyRanks
 from varuna_core.morph.headless import give_back, most_wait_s
 from varuna_core.morph.links import FILE_S, DaemonLink
 from varuna_core.morph.orders import (
@@ -95,7 +95,8 @@ def can_stand_by(plan: Plan) -> bool:
 
 
 def run_standby_agent(run: RunFolder, number: int, index: int) -> int:
-    """Hold ranks ready for a node like `index` of attempt `number`; return the node's exit code."""
+    """Hold a process ready that forks ranks for a node like `index` of attempt `number`; return the
+    node's exit code."""
     plan = load_plan(run, number)
     node = plan.node(index)
     meeting = Meeting(
@@ -107,15 +108,18 @@ def run_standby_agent(run: RunFolder, number: int, index: int) -> int:
         interface=None,
         host=host_name(plan, index, os.environ, os.uname().nodename),
     )
-    ranks = StandbyRanks()
-    ranks.start(plan, node, meeting, own_environment())
+    origin = None
+    with contextlib.suppress(OSError):  # what is wrong the ranks themselves will say
+        model = build_rank(plan, node, 0, meeting, own_environment(), None)
+        origin = Origin(model, node.group.ranks, STANDBY)
     line = sys.stdin.readline()
     if not line.endswith("\n"):  # whoever started us has no use for us any more
-        ranks.end()
+        if origin is not None:
+            origin.end()
         return 0
     task = json.loads(line)
     plan = load_plan(run, task["attempt"])
-    return run_node(run, plan, task["attempt"], task["node"], standby=ranks)
+    return run_node(run, plan, task["attempt"], task["node"], origin=origin)
 
 
 POLL_S = 0.25

@@ -4,6 +4,10 @@ Only imports precede the fork: no thread of ours, no CUDA, no process group. If 
 started a thread or opened a GPU, forked processes would be broken, and each rank starts in the
 usual way. The agent (varuna_core/agent/setup/forked_ranks.py) sends each rank's environment on
 standard input, and becomes the ranks' parent when this process ends.
+
+With `--standby` the imports do not wait for that. They run beside a training, in a thread of
+niceness 10: on Linux niceness belongs to a thread, and cannot be lowered again without privileges,
+so the thread that imports is not the one that trains later.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import os
 import signal
@@ -22,24 +27,43 @@ from pathlib import Path
 from typing import Any
 
 from varuna_core.agent.gpu.names import DEVICE_FILES
-from varuna_core.programs.standby import forget_input, import_all, take_environment
 
-FORK = "--fork"
+NICE = 10
+"""Niceness that leaves a tenth of a busy processor; at 19 the imports would never finish."""
+# The dry run loads symbolic_shapes and tensor, the optimizers and the meta device torch._dynamo, at
+# first use: half of all that is imported. Where nothing is compiled dynamo.py stands in for it.
+MODULES = (
+    "torch",
+    "torch.distributed",
+    "torch.fx.experimental.symbolic_shapes",
+    "torch.distributed.tensor",
+    "torch._dynamo",
+    "varuna_core.data.errors",
+    "varuna_core.planner.profile.errors",
+    "varuna_core.runtime.saving.preemption",
+    "varuna_core.programs.place",
+    "varuna_core.programs.training",
+)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_PTRACER, _ANY = 0x59616D61, -1
 _LOOK_S = 0.001
 
 
-def fork_ranks() -> None:
-    """Fork the ranks and return in each of them; the calling process exits here."""
+def fork_ranks(*, is_early: bool = False) -> list[str]:
+    """Fork the ranks, and return its arguments in each of them; the calling process exits here.
+
+    With `is_early` the imports precede the task."""
+    report = os.dup(1)
+    os.dup2(2, 1)  # for what modules print as they are imported
+    initial = dict(os.environb)
+    importing = threading.Thread(target=_import_quietly, name="imports", daemon=True)
+    if is_early:
+        importing.start()
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
         os._exit(0)
     task = json.loads(line)
-    report = os.dup(1)
-    os.dup2(2, 1)  # for what modules print as they are imported
-    initial = dict(os.environb)
-    import_all()
+    importing.join() if is_early else import_all()
     is_broken = threading.active_count() > 1 or holds_gpu(Path("/proc/self/fd"))
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -53,10 +77,12 @@ def fork_ranks() -> None:
             for end in (ready, done, report):
                 os.close(end)
             _become(rank, task, origin, initial)
+            program = sys.orig_argv[1 : 1 - len(sys.argv)]
+            arguments: list[str] = task["arguments"]
             if is_broken:
-                words = [word for word in sys.orig_argv[1:] if word != FORK]
-                os.execv(sys.executable, [sys.executable, *words])
-            return
+                os.execv(sys.executable, [sys.executable, *program, *arguments])
+            sys.argv[1:] = arguments
+            return arguments
         os.close(done)
         os.read(ready, 1)  # it has a session of its own: the agent ends what is left of ours
         os.close(ready)
@@ -91,3 +117,36 @@ def _become(
     prctl(_PR_SET_PTRACER, _ANY)
     if os.getppid() != task["agent"]:
         os._exit(128 + signal.SIGKILL)
+
+
+def take_environment(given: Mapping[str, str], initial: Mapping[bytes, bytes]) -> None:
+    """Take the rank's environment; variables that a module set at its import stay."""
+    added = {name: value for name, value in os.environb.items() if name not in initial}
+    os.environb.clear()
+    os.environb.update({**added, **{_encode(name): _encode(given[name]) for name in given}})
+
+
+def _import_quietly() -> None:
+    with contextlib.suppress(OSError):  # a kernel without niceness a thread
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+    import_all()
+
+
+def import_all() -> None:
+    for name in MODULES:
+        try:
+            importlib.import_module(name)
+        except Exception:  # the training imports it again, and says what is wrong
+            return
+
+
+def forget_input() -> None:
+    """Make standard input empty from now on, as it is for every rank."""
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+    sys.stdin = open(0, closefd=False, encoding="utf-8")  # noqa: SIM115 # for as long as we live
+
+
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

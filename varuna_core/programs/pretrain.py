@@ -2,9 +2,9 @@
 
 `vjob submit` makes the file of a conf with `program: pretrain_gpt` or `pretrain_bert` and starts
 the ranks; under torchrun, or alone, it runs as well. With `--profile FILE`, as `vjob profile` says
-it, the rank measures what the model costs and does not train. With `--standby` it imports, waits,
-and trains what its standard input says (varuna_core/agent/setup/standby_ranks.py). With `--fork` it
-imports, and forks the ranks of a node (varuna_core/agent/setup/forked_ranks.py).
+it, the rank measures what the model costs and does not train. With `--fork` it imports, and forks
+the ranks of a node (varuna_core/agent/setup/forked_ranks.py); with `--standby` it also waits
+between the two.
 """
 
 from __future__ import annotations
@@ -55,15 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as end:  # argparse has said why
         return int(end.code or 0)
     _spare_compiler(wanted.training)
-    if wanted.fork:
+    if wanted.fork or wanted.standby:
         from varuna_core.programs.forking import fork_ranks
 
-        fork_ranks()
-    if wanted.standby:
-        from varuna_core.programs.standby import wait_for_task
-
-        told = wait_for_task()
-        return 0 if told is None else main(told)
+        return main(fork_ranks(is_early=wanted.standby))
     if wanted.profile is not None:
         # torch 2.13 warns of memory from before each look at it.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -99,7 +94,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
 
     parser = argparse.ArgumentParser(prog="python -m varuna_core.programs.pretrain")
     parser.add_argument("training", type=Path, metavar="training.json")
-    parser.add_argument("--standby", action="store_true", help="wait for standard input first")
+    parser.add_argument("--standby", action="store_true", help="as --fork, but import at once")
     parser.add_argument("--fork", action="store_true", help="fork what standard input says")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="measure, do not train")
     parser.add_argument("--sizes", type=read_numbers, metavar="1,2,..", help="micro-batches")

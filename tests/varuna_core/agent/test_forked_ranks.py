@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,8 +24,14 @@ from tests.varuna_core.agent.local_run import (
     make_plan,
     wait_until,
 )
-from varuna_core.agent.setup.forked_ranks import can_fork
-from varuna_core.agent.setup.ranks import Meeting, build_rank
+from varuna_core.agent.processes.process import (
+    _PR_SET_CHILD_SUBREAPER,
+    RankProcess,
+    adopt_orphans,
+    set_process_option,
+)
+from varuna_core.agent.setup.forked_ranks import STANDBY, Origin, can_fork, fits
+from varuna_core.agent.setup.ranks import Meeting, RankStart, build_rank
 from varuna_core.programs import forking
 from varuna_core.records.plan import Plan, write_plan
 from varuna_core.records.runfolder import RunFolder
@@ -44,9 +50,9 @@ def import_all():
 
 from varuna_core.programs import forking
 forking.import_all = import_all
-is_forked = "--fork" in sys.argv
+is_forked = "--fork" in sys.argv or "--standby" in sys.argv
 if is_forked:
-    forking.fork_ranks()
+    forking.fork_ranks(is_early="--standby" in sys.argv)
 rank = int(os.environ["RANK"])
 {{rank}}
 """
@@ -132,6 +138,14 @@ def test_one_that_a_signal_ended_is_told_apart(make_stage: MakeStage) -> None:
     assert (codes, outcome.culprit_rank, outcome.culprit_signal) == ([137], 2, "SIGKILL")
 
 
+def test_one_rank_alone_is_started(make_stage: MakeStage) -> None:
+    stage = make(make_stage, "print(is_forked)", ranks=1)
+    stage.open()
+    stage.start_all()
+    assert stage.wait() == [0]
+    assert stage.log("n0", "out") == "0: False\n"
+
+
 def test_they_die_with_a_killed_agent(make_stage: MakeStage) -> None:
     stage = make(make_stage, "print('pid', os.getpid(), flush=True)\ntime.sleep(60)")
     stage.open()
@@ -193,7 +207,6 @@ def test_who_is_forked(tmp_path: Path) -> None:
     plan = make_plan(make_group("a", 1, 2), command=command)
     assert ask(plan, tmp_path)
     assert not ask(replace(plan, command=(sys.executable, "train.py", "x")), tmp_path)
-    assert not ask(make_plan(make_group("a", 2, 1), command=command), tmp_path), "one rank"
     assert not ask(replace(plan, prefix=("nsys", "profile")), tmp_path)
     assert not ask(replace(plan, timeline=True), tmp_path)
     assert not ask(plan, tmp_path, container=make_container())
@@ -205,3 +218,134 @@ def test_an_origin_that_nobody_tells_ends(line: bytes) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], input=line, capture_output=True, env=env)
     assert (done.returncode, done.stdout) == (0, b"")
+
+
+# Origins that wait.
+
+WAITS = """
+import json, os, sys
+if "--standby" in sys.argv:
+    task = json.loads(sys.stdin.readline())
+    for rank in task["ranks"]:
+        pid = os.fork()
+        if not pid:
+            os.setsid()
+            os.dup2(rank["out"], 1)
+            print(json.dumps({**rank["env"], "arguments": task["arguments"]}), flush=True)
+            os._exit(7)
+        print(pid, flush=True)
+    os._exit(0)
+"""
+
+
+def start_of(attempt: int, local_rank: int = 0, *, settings: str = "", **changes: Any) -> RankStart:
+    """What starts a rank of an attempt; `own` is the agent's environment."""
+    own = {"PATH": os.environ["PATH"], **changes.pop("own", {})}
+    command = (sys.executable, "-c", WAITS, settings or f"{attempt}.json")
+    plan = replace(make_plan(make_group("a", 1, 2), command=command), **changes)
+    interface = "eth0" if attempt else None
+    place = Meeting(
+        Path("/run"), attempt, Path("/run/trace"), "10.0.0.1", 6000 + attempt, interface, "n0"
+    )
+    return build_rank(plan, plan.node(0), local_rank, place, own, None)
+
+
+@pytest.fixture
+def adopting() -> Iterator[None]:
+    """Be the parent of forked ranks, as an agent is."""
+    adopt_orphans()
+    yield
+    set_process_option(_PR_SET_CHILD_SUBREAPER, 0)
+
+
+def read_all(rank: RankProcess) -> str:
+    text = b""
+    while data := os.read(rank.stdout, 65536):
+        text += data
+    wait_until(lambda: rank.poll() is not None, "the end of the rank")
+    rank.close()
+    return text.decode()
+
+
+@pytest.mark.usefixtures("adopting")
+@pytest.mark.parametrize("count", [2, 1])
+def test_one_that_waited_forks_as_many_as_are_wanted(count: int) -> None:
+    origin = Origin(start_of(0), 2, STANDBY)
+    starts = [start_of(1, local_rank) for local_rank in range(count)]
+    assert origin.fits(starts)
+    ranks = origin.fork(starts)
+    for start, rank in zip(starts, ranks, strict=True):
+        assert json.loads(read_all(rank)) == {**start.env, "arguments": ["1.json"]}
+
+
+def test_one_that_is_not_wanted_ends() -> None:
+    origin = Origin(start_of(0), 2, STANDBY)
+    pid = origin._process.pid
+    origin.end()
+    assert not is_running(pid)
+
+
+def test_one_that_has_ended_forks_nobody() -> None:
+    origin = Origin(start_of(0), 2, STANDBY)
+    os.kill(origin._process.pid, signal.SIGKILL)
+    wait_until(lambda: origin._process.poll() is not None, "its end")
+    assert origin.fork([start_of(1)]) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"env": {"OMP_NUM_THREADS": "2"}},
+        {"workdir": "/elsewhere"},
+        {"own": {"LD_PRELOAD": "x.so"}},
+        {"command": (sys.executable, "-u", "other.pyz", "1.json")},
+        {"command": (sys.executable, "-c", WAITS, "1.json", "--more")},
+        {"groups": (replace(make_group("a", 1, 2), devices=(1, 3)),)},
+    ],
+)
+def test_what_was_read_at_import_must_be_the_same(changes: dict[str, Any]) -> None:
+    assert fits(start_of(0), start_of(1))
+    assert not fits(start_of(0), start_of(1, **changes))
+
+
+IMPORTS = """
+import os, sys, threading
+from varuna_core.programs import forking, pretrain
+
+parse = pretrain._parse
+
+def spy(words):
+    wanted = parse(words)
+    if not wanted.standby:
+        loaded = [name for name in ("torch", "torch._dynamo") if name in sys.modules]
+        own = {name: os.environ.get(name) for name in ("NEW", "OLD", "PATH", "SET_AT_IMPORT")}
+        print(sys.argv[1:], own, os.getpriority(os.PRIO_PROCESS, 0))
+        print(loaded, repr(sys.stdin.read()), threading.active_count())
+        sys.exit(3)
+    return wanted
+
+pretrain._parse = spy
+class Modules(tuple):
+    def __iter__(self):
+        os.environ["SET_AT_IMPORT"] = "yes"
+        return super().__iter__()
+
+forking.MODULES = Modules(forking.MODULES)
+pretrain.run()
+"""
+
+
+@pytest.mark.usefixtures("adopting")
+def test_a_rank_of_one_that_waited_has_all_imported_and_only_what_it_was_told() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    own = {**os.environ, "PYTHONPATH": str(ROOT), "OLD": "1"}
+    waiting = RankStart((sys.executable, "-c", IMPORTS, "0.json"), own, "/", ())
+    origin = Origin(waiting, 1, STANDBY)
+    start = replace(waiting, argv=(*waiting.argv[:-1], "1.json"), env={"NEW": "\udcff\n'"})
+    (rank,) = origin.fork([start])
+    first, second = read_all(rank).splitlines()
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    told = {"NEW": "\udcff\n'", "OLD": None, "PATH": None, "SET_AT_IMPORT": "yes"}
+    assert first == f"['1.json'] {told} {nice}"
+    assert second == "['torch', 'torch._dynamo'] '' 1"
+    assert rank.poll() == 3

@@ -6,6 +6,10 @@
 For the built-in programs alone, outside of containers, where the ranks' environments differ in
 nothing that is read at import (`fits`). An origin that ends before it has forked is the end of its
 ranks; what it could not import the ranks import again, and say what is wrong.
+
+With `--standby` an origin is started while an earlier attempt trains: it imports at once, waits,
+and is used by one attempt, or by none. It is a child of the agent of that attempt, and dies with
+it.
 """
 
 from __future__ import annotations
@@ -14,71 +18,104 @@ import contextlib
 import json
 import os
 import signal
-from typing import Sequence
+from dataclasses import replace
+from typing import Mapping, Sequence
 
 from varuna_core.agent.processes.process import RankProcess, start_rank
-from varuna_core.agent.setup.ranks import RankStart
+from varuna_core.agent.setup.ranks import INTERFACE_NAMES, RankStart
 from varuna_core.agent.setup.site import Site
-from varuna_core.agent.setup.standby_ranks import fits
+from varuna_core.agent.setup.world import follows_place
 
-FORK = "--fork"
-"""The built-in programs take it (varuna_core/programs/forking.py)."""
+FORK, STANDBY = "--fork", "--standby"
+"""The built-in programs take them (varuna_core/programs/forking.py)."""
 
 
 def can_fork(site: Site, starts: Sequence[RankStart]) -> bool:
     """True if these ranks of the node may come from one process."""
     plan = site.plan
-    if site.container is not None or plan.prefix or plan.timeline or len(starts) < 2:
+    if site.container is not None or plan.prefix or plan.timeline:
         return False
     is_built_in = starts[0].argv[-2:-1] == (str(site.run.program),)
     alike = all(start.argv == starts[0].argv and fits(starts[0], start) for start in starts)
     return is_built_in and alike
 
 
-def fork_ranks(starts: Sequence[RankStart]) -> list[RankProcess]:
-    """The ranks, whose processes come later. OSError where not even the origin could start.
+def fits(model: RankStart, start: RankStart) -> bool:
+    """True if only the last word, the settings, and the rank's place differ."""
+    plain = replace(model, argv=(), env=_strip(model.env)) == replace(
+        start, argv=(), env=_strip(start.env)
+    )
+    return plain and _same_program(model.argv, start.argv)
 
-    From the main thread of a process that adopts orphans: with it the ranks die.
-    """
-    pipes = [(os.pipe(), os.pipe()) for _ in starts]
-    writing = [end for pair in pipes for _, end in pair]
-    reading = [end for pair in pipes for end, _ in pair]
-    first = starts[0]
-    try:
-        # What Python itself says as it starts is an error of the first rank.
-        process = start_rank(
-            [*first.argv, FORK],
-            first.env,
-            first.cwd,
-            waits=True,
-            errors=writing[1],
-            passed=writing,
-        )
-    except OSError:
-        for end in reading:
-            os.close(end)
-        raise
-    finally:
-        for end in writing:
-            os.close(end)
-    tasks = [
-        {"env": start.env, "out": writing[2 * at], "err": writing[2 * at + 1]}
-        for at, start in enumerate(starts)
-    ]
-    process.tell(json.dumps({"agent": os.getpid(), "ranks": tasks}))
-    origin = Origin(process)
-    return [ForkedRank(origin, at, out, err) for at, ((out, _), (err, _)) in enumerate(pipes)]
+
+def _same_program(first: Sequence[str], second: Sequence[str]) -> bool:
+    return len(first) == len(second) > 1 and first[:-1] == second[:-1]
+
+
+def _strip(env: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in env.items()
+        if not name.startswith("VJOB_") and name not in INTERFACE_NAMES and not follows_place(name)
+    }
 
 
 class Origin:
     """The process that forks the ranks; all of it in the agent's main thread."""
 
-    def __init__(self, process: RankProcess) -> None:
-        self._process, self._said = process, b""
+    def __init__(self, model: RankStart, count: int, word: str = FORK) -> None:
+        """Start it for up to `count` ranks like `model`, from the main thread of a process that
+        adopts orphans: with it the ranks die. OSError where it could not start."""
+        self._model = model
+        pipes = [(os.pipe(), os.pipe()) for _ in range(count)]
+        self._reading = [(out, err) for (out, _), (err, _) in pipes]
+        self._writing = [(out, err) for (_, out), (_, err) in pipes]
+        passed = [end for pair in self._writing for end in pair]
+        try:
+            # What Python itself says as it starts is an error of the first rank.
+            self._process = start_rank(
+                [*model.argv, word],
+                model.env,
+                model.cwd,
+                waits=True,
+                errors=passed[1],
+                passed=passed,
+            )
+        except OSError:
+            _close(self._reading)
+            raise
+        finally:
+            _close(self._writing)
+        self._said = b""
         self._code: int | None = None
         self.pids: list[int] = []
         """Of the ranks that it has forked, in their order."""
-        os.set_blocking(process.stdout, False)
+        os.set_blocking(self._process.stdout, False)
+
+    def fits(self, starts: Sequence[RankStart]) -> bool:
+        """True if it may fork these ranks, which are alike."""
+        return len(starts) <= len(self._reading) and fits(self._model, starts[0])
+
+    def fork(self, starts: Sequence[RankStart]) -> list[RankProcess]:
+        """The ranks, whose processes come later; none if it has ended."""
+        tasks = [
+            {"env": start.env, "out": out, "err": err}
+            for start, (out, err) in zip(starts, self._writing)  # noqa: B905 - Python 3.8
+        ]
+        arguments = starts[0].argv[len(self._model.argv) - 1 :]
+        task = {"agent": os.getpid(), "arguments": arguments, "ranks": tasks}
+        if not self._process.tell(json.dumps(task)):
+            self.end()
+            return []
+        count = len(starts)
+        _close(self._reading[count:])
+        return [ForkedRank(self, at, *self._reading[at]) for at in range(count)]
+
+    def end(self) -> None:
+        """End it without ranks."""
+        self._process.signal_group(signal.SIGKILL)
+        self._process.close()
+        _close(self._reading)
 
     def look(self) -> int | None:
         """Its return code once it has ended; the pids that it reported are known then."""
@@ -135,8 +172,7 @@ class ForkedRank(RankProcess):
         return False
 
     def close(self) -> None:
-        for pipe in (self.stdout, self.stderr):
-            os.close(pipe)
+        _close([(self.stdout, self.stderr)])
 
     def find_main(self) -> int | None:
         return self.pid or None
@@ -158,3 +194,9 @@ class ForkedRank(RankProcess):
         else:
             self._owed.append(number)
             self._origin.signal_group(number)
+
+
+def _close(pairs: Sequence[tuple[int, int]]) -> None:
+    for pair in pairs:
+        for end in pair:
+            os.close(end)
