@@ -41,7 +41,7 @@ def render_heading(
     if snapshot.scheduler.problem:
         parts.append(HeadingLine(line=_render_silence(snapshot.scheduler, marks), place=4))
     parts += _render_verdict(verdict, marks, width)
-    parts += _render_progress(snapshot, marks, width)
+    parts += _render_progress(snapshot, verdict, marks, width)
     kept = sorted(range(len(parts)), key=lambda index: parts[index].place)[:most]
     return [parts[index].line for index in sorted(kept)]
 
@@ -160,14 +160,16 @@ def format_place(line: Line) -> str:
     return (line.file or line.node or "log") + rank
 
 
-def _render_progress(snapshot: Snapshot, marks: Marks, width: int) -> list[HeadingLine]:
+def _render_progress(
+    snapshot: Snapshot, verdict: Verdict, marks: Marks, width: int
+) -> list[HeadingLine]:
     progress = snapshot.progress
     if progress is None:
         phase = snapshot.phase
         none = f"no step yet; in {phase.name}" if phase else "no step yet"
         is_told = bool(snapshot.nodes) and snapshot.record_state != "ended"
         return [HeadingLine(line=Text(none, style=theme.DIM), place=2)] if is_told else []
-    step_s = progress.pace_s
+    step_s = progress.pace_s if verdict.makes_steps else None
     total = progress.num_steps
     line = Text(f"{progress.unit} ", style=theme.PLAIN)
     line.append(f"{progress.step:,}" + (f"/{total:,}" if total else ""), theme.STRONG)

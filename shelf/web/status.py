@@ -242,7 +242,8 @@ def build_job_page(
     loss = snapshot.progress.loss if snapshot.progress is not None else None
     step = snapshot.progress.step if snapshot.progress is not None else None
     of = snapshot.progress.num_steps if snapshot.progress is not None else None
-    pace_s, left_s = find_pace_s(snapshot), find_left_s(snapshot)
+    going = snapshot if verdict.makes_steps else None
+    pace_s, left_s = (None, None) if going is None else (find_pace_s(going), find_left_s(going))
     covers = snapshot.progress.pace_covers if snapshot.progress is not None else ""
     known = (
         ("step", f"{step} of {of}" if of else str(step)) if step is not None else None,

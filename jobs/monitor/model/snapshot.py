@@ -582,6 +582,11 @@ class Verdict:
         return self.main.rule
 
     @property
+    def makes_steps(self) -> bool:
+        """False for a job that stands still, whose pace and time left would mislead."""
+        return self.health is not Health.STALLED
+
+    @property
     def exit_code(self) -> int:
         return NEVER_STARTS if self.never_starts else EXIT_CODES.get(self.health, 0)
 

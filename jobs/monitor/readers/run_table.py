@@ -134,6 +134,9 @@ def _make_row(
     record = view.record
     progress = snapshot.progress if snapshot is not None else None
     has_ended = is_over(view)
+    has_left = (
+        snapshot is not None and not has_ended and verdict is not None and verdict.makes_steps
+    )
     return RunRow(
         run=record.run,
         name=record.name,
@@ -151,7 +154,7 @@ def _make_row(
         step=progress.step if progress is not None else None,
         num_steps=progress.num_steps if progress is not None else None,
         step_s=find_finite(find_pace_s(snapshot)) if snapshot is not None else None,
-        left_s=None if snapshot is None or has_ended else find_finite(find_left_s(snapshot)),
+        left_s=find_finite(find_left_s(snapshot)) if snapshot is not None and has_left else None,
     )
 
 

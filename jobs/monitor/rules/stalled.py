@@ -340,13 +340,14 @@ def hangs(snapshot: Snapshot) -> Verdict | None:
     hang = snapshot.hang
     if hang is None or hang.until is not None or not is_live(snapshot):
         return None
+    suspect = find_sure_suspect(snapshot)
     return conclude(
         Health.STALLED,
         "hangs",
         {**hang_values(snapshot, hang), **step_values(snapshot)},
         evidence=(Evidence("agents", Sure.MEASURED, since=hang.since, until=hang.seen_at),),
         details=_list_details(snapshot),
-        remedies=show(snapshot, Target.STACKS),
+        remedies=(*(suspect.remedies if suspect else ()), *show(snapshot, Target.STACKS)),
         node=hang.node,
         rank=hang.rank,
     )
@@ -377,7 +378,7 @@ def in_phase(snapshot: Snapshot) -> Verdict | None:
             {**values, "is_late": True},
             lines=(phase.line,),
             details=(Finding("longest phase", values=values), *_list_details(snapshot)),
-            remedies=show(snapshot, Target.STACKS),
+            remedies=(*(suspect.remedies if suspect else ()), *show(snapshot, Target.STACKS)),
             node=suspect.node if suspect is not None else "",
             rank=suspect.rank if suspect is not None else None,
         )
@@ -430,6 +431,7 @@ def stands(snapshot: Snapshot, floor_s: float = FLOOR_S) -> Verdict | None:
     if not found or len(found) == len(ranks) or not is_live(snapshot):
         return None
     first = min(found, key=lambda rank: (rank.step or 0, rank.rank))
+    suspect = find_sure_suspect(snapshot)
     return conclude(
         Health.STALLED,
         "stands",
@@ -442,7 +444,7 @@ def stands(snapshot: Snapshot, floor_s: float = FLOOR_S) -> Verdict | None:
             "limit_s": _standing_limit_s(snapshot, first, floor_s),
         },
         evidence=(Evidence("steps of each rank", Sure.MEASURED, seen=len(ranks)),),
-        remedies=show(snapshot, Target.STACKS),
+        remedies=(*(suspect.remedies if suspect else ()), *show(snapshot, Target.STACKS)),
         node=first.node,
         rank=first.rank,
     )

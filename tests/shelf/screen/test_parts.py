@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests import ROOT
 from tests.shelf.screen.sample_job import EMPTY, HEALTHY, NOW, make_slow, make_snapshot
 from varuna_core.facts.finding import Finding
+from varuna_core.facts.hang import Hang, HangWitness
 from varuna_core.records.exits import RankExit
 from vjob.jobs.monitor.model.snapshot import (
     Gpu,
@@ -24,6 +25,7 @@ from vjob.jobs.monitor.model.snapshot import (
     Scheduler,
     Verdict,
 )
+from vjob.jobs.monitor.rules.judge import judge
 from vjob.shelf.screen import theme
 from vjob.shelf.screen.heading import format_jobs, render_heading
 from vjob.shelf.screen.live import PANES, arrange_panes, count_most_heading
@@ -260,6 +262,21 @@ def test_a_head_of_any_size_begins_with_the_verdict_and_fits(width: int, most: i
     lines = render_heading(snapshot, verdict, UNICODE, width, most, notice="old")
     assert 1 <= len(lines) <= most
     assert any("SLOW" in line.plain for line in lines)
+
+
+def test_a_stalled_job_shows_no_pace_and_what_lets_a_stopped_rank_go_on() -> None:
+    """At 80 by 24 it had `0.209 s/step, 6 min to go`, and no word of kill -CONT."""
+    hang = Hang(HangWitness.STOPPED, since=NOW - 76, seen_at=NOW - 50, rank=6, node="n061")
+    snapshot = make_snapshot(4)
+    ranks = [replace(x, process_state="T") if x.rank == 6 else x for x in snapshot.ranks]
+    going = "\n".join(x.plain for x in render_heading(snapshot, HEALTHY, UNICODE, 80, 9))
+    assert " s/step  loss" in going and "to go" in going
+    stopped = replace(snapshot, ranks=tuple(ranks), hang=hang)
+    verdict = judge(stopped)
+    most = count_most_heading(24)
+    said = "\n".join(x.plain for x in render_heading(stopped, verdict, UNICODE, 80, most))
+    assert verdict.health is Health.STALLED and "kill -CONT" in said
+    assert " s/step  loss" not in said and "to go" not in said
 
 
 def test_advice_that_is_cut_says_so() -> None:

@@ -165,6 +165,14 @@ def test_a_hang_that_the_agents_found_is_told_until_the_steps_go_on(
         )
 
 
+def test_a_stopped_rank_that_the_agents_found_can_be_let_go_on() -> None:
+    """The advice was there until the agents were sure, and then only `vjob stacks`."""
+    hang = Hang(HangWitness.STOPPED, since=NOW - 60, seen_at=NOW - 10, rank=6, node="n001")
+    snapshot = replace(change_rank(healthy(), 6, process_state="T"), hang=hang)
+    verdict = judge(silent(snapshot, 76))
+    assert verdict.rule == "hangs" and verdict.advice.startswith("`kill -CONT 1006` on n001")
+
+
 def test_all_stopped_ranks_of_a_node_are_let_go_on_together() -> None:
     """Two ranks were named as stopped, and the process of one."""
     snapshot = silent(change_rank(healthy(), 6, process_state="T"), 400)
