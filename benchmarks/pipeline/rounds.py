@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from benchmarks.pipeline.jobs import Job, Stamp
 from benchmarks.pipeline.ranks import gather, pin
-from varuna_core.schedule.actions import parse_csv
+from tests.varuna_core.schedule.csv_text import parse_csv
 from varuna_core.schedule.compiled import simulate
 from varuna_core.schedule.costs import Costs
 

@@ -22,7 +22,8 @@ from typing import Any
 
 import torch
 
-from varuna_core.schedule.actions import Schedule, parse_csv
+from tests.varuna_core.schedule.csv_text import parse_csv
+from varuna_core.schedule.actions import Schedule
 from varuna_core.schedule.compiled import simulate
 from varuna_core.schedule.costs import Costs, build_even_costs
 from varuna_core.schedule.fuse import EQUAL, count_fused

@@ -27,9 +27,9 @@ from tests.ranks.device import CPU, choose_device
 from tests.ranks.groups import leave_groups
 from tests.ranks.rerun import instead_of_cuda_graphs
 from tests.ranks.start import DEADLINE_S
+from tests.varuna_core.schedule.csv_text import render_csv
 from varuna_core import TokenMean, Varuna
 from varuna_core.runtime.engine import adapting, weight_grads
-from varuna_core.schedule.actions import render_csv
 from varuna_core.schedule.measured import MEASURED
 
 RATE, MOMENTUM, SEED = 0.05, 0.9, 7

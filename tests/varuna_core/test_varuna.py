@@ -27,9 +27,9 @@ from tests.ranks.train_rank import (
     read_loss,
     write_cases,
 )
+from tests.segments import announce_segments
 from varuna_core import Varuna
 from varuna_core.records.rank_map import parse_stage_map
-from varuna_core.runtime.split.cut import announce_segments
 from varuna_core.runtime.split.random_streams import build_seeder
 
 SCHEDULES = ["gpipe", "1f1b", "varuna", "zero_bubble"]

@@ -43,8 +43,6 @@ class Pieces:
     sep: int
     mask: int
     pad: int
-    continues: Array
-    """By token, True for a `##` piece, which continues a word."""
 
 
 def read_pieces(path: Path) -> Pieces:
@@ -53,16 +51,12 @@ def read_pieces(path: Path) -> Pieces:
     missing = [name for name in ("[CLS]", "[SEP]", "[MASK]", "[PAD]") if name not in words]
     if missing:
         raise DataError(f"{path} has no {', '.join(missing)}: it is no vocabulary of a BERT")
-    size = max(words.values()) + 1
-    continues = np.zeros(size, bool)
-    continues[[number for word, number in words.items() if word.startswith("##")]] = True
     return Pieces(
-        size=size,
+        size=max(words.values()) + 1,
         cls=words["[CLS]"],
         sep=words["[SEP]"],
         mask=words["[MASK]"],
         pad=words["[PAD]"],
-        continues=continues,
     )
 
 
@@ -104,7 +98,6 @@ class BertSamples:
         *,
         sequence: int,
         seed: int,
-        whole_words: bool = False,
     ) -> None:
         if sequence < 8:
             raise DataError(f"a sequence of {sequence} has no room for two parts and three marks")
@@ -114,7 +107,6 @@ class BertSamples:
         self.pieces = pieces
         self.sequence = sequence
         self.seed = seed
-        self.whole_words = whole_words
         self.rows = build_pairs(tokens, documents, room=sequence - 3, seed=seed)
         if len(self.rows) < 2:
             raise DataError(
@@ -165,7 +157,8 @@ class BertSamples:
         types[border:length] = 1
         labels = np.full(size, NO_LABEL, np.int64)
         places = np.concatenate((np.arange(1, border - 1), np.arange(border, length - 1)))
-        chosen = self._choose(text, places, random)
+        wanted = max(1, round(MASK_SHARE * len(places)))
+        chosen = np.sort(random.permutation(places)[:wanted])
         labels[chosen] = text[chosen]
         draw = random.random_sample(len(chosen))
         text[chosen[draw < 0.8]] = pieces.mask
@@ -180,24 +173,6 @@ class BertSamples:
             "padding_mask": padding,
             "is_random": np.array(int(is_random), np.int64),
         }
-
-    def _choose(self, text: Array, places: Array, random: np.random.RandomState) -> Array:
-        """Choose the positions to predict: 15 % of the tokens, as whole words if asked for."""
-        wanted = max(1, round(MASK_SHARE * len(places)))
-        if not self.whole_words:
-            chosen: Array = random.permutation(places)[:wanted]
-            return np.sort(chosen)
-        is_start = ~self.pieces.continues[text[places]]
-        is_start[0] = True
-        is_start[1:] |= np.diff(places) > 1
-        words = np.split(places, np.flatnonzero(is_start)[1:])
-        found: list[Array] = []
-        left = wanted
-        for index in random.permutation(len(words)):
-            if len(words[index]) <= left:
-                found.append(words[index])
-                left -= len(words[index])
-        return np.sort(np.concatenate(found)) if found else places[:0]
 
     def read_batch(self, numbers: Iterable[int]) -> dict[str, Array]:
         """Return the arrays of several samples, with one row for each sample."""
@@ -244,7 +219,6 @@ def open_bert(
     split: str,
     sequence: int,
     seed: int,
-    whole_words: bool = False,
 ) -> BertSamples:
     """Open one part of a data set, split by documents."""
     tokens = open_tokens(prefix)
@@ -253,6 +227,4 @@ def open_bert(
     largest = int(tokens.tokens.max()) if len(tokens.tokens) else 0
     if largest >= pieces.size:
         raise DataError(f"{prefix} has token {largest}, and {vocab} only {pieces.size}: another's")
-    return BertSamples(
-        tokens, part, documents, pieces, sequence=sequence, seed=seed, whole_words=whole_words
-    )
+    return BertSamples(tokens, part, documents, pieces, sequence=sequence, seed=seed)

@@ -1,14 +1,13 @@
 """Represent schedules as data: the actions of each rank, in order.
 
 Sends and receives are implicit: a stage sends its activation after `F` or `f`, and its input's
-gradient after `B` or `I`. Parsing does not check that a schedule can run; `verify` does.
+gradient after `B` or `I`. Nothing here checks that a schedule can run; `verify` does.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 Kind = Literal["F", "f", "R", "B", "I", "W", "O", "L"]
 """F forward, keeping its graph; f forward, keeping only its inputs; R recompute the graph of an f;
@@ -22,11 +21,9 @@ BACKWARDS = ("B", "I")
 COPIES: tuple[Kind, ...] = ("O", "L")
 """Actions that copy a graph and compute nothing."""
 
-_SPELLING = re.compile(r"(\d+)([FfRBIWOL])(\d+)")
-
 
 class ScheduleError(ValueError):
-    """Raised if a schedule cannot be built, parsed or run; names the rank, action and reason."""
+    """Raised if a schedule cannot be built or run; names the rank, action and reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,46 +62,3 @@ class Schedule:
             f"{self.name}: {self.num_stages} stages on {self.num_ranks} ranks, "
             f"{self.num_microbatches} micro-batches"
         )
-
-
-def parse_action(text: str) -> Action:
-    """Parse `0F3` (stage 0, forward, micro-batch 3): torch's format, plus f, R, O and L."""
-    match = _SPELLING.fullmatch(text.strip())
-    if match is None:
-        raise ScheduleError(
-            f"{text!r} is not an action: expected stage, one of F f R B I W O L, micro-batch, "
-            "as in 0F3"
-        )
-    stage, kind, microbatch = match.groups()
-    return Action(cast(Kind, kind), int(stage), int(microbatch))
-
-
-def render_csv(schedule: Schedule) -> str:
-    """Render one line per rank, in the "compute_only" format of `torch.distributed.pipelining`."""
-    return "".join(",".join(map(str, actions)) + "\n" for actions in schedule.ranks)
-
-
-def parse_csv(text: str, name: str = "csv") -> Schedule:
-    """Parse the output of `render_csv`; empty cells (torch's idle steps) are ignored."""
-    ranks = [
-        tuple(parse_action(cell) for cell in line.split(",") if cell.strip())
-        for line in text.splitlines()
-    ]
-    owner: dict[int, int] = {}
-    for rank, actions in enumerate(ranks):
-        for action in actions:
-            if owner.setdefault(action.stage, rank) != rank:
-                raise ScheduleError(
-                    f"rank {rank}, {action}: stage {action.stage} is already on rank "
-                    f"{owner[action.stage]}"
-                )
-    missing = sorted(set(range(max(owner, default=0) + 1)) - set(owner))
-    if missing:
-        raise ScheduleError(f"no rank has an action of stage {missing[0]}")
-    microbatches = [action.microbatch for actions in ranks for action in actions]
-    return Schedule(
-        name=name,
-        ranks=tuple(ranks),
-        placement=tuple(owner[stage] for stage in range(len(owner))),
-        num_microbatches=max(microbatches) + 1,
-    )

@@ -15,7 +15,7 @@ from varuna_core.data.bert import BertSamples, Pieces, build_pairs, open_bert
 from varuna_core.data.errors import DataError
 
 FIRST_WORD = 10
-PIECES = Pieces(size=5000, cls=1, sep=2, mask=3, pad=0, continues=np.arange(5000) % 3 == 2)
+PIECES = Pieces(size=5000, cls=1, sep=2, mask=3, pad=0)
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +35,11 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def open_run(prefix: str, sequence: int = 32, seed: int = 1, whole: bool = False) -> BertSamples:
+def open_run(prefix: str, sequence: int = 32, seed: int = 1) -> BertSamples:
     from varuna_core.data.indexed import open_tokens
 
     tokens = open_tokens(prefix)
-    return BertSamples(
-        tokens, "train", range(50), PIECES, sequence=sequence, seed=seed, whole_words=whole
-    )
+    return BertSamples(tokens, "train", range(50), PIECES, sequence=sequence, seed=seed)
 
 
 def restore(sample: dict[str, np.ndarray]) -> np.ndarray:
@@ -50,11 +48,8 @@ def restore(sample: dict[str, np.ndarray]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("sequence", [8, 32, 200])
-@pytest.mark.parametrize("whole", [False, True])
-def test_a_sample_is_two_runs_of_sentences_between_marks(
-    prefix: str, sequence: int, whole: bool
-) -> None:
-    samples = open_run(prefix, sequence, whole=whole)
+def test_a_sample_is_two_runs_of_sentences_between_marks(prefix: str, sequence: int) -> None:
+    samples = open_run(prefix, sequence)
     starts = {int(samples.tokens.read(i)[0]) for i in range(samples.tokens.num_sequences)}
     follows = []
     for number in range(3 * len(samples.rows)):
@@ -90,16 +85,6 @@ def test_fifteen_percent_are_predicted_and_most_of_these_hidden(prefix: str) -> 
     assert 0.13 < predicted / tokens < 0.17
     assert 0.77 < hidden / predicted < 0.83
     assert 0.08 < kept / predicted < 0.12
-
-
-def test_whole_words_are_predicted_as_wholes(prefix: str) -> None:
-    samples = open_run(prefix, 200, whole=True)
-    for number in range(200):
-        sample = samples.read(number)
-        text, chosen = restore(sample), sample["labels"] >= 0
-        for place in np.flatnonzero(PIECES.continues[text] & (text >= FIRST_WORD)):
-            if text[place - 1] >= FIRST_WORD:
-                assert chosen[place] == chosen[place - 1]
 
 
 @settings(deadline=None)

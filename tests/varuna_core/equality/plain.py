@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
+from tests.segments import announce_segments
 from tests.varuna_core.equality.model import (
     HALF_KEPT,
     Drawn,
@@ -29,7 +30,6 @@ from tests.varuna_core.equality.model import (
 )
 from tests.varuna_core.equality.spec import NUM_STEPS, SAVED_AFTER, Piece, Spec, deal, list_pieces
 from varuna_core.runtime.optim.optimizers import Lamb
-from varuna_core.runtime.split.cut import announce_segments
 from varuna_core.runtime.split.random_streams import build_seeder
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}

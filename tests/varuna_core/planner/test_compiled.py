@@ -15,7 +15,6 @@ from varuna_core.planner.model.schedule_model import (
 )
 from varuna_core.planner.model.step import (
     ActionCosts,
-    Jitter,
     StageMemory,
     StepCosts,
     find_peaks,
@@ -197,13 +196,3 @@ def test_replicas_that_differ_wait_for_the_slowest() -> None:
     even, slow = build_even_costs(2), build_even_costs(2, forward=2.0)
     columns = tuple(ActionCosts(costs=tuple(list_costs(c)), hops=(0.0, 0.0)) for c in (even, slow))
     assert simulate_step(compiled, make_step(columns=columns)).step_s == 20
-
-
-def test_jitter_only_adds_and_repeats_with_its_seed() -> None:
-    compiled = build_schedule_model("1f1b", 2, 4, "none").compiled
-    times = [
-        simulate_step(compiled, make_step(), jitter=Jitter(share=0.1, seed=seed)).step_s
-        for seed in (1, 1, 2)
-    ]
-    assert times[0] == times[1] != times[2]
-    assert min(times) > 15

@@ -11,7 +11,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from varuna_core.schedule.actions import BACKWARDS, FORWARDS, Action, parse_action
+from tests.varuna_core.schedule.csv_text import parse_action
+from varuna_core.schedule.actions import BACKWARDS, FORWARDS, Action
 from varuna_core.schedule.order import Channel, find_source, find_target, run_ahead
 from varuna_core.schedule.registry import build_schedule
 from varuna_core.schedule.verify import verify

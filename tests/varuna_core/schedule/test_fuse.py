@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from varuna_core.schedule.actions import Action, Schedule, parse_csv, render_csv
+from tests.varuna_core.schedule.csv_text import parse_csv, render_csv
+from varuna_core.schedule.actions import Action, Schedule
 from varuna_core.schedule.compiled import simulate
 from varuna_core.schedule.costs import Costs, build_even_costs
 from varuna_core.schedule.fuse import EQUAL, count_fused, fuse

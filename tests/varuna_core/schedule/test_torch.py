@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from tests.ranks.start import collect, start_ranks
-from varuna_core.schedule.actions import Schedule, parse_csv, render_csv
+from tests.varuna_core.schedule.csv_text import parse_csv, render_csv
+from varuna_core.schedule.actions import Schedule
 from varuna_core.schedule.compiled import simulate
 from varuna_core.schedule.costs import Costs, build_even_costs
 from varuna_core.schedule.registry import build_schedule

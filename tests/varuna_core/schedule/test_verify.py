@@ -8,14 +8,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from varuna_core.schedule.actions import (
-    Action,
-    Schedule,
-    ScheduleError,
-    parse_action,
-    parse_csv,
-    render_csv,
-)
+from tests.varuna_core.schedule.csv_text import parse_action, parse_csv, render_csv
+from varuna_core.schedule.actions import Action, Schedule, ScheduleError
 from varuna_core.schedule.compiled import simulate
 from varuna_core.schedule.costs import Costs, build_even_costs
 from varuna_core.schedule.generators import build_gpipe, build_interleaved, build_one_f_one_b

@@ -13,7 +13,6 @@ replicas begins when its slowest column is there.
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -71,11 +70,6 @@ class StageTime:
     work_s: float
     idle_s: float
     """Seconds between the stage's actions and until the last stage of the pipeline is done."""
-    reduce_s: float
-    """Seconds of the sum over replicas that the pipeline did not hide."""
-    reduced_at_s: float
-    """Seconds from the step's first action to the end of the sum over replicas."""
-    optimizer_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,45 +90,15 @@ class StepTime:
     data_s: float
     bubble_share: float
     stages: tuple[StageTime, ...]
-    timed: tuple[ScheduleTimes, ...]
-    """Times of the schedule for each column."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Jitter:
-    """Random slowdown of each action by |normal(0, share)| of its cost, repeatable by the seed."""
-
-    share: float
-    seed: int
-
-
-def simulate_step(
-    compiled: Compiled,
-    costs: StepCosts,
-    *,
-    jitter: Jitter | None = None,
-    keep_starts: bool = False,
-) -> StepTime:
+def simulate_step(compiled: Compiled, costs: StepCosts) -> StepTime:
     """Simulate a step. Raise PlanningError if the costs are for another number of stages."""
     stages = compiled.num_stages
     sizes = {len(KINDS) * stages, len((*KINDS, *COPIES)) * stages}
     if not costs.columns or any(len(c.costs) not in sizes for c in costs.columns):
         raise PlanningError(f"costs of other stages than the {stages} of {compiled.schedule}")
-    timed = []
-    for number, column in enumerate(costs.columns):
-        factors = None
-        if jitter is not None:
-            draw = random.Random(f"{jitter.seed}/{number}")
-            factors = [1 + abs(draw.gauss(0, jitter.share)) for _ in compiled.ops]
-        timed.append(
-            compiled.run(
-                column.costs,
-                column.hops,
-                holds=column.holds,
-                keep_starts=keep_starts,
-                factors=factors,
-            )
-        )
+    timed = [compiled.run(one.costs, one.hops, holds=one.holds) for one in costs.columns]
     lag = max(column.lag_s for column in costs.columns)
     pipeline = lag + max(one.makespan for one in timed)
     reduced = [lag + done for done in _list_reduced(compiled, costs, timed)]
@@ -158,8 +122,7 @@ def simulate_step(
         exchange_s=exchange,
         data_s=costs.data_s,
         bubble_share=1 - sum(busy) / (pipeline * len(busy)) if pipeline else 0.0,
-        stages=_list_stage_times(compiled, costs, timed, reduced, pipeline),
-        timed=tuple(timed),
+        stages=_list_stage_times(compiled, costs, timed, pipeline),
     )
 
 
@@ -212,7 +175,6 @@ def _list_stage_times(
     compiled: Compiled,
     costs: StepCosts,
     timed: Sequence[ScheduleTimes],
-    reduced: Sequence[float],
     pipeline: float,
 ) -> tuple[StageTime, ...]:
     times: list[StageTime] = []
@@ -227,9 +189,6 @@ def _list_stage_times(
             StageTime(
                 work_s=work,
                 idle_s=max(0.0, pipeline - busy),
-                reduce_s=max(0.0, reduced[stage] - pipeline),
-                reduced_at_s=reduced[stage],
-                optimizer_s=costs.optimizer_s[stage],
             )
         )
     return tuple(times)

@@ -10,8 +10,7 @@ work like registered ones. Without a watcher, a CutPoint is the identity.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from inspect import signature
@@ -226,24 +225,3 @@ def enter_cut(
 def find_crossed(value: Any) -> Any:
     """Return the value that the running stage received instead of a tensor, or the value itself."""
     return CROSSED.get(value, value) if isinstance(value, Tensor) else value
-
-
-class _Announcer:
-    def __init__(self, on_segment: Callable[[int], None]) -> None:
-        self.on_segment, self.segment = on_segment, 0
-
-    def pass_cut(self, point: CutPoint, values: tuple[Any, ...]) -> Any:
-        self.segment += 1
-        self.on_segment(self.segment)
-        return unpack(values)
-
-
-@contextmanager
-def announce_segments(on_segment: Callable[[int], None]) -> Iterator[None]:
-    """Call `on_segment(k)` when a forward of the whole model enters segment k, to seed or time."""
-    before = watch(_Announcer(on_segment))
-    try:
-        on_segment(0)
-        yield
-    finally:
-        watch(before)

@@ -31,13 +31,6 @@ def derive_seed(seed: int, name: str) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def seed_segment(
-    seed: int, step: int, first_sample: int, segment: int, device: torch.device = CPU
-) -> None:
-    """Seed the CPU's and the device's generators for one micro-batch in one segment."""
-    build_seeder(seed, step, first_sample, device)(segment)
-
-
 def read_foreign_streams() -> tuple[Any, ...]:
     """Return the state of Python's `random` and, if numpy is imported, of its global generator."""
     numpy = sys.modules.get("numpy.random")

@@ -20,7 +20,7 @@ from varuna_core.runtime.engine.microbatch import BatchSplitter, deal_samples
 from varuna_core.runtime.engine.weight_grads import WeightGrads
 from varuna_core.runtime.split.cut import SplitError
 from varuna_core.runtime.split.loss import pick_loss
-from varuna_core.runtime.split.random_streams import seed_segment
+from varuna_core.runtime.split.random_streams import build_seeder
 from varuna_core.schedule.registry import place_stages
 
 CPU = torch.device("cpu")
@@ -99,8 +99,8 @@ def test_inputs_of_different_sizes_are_refused_by_name() -> None:
 
 
 def test_streams_differ_by_step_sample_and_segment() -> None:
-    def draw(*key: int) -> float:
-        seed_segment(7, *key)
+    def draw(step: int, first_sample: int, segment: int) -> float:
+        build_seeder(7, step, first_sample)(segment)
         return float(torch.rand(()))
 
     keys = [(s, f, k) for s in range(3) for f in range(3) for k in range(3)]

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from tests.models.small import chain
-from varuna_core.runtime.split.cut import CutPoint, SplitError, announce_segments, cut_before
+from tests.segments import announce_segments
+from varuna_core.runtime.split.cut import CutPoint, SplitError, cut_before
 from varuna_core.runtime.split.split import split_model
 
 

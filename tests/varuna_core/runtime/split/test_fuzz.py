@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.models.small import chain, chain_backward, sum_gradients
-from varuna_core.runtime.split.cut import CutPoint, SplitError, announce_segments
+from tests.segments import announce_segments
+from varuna_core.runtime.split.cut import CutPoint, SplitError
 from varuna_core.runtime.split.split import split_model
 
 WIDTH, SIZE = 4, 3

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tests.models import small as models
 from tests.models.small import LEGAL, Gpt, chain, chain_backward, make_inputs, sum_gradients
-from varuna_core.runtime.split.cut import announce_segments
+from tests.segments import announce_segments
 from varuna_core.runtime.split.split import Split, split_model
 from varuna_core.runtime.split.stage import Stage
 

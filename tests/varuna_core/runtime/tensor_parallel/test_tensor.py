@@ -14,8 +14,8 @@ from torch import Tensor
 from tests.ranks.start import collect, start_ranks
 from tests.ranks.tensor_rank import Case, build_model, build_optimizer, make_batch, write_cases
 from tests.ranks.train_rank import SEED, cut_batch, read_loss
+from tests.segments import announce_segments
 from tests.varuna_core.test_varuna import SHORT
-from varuna_core.runtime.split.cut import announce_segments
 from varuna_core.runtime.split.random_streams import build_seeder
 
 pytestmark = pytest.mark.slow
