@@ -327,7 +327,6 @@ WITHOUT_A_BUDGET = {
     "jobs/conf/starters.py": "files of vjob itself",
     "reports/page/html.py": "files of vjob itself",
     "varuna_core/records/checkpoints.py": "so many folders of a store, their files counted",
-    "varuna_core/hang/flight.py": "a pickle of plain values alone, of a text with a budget",
     "varuna_core/records/logs/step_counts.py": "a rank's own counter of a fixed size, and /proc",
     "varuna_core/records/logs/trace.py": "it opens what it writes",
 }

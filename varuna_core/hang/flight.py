@@ -3,22 +3,17 @@
     rank 0    all_reduce 1  all_reduce 2  all_reduce 3  all_reduce 4
     rank 1    all_reduce 1  all_reduce 2  all_reduce 3                  did not come to number 4
 
-A dump is a pickle of plain values (torch's own files) or JSON (what a rank's thread writes). An
-entry's `state` is never read: gloo leaves it at `scheduled` after the collective has ended. Numbers
-of the same group are compared between ranks, as a collective needs all of them.
+A dump is JSON, which a rank's thread writes. An entry's `state` is never read: gloo leaves it at
+`scheduled` after the collective has ended. Numbers of the same group are compared between ranks, as
+a collective needs all of them.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Mapping
 
-from varuna_core.records.files import parse_json
-
-MOST_BYTES = 64 * 1024 * 1024
 DEFAULT = "default_pg"
 """torch's name of the group of all ranks."""
 
@@ -51,28 +46,6 @@ class Gap:
     missing: tuple[int, ...]
     other: str = ""
     """The other collective that the missing ranks called under this number, if there is one."""
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Refuses whatever is no number, text or container: a pickle can call any function."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"{module}.{name} is no plain value")
-
-    def persistent_load(self, pid: Any) -> Any:
-        raise pickle.UnpicklingError("a reference to somewhere else")
-
-
-def parse_flight(data: bytes) -> Flight | None:
-    """The calls in a dump; None for what is none, or hides more than plain values."""
-    if len(data) > MOST_BYTES:
-        return None
-    try:
-        found = parse_json(data) if data[:1] == b"{" else _PlainUnpickler(io.BytesIO(data)).load()
-    # A damaged pickle may raise almost anything.
-    except Exception:
-        return None
-    return read_flight(found)
 
 
 def read_flight(value: Any) -> Flight | None:

@@ -23,7 +23,6 @@ from varuna_core.schedule.actions import (
     BACKWARDS,
     COPIES,
     FORWARDS,
-    Action,
     Kind,
     Schedule,
     ScheduleError,
@@ -248,34 +247,3 @@ def simulate(schedule: Schedule, costs: Costs) -> ScheduleTiming:
     return ScheduleTiming(
         makespan=timed.makespan, busy=timed.busy, starts=tuple(map(tuple, starts))
     )
-
-
-def render_drawing(schedule: Schedule, costs: Costs) -> str:
-    """Draw one line per rank, with one cell per unit of time: `--` continues an action, `..` is
-    idle.
-
-    Costs must be whole numbers. Stages are shown only if a rank has several.
-    """
-    timing = simulate(schedule, costs)
-    several = schedule.num_stages > schedule.num_ranks
-    cells = [["" for _ in range(round(timing.makespan))] for _ in schedule.ranks]
-    for rank, actions in enumerate(schedule.ranks):
-        for action, start in zip(actions, timing.starts[rank], strict=True):
-            length = round(costs.by_kind[action.kind][action.stage])
-            for step in range(round(start), round(start) + length):
-                cells[rank][step] = "-"
-            if length:
-                cells[rank][round(start)] = _name(action, several)
-    width = max(len(cell) for row in cells for cell in row)
-    return "\n".join(_render_row(row, width) for row in cells)
-
-
-def _name(action: Action, several: bool) -> str:
-    return str(action) if several else f"{action.kind}{action.microbatch}"
-
-
-def _render_row(row: list[str], width: int) -> str:
-    while row and not row[-1]:
-        row = row[:-1]
-    filled = [{"": "." * width, "-": "-" * width}.get(cell, cell) for cell in row]
-    return " ".join(f"{cell:<{width}}" for cell in filled).rstrip()

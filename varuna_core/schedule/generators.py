@@ -1,7 +1,6 @@
 """Build schedules with a fixed order of actions: gpipe, 1f1b, varuna, interleaved 1f1b.
 
-The drawings are the output of `render_drawing` if F, f, R, I and W take one unit of time and B two
-units; a test compares them literally.
+In the drawings F, f, R, I and W take one unit of time and B two units; a test draws them again.
 """
 
 from __future__ import annotations

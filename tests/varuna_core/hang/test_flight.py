@@ -1,12 +1,8 @@
 """Dumps of torch's Flight Recorder, read without torch."""
 
-import json
-import os
-import pickle
-
 import pytest
 
-from varuna_core.hang.flight import find_gap, find_last, parse_flight, read_flight
+from varuna_core.hang.flight import find_gap, find_last, read_flight
 
 WORLD = ["0", "default_pg"]
 
@@ -78,19 +74,6 @@ def test_the_last_collective_has_its_number():
     assert find_last(read(dump(*REDUCE), dump(*REDUCE))) == "all_reduce 4"
 
 
-class Bomb:
-    def __reduce__(self):
-        return os.system, ("exit 3",)
-
-
-@pytest.mark.parametrize(
-    "data", [b"", b"{", b"\x80\x04", pickle.dumps({"entries": Bomb()}), pickle.dumps(7)]
-)
-def test_what_is_no_plain_dump_is_none(data):
-    assert parse_flight(data) is None
-
-
-@pytest.mark.parametrize("encode", [pickle.dumps, lambda value: json.dumps(value).encode()])
-def test_pickle_and_json_say_the_same(encode):
-    flight = parse_flight(encode(dump(*REDUCE)))
-    assert flight["0"].last == 4 and flight["0"].group == "default_pg"
+@pytest.mark.parametrize("value", [None, 7, [], {}, {"entries": 7}])
+def test_what_is_no_dump_is_none(value):
+    assert read_flight(value) is None

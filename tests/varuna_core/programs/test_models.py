@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.varuna_core.programs.trainings import BERT, GPT, shape
-from varuna_core.checkpoint.foreign.transformers_names import rename_bert, rename_gpt
+from varuna_core.checkpoint.foreign.names import Program, find_place
 from varuna_core.programs.batches import TRAIN, open_source
 from varuna_core.programs.bert import Bert
 from varuna_core.programs.building import build_model
@@ -32,6 +32,18 @@ def fill(model: nn.Module) -> dict[str, Tensor]:
     return model.state_dict()
 
 
+def rename(program: Program, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The names and shapes of transformers."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        place = find_place(program, name)
+        held = tensor.t() if place.transposed else tensor
+        for theirs, part in zip(place.parts, held.chunk(len(place.parts)), strict=True):
+            found[theirs] = part.contiguous()
+        found |= {other: found[place.parts[0]] for other in place.also}
+    return found
+
+
 def load(theirs: Any, renamed: dict[str, Tensor]) -> Any:
     missing, unexpected = theirs.load_state_dict(renamed, strict=False)
     assert not unexpected
@@ -50,7 +62,7 @@ def test_transformers_gpt2_with_our_weights_gives_the_same_logits(
         vocab_size=50, n_positions=12, n_embd=hidden, n_layer=layers, n_head=heads,
         bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
-    theirs = load(transformers.GPT2LMHeadModel(config), rename_gpt(state))
+    theirs = load(transformers.GPT2LMHeadModel(config), rename("pretrain_gpt", state))
     tokens = torch.randint(50, (3, 12))
     with torch.no_grad():
         ours = model.eval().predict(tokens)
@@ -68,7 +80,7 @@ def test_transformers_bert_with_our_weights_gives_the_same_logits_and_loss() -> 
         vocab_size=64, hidden_size=24, num_hidden_layers=3, num_attention_heads=4,
         intermediate_size=96, max_position_embeddings=16,
     )  # fmt: skip
-    theirs = load(transformers.BertForPreTraining(config), rename_bert(state))
+    theirs = load(transformers.BertForPreTraining(config), rename("pretrain_bert", state))
     batch = open_source(training).read(TRAIN, range(4))
     batch["padding_mask"][1, 11:] = 0
     batch["labels"][1, 11:] = -1

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from varuna_core.schedule.actions import Action, Kind, Schedule, ScheduleError
-from varuna_core.schedule.compiled import render_drawing, simulate
+from varuna_core.schedule.compiled import simulate
 from varuna_core.schedule.costs import Costs, build_even_costs
 from varuna_core.schedule.generators import (
     build_gpipe,
@@ -194,6 +194,37 @@ def test_hardly_a_schedule_beats_zero_bubble_in_uneven_ones(m: int, data) -> Non
     assert simulate(build_zero_bubble(2, m, costs), costs).makespan <= 1.15 * find_optimum(
         2, m, costs, 2
     )
+
+
+def render_drawing(schedule: Schedule, costs: Costs) -> str:
+    """Draw one line per rank, with one cell per unit of time: `--` continues an action, `..` is
+    idle.
+
+    Costs must be whole numbers. Stages are shown only if a rank has several.
+    """
+    timing = simulate(schedule, costs)
+    several = schedule.num_stages > schedule.num_ranks
+    cells = [["" for _ in range(round(timing.makespan))] for _ in schedule.ranks]
+    for rank, actions in enumerate(schedule.ranks):
+        for action, start in zip(actions, timing.starts[rank], strict=True):
+            length = round(costs.by_kind[action.kind][action.stage])
+            for step in range(round(start), round(start) + length):
+                cells[rank][step] = "-"
+            if length:
+                cells[rank][round(start)] = _name(action, several)
+    width = max(len(cell) for row in cells for cell in row)
+    return "\n".join(_render_row(row, width) for row in cells)
+
+
+def _name(action: Action, several: bool) -> str:
+    return str(action) if several else f"{action.kind}{action.microbatch}"
+
+
+def _render_row(row: list[str], width: int) -> str:
+    while row and not row[-1]:
+        row = row[:-1]
+    filled = [{"": "." * width, "-": "-" * width}.get(cell, cell) for cell in row]
+    return " ".join(f"{cell:<{width}}" for cell in filled).rstrip()
 
 
 DRAWN: list[tuple[Callable[..., Schedule], int, int]] = [
