@@ -246,7 +246,7 @@ def judge(status: int, usage: resource.struct_rusage, said: bytes, is_busy: bool
 
 def choose(random: Random) -> tuple[str, tuple[str, ...], list[Draw]]:
     """Where the run ran, the command, and the changes."""
-    where = random.choice(("local", "local", "local", "slurm"))
+    where = random.choice(("local", "local", "slurm"))
     template = random.choice(COMMANDS)
     changes = random.choices(DRAWS, k=random.choice((1, 1, 2, 3, 4)))
     if numbers in changes and random.random() < 0.5:
@@ -260,7 +260,7 @@ def choose(random: Random) -> tuple[str, tuple[str, ...], list[Draw]]:
 
 def draw_once(number: int, top: Path, good: dict[str, Path], defect: str = "") -> Drawn:
     random = Random(f"hostile {number}")
-    above, large, out, said = top / "drawn", top / "large", top / "out", top / "said"
+    above, large, out, said = top / "drawn", top / "large", top / "out", output_of(top)
     take_back(above / "run", large)
     for old in (above, out):
         shutil.rmtree(old, ignore_errors=True)
@@ -283,7 +283,8 @@ def draw_once(number: int, top: Path, good: dict[str, Path], defect: str = "") -
         kind, code = random.choice(list(FAULTS)), random.choice(CODES)
         if code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             kind = random.choice((4, 32, 64, 128))
-        fault = (kind, int(random.expovariate(0.1)) + 1, random.choice((1, 1, 10**9)), code)
+        late = int(random.expovariate(0.1)) + 1
+        fault = (kind, random.choice((1, 2, late, late)), random.choice((1, 1, 10**9)), code)
         drawn.fault = f"{FAULTS[kind]} fails with {errno.errorcode[code]}"
         drawn.changes.append(f"{drawn.fault} from {fault[1]} x {fault[2]}")
     child = os.fork()
@@ -296,6 +297,11 @@ def draw_once(number: int, top: Path, good: dict[str, Path], defect: str = "") -
         drawn.finding = drawn.finding or find_canary(run)
     drawn.changes.insert(0, " ".join(template))
     return drawn
+
+
+def output_of(top: Path) -> Path:
+    """The file of what the command prints, on a disk of its own that does not fail."""
+    return top.with_name(f"said-{top.name}")
 
 
 def wait(child: int) -> tuple[int, resource.struct_rusage, bool]:
@@ -364,6 +370,7 @@ def start(words: Sequence[str]) -> int:
         return subprocess.run(command, env=env, check=False).returncode
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        output_of(Path(folder)).unlink(missing_ok=True)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -395,7 +402,7 @@ def main(words: Sequence[str] | None = None) -> None:
         for number in given.only:
             drawn = draw_once(number, top, good)
             print(*drawn.changes, drawn.finding or "as it should", sep=" | ", flush=True)
-            print((top / "said").read_bytes()[-4000:].decode(errors="replace"))
+            print(output_of(top).read_bytes()[-4000:].decode(errors="replace"))
         return
     if given.defect:
         from benchmarks.hostile.defects import DEFECTS

@@ -327,7 +327,7 @@ def table(run: Path, random: Random, large: Path) -> str:
     words = re.findall(r"[^\s|=:]+|.|\n", TABLES[name])
     for _ in range(random.choice((1, 1, 2, 4))):
         words[random.randrange(len(words))] = random.choice(WORDS)
-    if "n[1-2]" in words and random.random() < 0.3:
+    if "n[1-2]" in words and random.random() < 0.5:
         words[words.index("n[1-2]")] = random.choice(NODES)
     text = "".join(words)
     text *= random.choice((1, 1, 1, min(30_000, 1 + 20_000_000 // (1 + len(text)))))

@@ -17,7 +17,7 @@ from varuna_core.facts.hang import Hang
 from varuna_core.facts.partition import Partition
 from varuna_core.facts.remedy import Context, context_of
 from varuna_core.hang.signs import read_hang
-from varuna_core.records.exits import read_reason
+from varuna_core.records.exits import parse_exits, read_reason
 from varuna_core.records.files import read_bytes, read_json, read_text
 from varuna_core.records.logs.progress import read_pattern
 from varuna_core.records.logs.step_counts import StepCounts, parse_counts
@@ -452,19 +452,16 @@ def read_counts(sources: Sources) -> dict[str, dict[int, StepCounts]]:
 
 
 def _read_exits(sources: Sources) -> pd.DataFrame:
-    names = ["attempt", "rank", "node", "code", "signal", "stopped"]
+    names = ["rank", "node", "code", "signal", "stopped"]
     names += ["started", "ended", "last_error", "exception", "unwritten"]
     rows = []
     for attempt in sources.attempts:
         for path in attempt.exits:
-            value = read_json(path)
-            listed = value.get("exits", [value]) if isinstance(value, dict) else []
-            for one in listed if isinstance(listed, list) else []:
-                if isinstance(one, dict):
-                    cells = [one.get(name) for name in names[1:]]
-                    shown = [show_text(cell) if isinstance(cell, str) else cell for cell in cells]
-                    shown = [None if isinstance(cell, (list, dict)) else cell for cell in shown]
-                    rows.append([attempt.label, *shown])
+            for one in parse_exits(read_json(path)):
+                cells = [getattr(one, name) for name in names]
+                shown = [show_text(cell) if isinstance(cell, str) else cell for cell in cells]
+                rows.append([attempt.label, *shown])
+    names.insert(0, "attempt")
     return pd.DataFrame(rows, columns=names, dtype=object)  # numbers would make NaN of no signal
 
 

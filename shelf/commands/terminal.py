@@ -5,6 +5,7 @@ Logs, scripts, confs and JSON are never wrapped, so that they can be copied.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -34,8 +35,14 @@ def find_width(stream: TextIO) -> int | None:
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print our own text, wrapped to the terminal's width."""
-    click.echo(wrap_text(text, find_width(sys.stderr if err else sys.stdout)), err=err)
+    """Print our own text, wrapped to the terminal's width.
+
+    An error that stderr does not take, such as one of a full disk to which stderr is redirected, is
+    lost: the exit code remains.
+    """
+    shown = wrap_text(text, find_width(sys.stderr if err else sys.stdout))
+    with contextlib.suppress(*((OSError,) if err else ())):
+        click.echo(shown, err=err)
 
 
 def can_draw(stream: TextIO, environ: Mapping[str, str]) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.megatron_lines import format_timers, format_timers_max, format_timers_minmax
+from varuna_core.records.exits import rank_exit
 from varuna_core.records.logs.training_log import (
     Iteration,
     MemoryLine,
@@ -257,7 +260,9 @@ def test_names_that_are_not_of_utf_8_make_a_report(tmp_path: Path) -> None:
     attempt = tmp_path / "attempt-0"
     (attempt / "exit").mkdir(parents=True)
     (attempt / "caf\udce9.out").write_text(line(1))
-    (attempt / "exit/node-0.json").write_text('{"rank": 0, "node": "\\ud800", "code": 0}')
+    whole = rank_exit(0, "\ud800", 0, stopped=False, started=0.0, ended=1.0, error="")
+    bad = {**asdict(whole), "code": None}
+    (attempt / "exit/node-0.json").write_text(json.dumps({"exits": [asdict(whole), bad]}))
     job = load_job(tmp_path)
     assert job.exits["node"].tolist() == ["?"] and "caf?" in set(job.logs["iterations"]["node"])
     analyse(job)

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -348,3 +349,9 @@ def test_a_pipe_has_whole_lines_wherever_a_shell_exports_its_width(stage: Stage)
     assert said.errors.count("\n") == 1
     shown = stage.ask("status nothing", Kind(None, (("VJOB_WIDTH", "40"),)))
     assert max(map(len, shown.errors.splitlines())) <= 40
+
+
+def test_an_error_that_cannot_be_written_is_an_exit_code() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "vjob", "status", "nothing"]
+        assert subprocess.run(command, stdout=full, stderr=full, check=False).returncode == 2
