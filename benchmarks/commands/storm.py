@@ -1,4 +1,4 @@
-"""The server of live pages under a storm of connections without the token.
+"""The server of live pages, and the hub of agents, under storms of connections that prove nothing.
 
     python -m benchmarks.commands.storm [--connections 10000] [--asks 40] [--write]
 
@@ -18,9 +18,11 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from random import Random
 from statistics import median
 
 from benchmarks import RESULTS
+from benchmarks.commands import hub_storm
 from vjob.shelf.web.feed import Feed, JobReading
 from vjob.shelf.web.server import LivePage, Server, Site
 
@@ -65,6 +67,33 @@ def ask(port: int) -> float:
     return time.monotonic() - start
 
 
+def ask_by_names(port: int, asks: int) -> list[str]:
+    """Return rows: whose names, requests with the token, and how many were served."""
+    random, own = Random(1), ("127.0.0.1", "localhost", "[::1]", f"localhost:{port}", "LOCALHOST")
+    tails = ("evil.example", "localhost.evil.example", "127.0.0.1.nip.example", "xn--e1afmkfd.test")
+    foreign = [f"{random.choice('abc')}{n}.{random.choice(tails)}" for n in range(asks)]
+    foreign += [f"{name}:{port}" for name in foreign]
+    foreign += ["", "localhost@evil.example", "localhost, evil.example", "0.0.0.0", "[::]",
+                "127.1", "2130706433", "localhost:99999999", "localhost.", "\xb2"]  # fmt: skip
+    rows: Sequence[tuple[str, list[list[str]]]] = (
+        ("own", [[name] for name in own]),
+        ("foreign", [[name] for name in foreign]),
+        ("none", [[]]),
+        ("own and foreign", [["localhost", foreign[0]]]),
+    )
+    return [
+        f"| {whose} | {len(cases)} | {sum(_is_served(port, case) for case in cases)} |"
+        for whose, cases in rows
+    ]
+
+
+def _is_served(port: int, names: Sequence[str]) -> bool:
+    hosts = "".join(f"Host: {name}\r\n" for name in names)
+    with socket.create_connection(("127.0.0.1", port), timeout=GIVE_UP_S) as link:
+        link.sendall(f"GET /{TOKEN}/ HTTP/1.1\r\n{hosts}\r\n".encode("latin-1"))
+        return link.recv(64).startswith(b"HTTP/1.1 200")
+
+
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Live pages under a storm of connections.")
     parser.add_argument("--connections", type=int, default=10_000)
@@ -93,9 +122,10 @@ def main(words: Sequence[str] | None = None) -> None:
         rate = (began.value - first) / (time.monotonic() - start)
         other.kill()
         other.join()
+        names = ask_by_names(server.port, given.asks)
         server.shutdown()
     lines = [
-        "# Live pages under a storm",
+        "# Live pages and agents under a storm",
         "",
         f"{given.connections} connections without the token from another process, each with a "
         f"header that never ends; {rate:.0f} new ones a second meanwhile. The owner asked "
@@ -106,6 +136,14 @@ def main(words: Sequence[str] | None = None) -> None:
         f"| alone | {median(calm):.3f} | {max(calm):.3f} | 2 |",
         f"| in the storm | {median(stormy):.3f} | {max(stormy):.3f} | 2 |",
         "",
+        "Names in the Host header, each with the token, as a page of somebody else's site would "
+        "send them whose name resolves to 127.0.0.1 (DNS rebinding):",
+        "",
+        "| names | asked | served |",
+        "|---|---|---|",
+        *names,
+        "",
+        *hub_storm.measure(given.connections, given.asks),
     ]
     print("\n".join(lines))
     if given.write:
