@@ -352,7 +352,10 @@ _PASSWORD_FLAG = re.compile(
     r"(?:[ \t]+[^\s|;&]{1,100}){0,6}?[ \t]+-(?:p|w|a|P)[ \t]*)" + _VALUE
 )
 _USER_FLAG = re.compile(
-    r"((?:^|[ \t])(?:-u|--user|--proxy-user|-U)[ \t=]+[\"']?[^\s:\"'/]{1,100}[:%])([^\s\"'/]+)"
+    r"((?:^|[ \t])(?:-u|--user|--proxy-user|-U)[ \t=]+[\"']?[^\s:\"'/]{0,100}[:%])([^\s\"'/]+)"
+)
+_KEY_AS_USER = re.compile(
+    r"((?:^|[ \t])(?:-u|--user)[ \t=]+[\"']?)([^\s:\"'/]{8,200})(?=:(?:[\"'\s]|$))"
 )
 _LOGIN = re.compile(
     _EDGE + r"((?:wandb|comet|neptune|clearml|swanlab|huggingface-cli)[ \t]+login[ \t]+"
@@ -371,7 +374,7 @@ _SQL = re.compile(
 )
 _SHAPES = (
     _CHAT_HOOK, _SIGNATURE, _PIPED, _HERE_STRING, _HERE_DOCUMENT, _PASSWORD_FLAG, _USER_FLAG,
-    _LOGIN, _NETRC, _PGPASS, _KEY_SAID, _SQL,
+    _KEY_AS_USER, _LOGIN, _NETRC, _PGPASS, _KEY_SAID, _SQL,
 )  # fmt: skip
 """Patterns with two groups: the words before a secret, and the secret itself."""
 
@@ -466,10 +469,28 @@ def _hide_named(text: str, *, is_code: bool) -> str:
 
     def hide_spaced(match: Match[str]) -> str:
         value = match[4].strip("\"'")
-        is_meant = is_secret_name(match[1]) and _may_be_secret(value, is_drawn=True)
+        is_drawn = is_secret_name(match[1]) and _may_be_secret(value, is_drawn=True)
+        is_meant = is_drawn or _is_password(match[1], value, is_code=is_code)
         return match[1] + match[3] + REDACTED if is_meant else match[0]
 
     return _SPACED.sub(hide_spaced, text)
+
+
+def _is_password(name: str, value: str, *, is_code: bool) -> bool:
+    """True for `password = hunter2` and `db_pw = 493817`, as files of settings have them.
+
+    In code a word without a digit may be a variable, so it does not count there.
+    """
+    return (
+        _PASSWORD_NAME.fullmatch(name) is not None
+        and len(value) >= LEAST_SECRET
+        and not _is_reference(value)
+        and re.match(r"[A-Za-z_]\w*[.(\[]|[{(\[<]", value) is None
+        and (not is_code or re.search(r"\d", value) is not None)
+    )
+
+
+_PASSWORD_NAME = re.compile(r"(?i)(?:.{0,60}[_.-])?(?:pass(?:word|wd|phrase)|pw|pwd)")
 
 
 def _hide_literal(match: Match[str]) -> str:
@@ -528,6 +549,8 @@ def find_secrets(text: str, *, in_output: bool = False) -> Iterator[str]:
                 continue
             must_be_drawn = in_output or pattern is _SPACED
             if is_secret_name(match[1]) and _may_be_secret(value, is_drawn=must_be_drawn):
+                yield value
+            elif not in_output and _is_password(match[1], value, is_code=True):
                 yield value
 
 

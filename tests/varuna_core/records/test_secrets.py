@@ -76,7 +76,9 @@ def test_names_of_text_and_mappings(name: str) -> None:
 
 def test_code_that_hands_a_secret_on_stays() -> None:
     text = "+login(token=self.token, password=args.password)\n+token = get_token()\n"
+    text += "+password = entered\n+pw = sys.argv[1]\n+db_password = read(p1)\n+passwd = p2\n"
     assert redact_code(text) == text
+    assert redact_code("+password = hunter2\n") == "+password = <redacted>\n"
 
 
 def test_a_short_shape_within_data_in_base64_is_chance() -> None:
