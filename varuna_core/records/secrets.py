@@ -547,10 +547,11 @@ def find_secrets(text: str, *, in_output: bool = False) -> Iterator[str]:
             value = match[4].strip("\"'")
             if in_output and match[1].lower() == "key":  # of a mapping, a node's seat, a weight
                 continue
+            is_meant = not in_output and _is_password(match[1], value, is_code=True)
             must_be_drawn = in_output or pattern is _SPACED
-            if is_secret_name(match[1]) and _may_be_secret(value, is_drawn=must_be_drawn):
-                yield value
-            elif not in_output and _is_password(match[1], value, is_code=True):
+            if is_secret_name(match[1]):
+                is_meant = is_meant or _may_be_secret(value, is_drawn=must_be_drawn)
+            if is_meant:
                 yield value
 
 
@@ -591,7 +592,7 @@ def _may_be_secret(value: str, *, is_drawn: bool) -> bool:
     return (
         re.fullmatch(r"[\w+/=~.-]{10,}", value) is not None
         and sum(re.search(one, value) is not None for one in classes) >= 2
-        and len(re.findall(r"\d", value)) >= 3
+        and len(re.findall(r"\d", value)) >= (3 if len(value) < 24 else 1)
         and _surprise_of(value) >= 0
     )
 
