@@ -649,7 +649,7 @@ def _on_training(job: Job, analysis: Analysis) -> Iterator[Finding]:
             rule="not a number",
             values={"iterations": int(curves.nan)},
             weight=2.0,
-            sentence=f"The loss was not a number in {curves.nan} iterations.",
+            sentence=f"The loss was not a number in {curves.nan} steps.",
             evidence="number of nan iterations in the log",
             key="the script's learning rate or precision"
             if is_own

@@ -309,15 +309,16 @@ def _render_times(progress: Progress | None) -> list[str]:
     points = [point for point in progress.points if point.step_s is not None] if progress else []
     if not points:
         return []
+    unit = progress.unit if progress is not None else ""
     if progress is None or progress.source != COUNTED:
-        lines = [f"  {_name_steps([point])} : {point.step_s:.4f} s" for point in points]
-        return ["iteration times", *lines[-NUM_POINTS:]]
+        lines = [f"  {_name_steps([point], unit)} : {point.step_s:.4f} s" for point in points]
+        return [f"{unit} times", *lines[-NUM_POINTS:]]
     # Of the counter there is one mean for all steps of a second or more.
     windows = [(mean, list(some)) for mean, some in groupby(points, lambda point: point.step_s)]
-    lines = [f"  {_name_steps(some)} : {mean:.4f} s" for mean, some in windows]
-    return ["iteration times, means of a second or more", *lines[-NUM_POINTS:]]
+    lines = [f"  {_name_steps(some, unit)} : {mean:.4f} s" for mean, some in windows]
+    return [f"{unit} times, means over a second or more", *lines[-NUM_POINTS:]]
 
 
-def _name_steps(points: Sequence[Point]) -> str:
+def _name_steps(points: Sequence[Point], unit: str) -> str:
     first, last = points[0].step, points[-1].step
-    return f"iteration {last}" if first == last else f"iterations {first} to {last}"
+    return f"{unit} {last}" if first == last else f"{unit}s {first} to {last}"

@@ -261,7 +261,7 @@ def _saves_skipped(values: Values) -> str:
     free = values["free_bytes"]
     room = f" ({format_free(free)} free)" if _is_known(free) else ""
     kept = values["kept_step"]
-    last = f"; the last complete one is of iteration {kept}" if _is_known(kept) else ""
+    last = f"; the last complete one is of step {kept}" if _is_known(kept) else ""
     age = format_duration(values["age_s"])
     return f"{many} {done}, for {age}: {why} in {values['folder']}{room}{then}{last}"
 

@@ -192,7 +192,7 @@ def test_what_the_log_says_of_the_training_is_told(tmp_path: Path) -> None:
         in find(findings, "where it was a number, was 9").sentence
     )
     assert find(findings, "were skipped").sentence.startswith("3 of 30 steps")
-    assert findings[0].sentence == "The loss was not a number in 2 iterations."
+    assert findings[0].sentence == "The loss was not a number in 2 steps."
     assert analyse(load_job(tmp_path)).goodput.useful_s == pytest.approx(4.0)
 
 

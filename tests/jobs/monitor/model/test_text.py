@@ -87,9 +87,9 @@ n1  (ranks 4-7, 1 failed, err 1,548 lines)
   err  ValueError: x
 settings as the run printed them
   WORLD_SIZE: 16   <- 8 was asked for (n0)
-iteration times
-  iteration 40 : 1.5000 s
-  iteration 50 : 1.4238 s"""
+step times
+  step 40 : 1.5000 s
+  step 50 : 1.4238 s"""
     )
 
 
@@ -99,9 +99,9 @@ def test_the_counter_has_one_mean_for_the_steps_of_a_second() -> None:
     counted = Progress(step=45, points=points, source=COUNTED)
     assert render(make(progress=counted), None, all_nodes=False).endswith(
         """
-iteration times, means of a second or more
-  iterations 41 to 43 : 0.2500 s
-  iterations 44 to 45 : 0.3000 s"""
+step times, means over a second or more
+  steps 41 to 43 : 0.2500 s
+  steps 44 to 45 : 0.3000 s"""
     )
 
 

@@ -98,7 +98,7 @@ def test_the_command_prints_the_seeds_folder(tmp_path: Path) -> None:
         "out 21 lines, err 2 lines, gpu 12 lines",
         "  WORLD_SIZE: 32\n",
         "logs: n060.err n060.gpu n060.out n061.err",
-        "  iteration 10 : 4.5416 s\n  iteration 20 : 1.4015 s\n",
+        "  step 10 : 4.5416 s\n  step 20 : 1.4015 s\n",
         "  gpu  [3] NVIDIA A10       | 49'C,   3 % |     0 / 22731 MB |",
     ):
         assert words in said
