@@ -71,6 +71,8 @@ class Headline:
     queued_s: Known[float]
     num_attempts: int
     last_step: Known[int]
+    is_least: bool
+    """True if later steps than `last_step` may have been done."""
     is_counted: bool
     """True if `last_step` counts optimizer steps because no line prints the program's number."""
     num_steps: Known[int]
@@ -156,6 +158,7 @@ def summarise(
         queued_s=queued,
         num_attempts=len(goodput.attempts),
         last_step=step,
+        is_least=any(one.is_least and one.step == step for one in judged),
         is_counted=is_counted,
         num_steps=total,
         step_s=step_s,
@@ -295,7 +298,7 @@ def list_facts(found: Headline) -> Iterator[Fact]:
     if isinstance(found.last_step, Value):
         total = value_of(found.num_steps)
         of = f" of {total:,}" if total and found.last_step.value <= total else ""
-        counted = " counted" if found.is_counted else ""
+        counted = " (at least)" * found.is_least + " counted" * found.is_counted
         steps = f"{found.last_step.value:,}{counted}{of}"
         yield Fact("steps", f"{steps}, {each}" if each else steps)
         if isinstance(found.step_s, NotKnown):

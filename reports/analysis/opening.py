@@ -34,7 +34,11 @@ def write_opening(job: Job, analysis: Analysis, findings: Sequence[Finding]) -> 
         if queued_s >= MUCH_START * took_s:
             went += f", {format_duration(queued_s)} of it before the start"
     if step is not None:
-        went += f", at step {step:,}" + (f" of {total:,}" if total and step <= total else "")
+        went += (
+            f", at step {step:,}"
+            + " (at least)" * head.is_least
+            + (f" of {total:,}" if total and step <= total else "")
+        )
     if head.slower:
         went += f", {head.slower}"
     elif (step_s := value_of(head.step_s)) is not None:

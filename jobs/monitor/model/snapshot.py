@@ -104,12 +104,17 @@ class Point:
 
 
 def name_step(
-    step: int, total: int | None = None, *, is_counted: bool = False, unit: str = "step"
+    step: int,
+    total: int | None = None,
+    *,
+    is_counted: bool = False,
+    is_least: bool = False,
+    unit: str = "step",
 ) -> str:
     """`step 30 of 50`, or `30 optimizer steps of this attempt` where only their number is known."""
     whole = f" of {total}" if total and step <= total else ""  # nanoGPT does one more
     if not is_counted:
-        return f"{unit} {step}{whole}"
+        return f"{unit} {step}{' (at least)' if is_least else ''}{whole}"
     plural = "" if not whole and step == 1 else "s"
     return f"{step}{whole} optimizer step{plural}{'' if whole else ' of this attempt'}"
 
@@ -146,6 +151,9 @@ class Progress:
     is_counted: bool = False
     """`step` is `done`: no line has the program's own number, which differs if the program
     continued from a checkpoint."""
+    is_least: bool = False
+    """More steps than `step` may be done: a program that continued from a checkpoint prints its
+    number now and then."""
     unit: str = "step"
     """`epoch` or `sample`, if that is what lines count."""
     other: int | None = None
@@ -157,7 +165,13 @@ class Progress:
 
     @property
     def name(self) -> str:
-        return name_step(self.step, self.num_steps, is_counted=self.is_counted, unit=self.unit)
+        return name_step(
+            self.step,
+            self.num_steps,
+            is_counted=self.is_counted,
+            is_least=self.is_least,
+            unit=self.unit,
+        )
 
     @property
     def loss(self) -> float | None:

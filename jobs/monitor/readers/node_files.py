@@ -443,6 +443,7 @@ def join_counts(
         source=COUNTED,
         first_step=first + 1,
         is_counted=steps.is_counted,
+        is_least=steps.is_least,
         early_times=tuple(_list_early(own)),
         **known,
     )

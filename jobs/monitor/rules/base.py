@@ -276,6 +276,8 @@ def step_values(snapshot: Snapshot) -> dict[str, Any]:
     values: dict[str, Any] = {"step": progress.step, "num_steps": progress.num_steps or NO_TOTAL}
     if progress.unit != "step":
         values["unit"] = progress.unit
+    if progress.is_least:
+        values["is_least"] = True
     return {**values, "is_counted": True} if progress.is_counted else values
 
 

@@ -94,8 +94,8 @@ def _step(values: Values) -> str:
     if not _is_known(values["step"]):
         return "no step"
     total = values["num_steps"] if _is_known(values["num_steps"]) else None
-    is_counted, unit = values.get("is_counted", False), values.get("unit", "step")
-    return name_step(values["step"], total, is_counted=is_counted, unit=unit)
+    names = ("is_counted", "is_least", "unit")
+    return name_step(values["step"], total, **{k: values[k] for k in names if k in values})
 
 
 def _time(values: Values, key: str, text: str) -> str:

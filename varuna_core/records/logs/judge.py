@@ -119,6 +119,14 @@ class Steps:
         return self.source is Source.COUNTER and not is_same
 
     @property
+    def is_least(self) -> bool:
+        """True where `step` is that of the last line of a resumed program, and steps may have
+        followed that were counted without the program's number."""
+        is_same = self.fit is not None and self.fit.unit is Unit.STEP and self.fit.offset is None
+        total = self.total.value if isinstance(self.total, Value) else None
+        return is_same and isinstance(self.step, Value) and self.step.value != total
+
+    @property
     def slowest(self) -> Optional[RankSteps]:
         return min(self.ranks, key=lambda one: (one.done, one.rank), default=None)
 
