@@ -100,11 +100,11 @@ def run_uniform(session: Session) -> None:
 def run_mixed(session: Session, lab: Lab) -> None:
     """Run on two kinds of nodes, one of which loses its power."""
     session.write("gpus.yaml", WITH_GPUS)
-    session.run("plan gpus.yaml --write plan.json", "certificate, under this model")
+    session.run("plan gpus.yaml --write plan.json", "certificate, for this cost model")
     session.run("submit gpus.yaml --plan plan.json --dry-run", "^#SBATCH --partition=gpu2")
     session.write("mixed.yaml", MIXED)
     session.run("profile mixed.yaml --sizes 2 --follow", "written to .*profile.json")
-    session.run("plan mixed.yaml", "certificate, under this model")
+    session.run("plan mixed.yaml", "certificate, for this cost model")
     session.run("submit mixed.yaml", "as job")
     session.wait_for("last", r"checkpoint of step \d+", 120)
     said = session.run("status last --json", r'"health": ?"\w+"')

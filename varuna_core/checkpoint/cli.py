@@ -42,19 +42,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m varuna_core.checkpoint", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    where = "a varuna_ckpt_<iteration> folder, or the folder of them"
+    where = "a varuna_ckpt_<iteration> folder, or a folder of such folders"
 
-    inspect = commands.add_parser("inspect", help="what a checkpoint, or a folder of them, holds")
+    inspect = commands.add_parser("inspect", help="show the contents of checkpoints")
     inspect.add_argument("path", type=Path, help=where)
-    inspect.add_argument("--tensors", action="store_true", help="every tensor, with its pieces")
+    inspect.add_argument("--tensors", action="store_true", help="list every tensor with its shards")
     inspect.set_defaults(run=_inspect)
 
-    verify = commands.add_parser("verify", help="read everything and hold it to its checksums")
+    verify = commands.add_parser("verify", help="read all files and compare their checksums")
     verify.add_argument("path", type=Path, help=where + ": then the newest")
     verify.add_argument("--iteration", type=int)
     verify.set_defaults(run=_verify)
 
-    export = commands.add_parser("export", help="weights and buffers as one plain state dict")
+    export = commands.add_parser("export", help="write weights and buffers as one plain state dict")
     export.add_argument("path", type=Path, help=where + ": then the newest")
     export.add_argument(
         "target",
@@ -62,9 +62,9 @@ def _build_parser() -> argparse.ArgumentParser:
         help="a file that ends in .safetensors or .pt; with --hf, --torch-dist a new folder",
     )
     export.add_argument("--iteration", type=int)
-    export.add_argument("--hf", action="store_true", help="a folder for from_pretrained")
+    export.add_argument("--hf", action="store_true", help="write a folder for from_pretrained")
     export.add_argument(
-        "--dcp", action="store_true", help="a folder that torch.distributed.checkpoint loads"
+        "--dcp", action="store_true", help="write a folder that torch.distributed.checkpoint loads"
     )
     export.add_argument(
         "--under", default="", metavar="KEY", help="--dcp: the state dict's key, such as model"
@@ -73,55 +73,55 @@ def _build_parser() -> argparse.ArgumentParser:
     export.add_argument(
         "--torch-dist",
         action="store_true",
-        help="Megatron-LM's torch_dist files of pretrain_gpt's model, for any number of ranks",
+        help="pretrain_gpt's model in Megatron-LM's torch_dist format, for any number of ranks",
     )
-    export.add_argument("--heads", type=int, help="of a built-in program, if not stored")
+    export.add_argument("--heads", type=int, help="heads of a built-in program, if not stored")
     export.add_argument(
         "--vocab",
         type=int,
-        help="--hf: leave out later words (padding); --torch-dist: add words of zeros",
+        help="--hf: drop later tokens (padding); --torch-dist: add tokens of zeros",
     )
     export.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
         default="float32",
-        help="--hf, --torch-dist",
+        help="--hf, --torch-dist: type of the weights",
     )
     export.add_argument(
-        "--prefix", default="", help="--hf: the part whose names begin so, as inner."
+        "--prefix", default="", help="--hf: only names with this prefix, such as inner."
     )
     export.add_argument("--shard-mb", type=int, default=5000, help="--hf: largest file, in MB")
     export.set_defaults(run=_export)
 
-    take = commands.add_parser("import", help="a checkpoint of a plain state dict's weights")
+    take = commands.add_parser("import", help="make a checkpoint from a plain state dict's weights")
     take.add_argument(
         "source",
         type=parse_path,
-        help="a safetensors file, one of torch.save, a folder of Hugging Face's, of Megatron-LM's "
-        "(a GPT for pretrain_gpt) or of torch.distributed.checkpoint (FSDP2, torchtitan); a URL of "
-        "a folder, such as s3://bucket/model, by fsspec",
+        help="a file of safetensors or torch.save; a folder of Hugging Face, Megatron-LM (a GPT "
+        "for pretrain_gpt) or torch.distributed.checkpoint (FSDP2, torchtitan); the URL of "
+        "a folder, such as s3://bucket/model, read with fsspec",
     )
     take.add_argument("store", type=Path, help="the folder of checkpoints")
-    number = "0 if not given; of Megatron's the newest, and it keeps its own"
+    number = "default: 0; of Megatron-LM, the one to import (default: the newest)"
     take.add_argument("--iteration", type=int, help=number)
-    tied = "names of one tensor; once for each group"
+    tied = "names of one tied tensor; repeat it for each group"
     take.add_argument("--tied", nargs="+", action="append", default=[], metavar="NAME", help=tied)
     take.add_argument(
         "--program",
         choices=("pretrain_gpt", "pretrain_bert"),
-        help="for this built-in program, of a folder of GPT-2 or BERT",
+        help="import a folder of GPT-2 or BERT for this built-in program",
     )
     take.add_argument(
         "--vocab",
         type=int,
-        help="--program: add words whose weights are zeros; of Megatron's also leave out padding",
+        help="--program: add tokens whose weights are zeros; Megatron-LM: also drop padding",
     )
-    take.add_argument("--heads", type=int, help="of Megatron's, if not stored")
-    take.add_argument("--sequence", type=int, help="--program: leave out later positions")
+    take.add_argument("--heads", type=int, help="heads of a Megatron-LM model, if not stored")
+    take.add_argument("--sequence", type=int, help="--program: drop later positions")
     take.add_argument(
         "--optimizer",
         choices=("AdamW", "Adam", "SGD", "Lamb"),
-        help="of torch.distributed.checkpoint: take the optimizer's state too",
+        help="torch.distributed.checkpoint: also import the optimizer's state",
     )
     take.set_defaults(run=_import)
     return parser
@@ -176,7 +176,7 @@ def _print_one(manifest: Manifest) -> None:
     begun = "" if save.line == save.job else f", which continues {save.line}"
     print(f"iteration {save.iteration}, job {save.job}{begun}")
     print(f"partition {state.partition or '-'}, {manifest.world_size} ranks")
-    print(f"{len(manifest.files)} files, {len(state.ties)} groups of tied names")
+    print(f"{len(manifest.files)} files, {len(state.ties)} groups of tied parameters")
     for kind, (tensors, pieces, size) in kinds.items():
         print(f"  {kind:<24} {tensors:>6} tensors {pieces:>6} pieces {size / 2**20:>10.1f} MiB")
     for word in ("loss_scale", "lr_schedule", "data_position", "user"):
@@ -210,7 +210,7 @@ def _verify(options: argparse.Namespace) -> int:
     if faults:
         print(f"{folder} is damaged{offer_good(folder)}", file=sys.stderr)
         return 1
-    print(f"{folder} is as it was written")
+    print(f"{folder} is intact: all checksums match")
     return 0
 
 
@@ -228,7 +228,7 @@ def _export_here(folder: Path, options: argparse.Namespace) -> int:
         from varuna_core.checkpoint.foreign.torch_dcp import export_dcp
 
         count = export_dcp(folder, options.target, under=options.under)
-        print(f"{count} tensors of {folder} in {options.target}: weights and buffers alone")
+        print(f"wrote {count} tensors of {folder} to {options.target}: only weights and buffers")
         return 0
     if options.hf:
         from varuna_core.checkpoint.foreign.huggingface import export_folder
@@ -245,14 +245,14 @@ def _export_here(folder: Path, options: argparse.Namespace) -> int:
         )
         print(f"{folder} in {options.target}: {', '.join(made)}")
         if "config.json" not in made:
-            print("no config.json: say --config, or copy the model's there")
+            print("no config.json was written: give --config, or copy the model's file there")
         return 0
     if options.torch_dist:
         from varuna_core.checkpoint.foreign.megatron import export_torch_dist
 
         words = {word: getattr(options, word) for word in ("heads", "vocab", "dtype")}
         place = export_torch_dist(folder, options.target, **words)
-        print(f"{folder} is {place}: its weights alone")
+        print(f"wrote the weights of {folder} to {place}")
         return 0
     from varuna_core.checkpoint.store.exchange import export_checkpoint
 
@@ -283,12 +283,12 @@ def _import(options: argparse.Namespace) -> int:
             optimizer=options.optimizer,
         )
     elif options.program is not None:
-        raise ValueError(f"{source}: --program wants Hugging Face's folder, with its config.json")
+        raise ValueError(f"{source}: --program needs a Hugging Face folder with its config.json")
     else:
         from varuna_core.checkpoint.store.exchange import import_checkpoint
 
         made = import_checkpoint(source, store, iteration, options.tied)
-    print(f"{source} is {made}")
+    print(f"imported {source} as {made}")
     return 0
 
 
@@ -312,7 +312,7 @@ def _import_megatron(options: argparse.Namespace) -> bool:
         vocab=options.vocab,
         sequence=options.sequence,
     )
-    print(f"{folder} is {made}: its weights alone")
+    print(f"imported the weights of {folder} as {made}")
     for line in unknown:
         print(line)
     return True

@@ -185,7 +185,7 @@ def test_small_state_of_schedulers_numpy_and_tensors_comes_back() -> None:
 
 
 def test_what_json_cannot_hold_is_refused_by_its_place() -> None:
-    with pytest.raises(TypeError, match=r"user/net/1 is a Linear, which a checkpoint does not"):
+    with pytest.raises(TypeError, match=r"user/net/1 is a Linear, which a checkpoint cannot hold"):
         to_plain({"net": [1, torch.nn.Linear(1, 1)]}, "user")
     with pytest.raises(TypeError, match=r"user/big is a tensor of \[1000, 1000\]: too large"):
         to_plain({"big": torch.zeros(1000, 1000)}, "user")

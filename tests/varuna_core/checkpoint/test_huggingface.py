@@ -196,9 +196,7 @@ def test_a_program_begins_with_their_weights(tmp_path: Path) -> None:
 def test_words_are_added_and_left_out_and_positions_left_out(tmp_path: Path) -> None:
     ours = build("pretrain_gpt")
     folder = save(ours, tmp_path / "ckpt")
-    with pytest.raises(
-        CheckpointError, match="how many attention heads its model has: add --heads"
-    ):
+    with pytest.raises(CheckpointError, match="model's number of attention heads: add --heads"):
         export_folder(folder, tmp_path / "hf")
     assert not list(tmp_path.glob(".hf*")), "nothing is left of what failed"
     export_folder(folder, tmp_path / "hf", heads=HEADS, vocab=44, dtype="bfloat16")
@@ -218,16 +216,16 @@ def test_words_are_added_and_left_out_and_positions_left_out(tmp_path: Path) -> 
             reader.read("positions.weight"), state["positions.weight"][:7].bfloat16()
         )
     for words, said in (
-        ({"vocab": 43}, "vocab 43: the folder has 44 words"),
-        ({"sequence": 13}, "sequence 13: the folder has 12 positions"),
+        ({"vocab": 43}, "vocab 43: the folder has 44 tokens"),
+        ({"sequence": 13}, "sequence 13 exceeds 12 positions"),
     ):
         with pytest.raises(CheckpointError, match=said):
             import_folder(tmp_path / "hf", tmp_path / "no", program="pretrain_gpt", **words)
-    with pytest.raises(CheckpointError, match="is there already and not empty"):
+    with pytest.raises(CheckpointError, match="already exists and is not empty"):
         export_folder(folder, tmp_path / "hf", heads=HEADS)
-    with pytest.raises(CheckpointError, match="5 heads do not divide the model's width of 16"):
+    with pytest.raises(CheckpointError, match="the model's width 16 is not divisible by 5 heads"):
         export_folder(folder, tmp_path / "odd", heads=5)
-    with pytest.raises(CheckpointError, match="vocab 51: the checkpoint has 50 words"):
+    with pytest.raises(CheckpointError, match="vocab 51: expected 1 to 50"):
         export_folder(folder, tmp_path / "odd", heads=4, vocab=51)
 
 

@@ -63,7 +63,7 @@ def test_there_and_back_the_weights_are_the_same_bits(
     saved = save(ours, tmp_path / "ckpt", USER)
     write_legacy(saved, tmp_path / "theirs", tensor=cuts[0], pipeline=cuts[1])
     assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "again")]) == 0
-    assert "varuna_ckpt_3: its weights alone" in capsys.readouterr().out
+    assert "varuna_ckpt_3" in capsys.readouterr().out
     assert is_same(read(tmp_path / "again"), ours)
     with CheckpointReader.open(tmp_path / "again") as reader:
         assert reader.state.user["model"] == {"heads": HEADS}
@@ -146,7 +146,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "untied": (add("output_layer.weight", 50, 16), r"not its word embedding \(untied\)"),
     "more": (add("decoder.layers.0.self_attention.q_layernorm.weight", 4), r"'decoder.*q_layern"),
     "old order": (lambda held: held.update(checkpoint_version=0), r"checkpoint_version 0, whose"),
-    "heads": (lambda held: held.pop("args"), r"how many attention heads .* add --heads"),
+    "heads": (lambda held: held.pop("args"), r"number of attention heads: add --heads"),
 }
 
 

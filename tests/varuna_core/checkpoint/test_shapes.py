@@ -269,7 +269,7 @@ def test_import_runs_nothing_and_names_what_is_no_tensor(
     arguments = [str(tmp_path / "w.safetensors"), str(tmp_path / "s"), "--tied", "a", "b"]
     assert main(["import", *arguments]) == 1
     said = capsys.readouterr().err
-    assert "not a state dict that can be read safely" in said
+    assert "cannot be read safely as a state dict" in said
     assert "'step' is a int" in said and "not tied" in said
 
 

@@ -109,7 +109,7 @@ def test_a_stranger_keeps_away_from_what_was_there(tmp_path: Path) -> None:
     writer = CheckpointWriter(tmp_path, job="other", keep=1)
     save(writer, 11, 12)
     assert list_iterations(tmp_path) == [10, 12, 20]
-    with pytest.raises(FolderTaken, match=r"varuna_ckpt_20 is there already, of job first"):
+    with pytest.raises(FolderTaken, match=r"varuna_ckpt_20 already exists, of job first"):
         save(writer, 20)
     assert CheckpointReader.open(tmp_path, 20).manifest.save.job == "first"
 
@@ -140,7 +140,7 @@ def test_of_two_jobs_in_one_folder_the_first_is_told_and_both_keep_theirs(tmp_pa
     save(second, 15)
     with pytest.raises(FolderTaken, match=r"job second on .* saves into .* since .* end one"):
         save(first, 20)
-    with pytest.raises(FolderTaken, match=r"varuna_ckpt_10 is there already, of job first"):
+    with pytest.raises(FolderTaken, match=r"varuna_ckpt_10 already exists, of job first"):
         save(second, 10)
     assert list_iterations(tmp_path) == [10, 15]
     for found in list_complete(tmp_path):
@@ -240,7 +240,7 @@ def test_what_cannot_be_cleared_away_keeps_no_old_one(
     save(writer, 5)
     with patch.object(Owner, "clean", side_effect=OSError("stale")):
         save(writer, 6)
-    assert list_iterations(tmp_path) == [6] and "were not cleared away: stale" in caplog.text
+    assert list_iterations(tmp_path) == [6] and "were not removed: stale" in caplog.text
 
 
 def test_a_listing_that_came_too_late_is_made_up_for(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_what_there_is_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str
     save(CheckpointWriter(tmp_path, job="root"), 5)
     with pytest.raises(NoCheckpoint, match=r"of iteration 7 \(complete: 5\)"):
         CheckpointReader.open(tmp_path, 7)
-    with pytest.raises(NoCheckpoint, match=r"was never finished; load iteration 5 instead"):
+    with pytest.raises(NoCheckpoint, match=r"its save never finished; load iteration 5 instead"):
         CheckpointReader(left)
     with pytest.raises(NoCheckpoint, match=r"there is no folder .*; load iteration 5 instead"):
         CheckpointReader(tmp_path / "varuna_ckpt_9")
@@ -279,7 +279,7 @@ def test_folders_of_others_are_neither_read_nor_touched(tmp_path: Path) -> None:
     old = tmp_path / "varuna_ckpt_30"
     old.mkdir()
     (old / "opt-fp32-params-0").write_bytes(b"\x80\x02pickle")
-    with pytest.raises(NoCheckpoint, match="holds pickles of the Varuna of old"):
+    with pytest.raises(NoCheckpoint, match="of the original Varuna, which cannot be read"):
         CheckpointReader.open(tmp_path)
     with pytest.raises(ForeignCheckpoint, match="is not a checkpoint of vjob"):
         CheckpointReader(old)
@@ -302,17 +302,17 @@ def change_manifest(folder: Path, change: Any) -> None:
 def test_a_later_format_is_named(tmp_path: Path) -> None:
     save(CheckpointWriter(tmp_path, job="a"), 5)
     change_manifest(tmp_path / "varuna_ckpt_5", lambda d: d.update(varuna_checkpoint=3))
-    with pytest.raises(ForeignCheckpoint, match=r"manifest.json is of format 3; this version"):
+    with pytest.raises(ForeignCheckpoint, match=r"manifest.json has format 3, but this version"):
         CheckpointReader.open(tmp_path)
 
 
 def test_a_manifest_of_other_fields_is_no_manifest(tmp_path: Path) -> None:
     save(CheckpointWriter(tmp_path, job="a"), 5)
     change_manifest(tmp_path / "varuna_ckpt_5", lambda d: d["content"].pop("files"))
-    with pytest.raises(DamagedCheckpoint, match=r"is not a manifest as this version writes it"):
+    with pytest.raises(DamagedCheckpoint, match=r"is not a manifest of this version"):
         CheckpointReader.open(tmp_path)
     (tmp_path / "varuna_ckpt_5" / "manifest.json").write_text('{"some": "json"}')
-    with pytest.raises(ForeignCheckpoint, match="not a file of vjob's checkpoints"):
+    with pytest.raises(ForeignCheckpoint, match="not a file of a vjob checkpoint"):
         CheckpointReader.open(tmp_path)
 
 

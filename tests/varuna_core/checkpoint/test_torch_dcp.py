@@ -124,4 +124,4 @@ def test_an_optimizer_is_refused_where_there_is_none(
     save_as("bare", tmp_path / "dcp")
     words = ["import", str(tmp_path / "dcp"), str(tmp_path / "ckpt"), "--optimizer", "AdamW"]
     assert main(words) == 1
-    assert "has no optimizer's state: leave out --optimizer" in capsys.readouterr().err
+    assert "has no optimizer state: remove --optimizer" in capsys.readouterr().err

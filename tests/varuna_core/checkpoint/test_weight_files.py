@@ -82,10 +82,10 @@ def test_of_a_folder_with_an_index_its_files_alone_are_read(tmp_path: Path) -> N
     assert set(stored) == {"x", "y"} and stored["x"].tolist() == [1, 1]
     assert stored.shape_of("y") == (3,)
     (tmp_path / "two.safetensors").unlink()
-    with pytest.raises(WeightFileError, match=r"two.safetensors is missing, and model.*lists it"):
+    with pytest.raises(WeightFileError, match=r"two.safetensors is missing, but model.*lists it"):
         open_weights(tmp_path)
     write(tmp_path / "two.safetensors", {"other": torch.zeros(3)})
-    with pytest.raises(WeightFileError, match=r"two.safetensors holds no 'y'"):
+    with pytest.raises(WeightFileError, match=r"two.safetensors does not hold 'y'"):
         open_weights(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("[]")
     with pytest.raises(WeightFileError, match="not an index of safetensors files"):

@@ -66,7 +66,7 @@ def test_a_file_of_version_1_is_read() -> None:
         both = zip(cell.input_grad_s, cell.weight_grad_s, strict=True)
         assert cell.backward_s == tuple(a + b for a, b in both) and not any(cell.action_s)
     fields["vjob_profile"] = 3
-    with pytest.raises(PlanningError, match="version 3, this vjob reads 1, 2: profile again"):
+    with pytest.raises(PlanningError, match="version 3, but this vjob reads 1, 2: profile again"):
         parse_profile(json.dumps(fields))
 
 
@@ -167,7 +167,7 @@ def test_what_is_missing_is_an_error_or_called_an_estimate() -> None:
         profile.network.find("big", "huge", "inter")
     one_size = {key: cell for key, cell in profile.gpus["big"].cells.items() if key[0] == 1}
     alone = replace(profile, gpus={"big": replace(profile.gpus["big"], cells=one_size)})
-    with pytest.raises(MissingData, match="at micro-batch 1 alone"):
+    with pytest.raises(MissingData, match="only at micro-batch 1"):
         alone.estimate_cell("big", 2)
 
 
@@ -241,7 +241,7 @@ def test_a_half_of_a_sum_is_as_measured_or_half_of_it() -> None:
     assert parse_profile(render_profile(profile)) == profile == profile.extend(profile)
     fields = json.loads(render_profile(profile))
     fields["halves"][0]["half"] = "shuffle"
-    with pytest.raises(PlanningError, match="a half 'shuffle' of a sum: expected one of reduce"):
+    with pytest.raises(PlanningError, match="half 'shuffle' of a sum: expected one of reduce"):
         parse_profile(json.dumps(fields))
     del fields["halves"]
     assert parse_profile(json.dumps(fields)).network.halves == {}
@@ -267,9 +267,9 @@ def test_a_gpu_is_found_by_what_tools_call_it(said: str, name: str) -> None:
 
 
 def test_an_unknown_or_ambiguous_gpu_is_refused_with_names() -> None:
-    with pytest.raises(PlanningError, match="A100-40 or A100-80: say which"):
+    with pytest.raises(PlanningError, match="A100-40 or A100-80: give the full name"):
         find_gpu("NVIDIA A100")
-    with pytest.raises(PlanningError, match="no GPU 'B17' in the table; there are A100-40"):
+    with pytest.raises(PlanningError, match="GPU 'B17' is not in the table; known are A100-40"):
         find_gpu("B17")
 
 

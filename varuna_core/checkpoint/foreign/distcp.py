@@ -91,7 +91,7 @@ class Stored:
             named = re.findall(r"GLOBAL ([\w.]+)", str(error))
             if named:
                 raise CheckpointError(
-                    f"{piece.file}: {self.name} is not read: its pickle would run {named[0]}"
+                    f"{piece.file}: {self.name} was not read: its pickle would call {named[0]}"
                 ) from error
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise DamagedCheckpoint(f"{piece.file}: {self.name} is damaged: {first}") from error
@@ -101,8 +101,8 @@ class Stored:
             or found.dtype != self.dtype
         ):
             raise DamagedCheckpoint(
-                f"{piece.file}: {self.name} is not the {self.dtype} of {list(piece.box.extent)} "
-                f"that {METADATA} lists there"
+                f"{piece.file}: {self.name} is not the {self.dtype} tensor of "
+                f"{list(piece.box.extent)} that {METADATA} lists there"
             )
         return found
 
@@ -152,7 +152,7 @@ def list_stored(folder: Path, is_wanted: Callable[[str], bool]) -> dict[str, Sto
     for name, (shape, dtype, boxes) in tensors.items():
         missing = [box for box in boxes if (name, box.offset) not in places]
         if missing:
-            raise DamagedCheckpoint(f"{path} does not say where {name}{missing[0]} lies")
+            raise DamagedCheckpoint(f"{path} gives no file for {name}{missing[0]}")
         pieces = [
             Piece(box=box, file=file, start=start, num_bytes=num_bytes)
             for box in boxes
@@ -192,12 +192,12 @@ def read_object(folder: Path, name: str) -> dict[str, Any] | None:
             with file.open("rb") as held:
                 return load_torch_file(file, cast(IO[bytes], _View(held, start, num_bytes)))
         except FileNotFoundError as error:
-            raise DamagedCheckpoint(f"{file} is missing: {name} lies there") from error
+            raise DamagedCheckpoint(f"{file} is missing: it holds {name}") from error
     return None
 
 
 def _build_strange(path: Path, error: Exception) -> DamagedCheckpoint:
-    return DamagedCheckpoint(f"{path} is not what torch.distributed.checkpoint writes: {error}")
+    return DamagedCheckpoint(f"{path} is not a checkpoint of torch.distributed.checkpoint: {error}")
 
 
 _Tensors = dict[str, tuple[tuple[int, ...], torch.dtype, list[Box]]]
@@ -214,7 +214,7 @@ def _parse(
         if _name_class(held) == "TensorStorageMetadata" and is_wanted(str(name)):
             dtype = held.properties.words[0]
             if not isinstance(dtype, torch.dtype):
-                raise TypeError(f"{name} is of no type of torch")
+                raise TypeError(f"{name} has no torch dtype")
             boxes = [
                 Box(_read_ints(chunk.offsets), _read_ints(chunk.sizes)) for chunk in held.chunks
             ]
@@ -230,9 +230,9 @@ def _parse(
 def _locate(name: str, info: Any, folder: Path) -> tuple[Path, int, int]:
     file = str(info.relative_path)
     if Path(file).name != file:
-        raise ValueError(f"{name} lies in {file!r}, outside of its folder")
+        raise ValueError(f"{name} is in {file!r}, outside the checkpoint's folder")
     if getattr(info, "transform_descriptors", None):
-        raise ValueError(f"{name} is compressed, which is not read")
+        raise ValueError(f"{name} is compressed, which is not supported")
     start, num_bytes = _read_ints((info.offset, info.length))
     return folder / file, start, num_bytes
 
@@ -244,7 +244,7 @@ def _name_class(held: Any) -> str:
 def _read_ints(values: Iterable[Any]) -> tuple[int, ...]:
     found = tuple(values)
     if not all(type(value) is int and value >= 0 for value in found):
-        raise ValueError(f"{found!r} are no sizes")
+        raise ValueError(f"{found!r} are not sizes")
     return found
 
 
@@ -253,11 +253,11 @@ def _expect_there(name: str, dtype: torch.dtype, piece: Piece, sizes: dict[Path,
         try:
             sizes[piece.file] = piece.file.stat().st_size
         except FileNotFoundError as error:
-            raise DamagedCheckpoint(f"{piece.file} is missing: {name} lies there") from error
+            raise DamagedCheckpoint(f"{piece.file} is missing: it holds {name}") from error
     end = piece.start + piece.num_bytes
     if end > sizes[piece.file]:
         raise DamagedCheckpoint(
-            f"{piece.file} is cut short: it has {sizes[piece.file]} bytes, and {name} ends at {end}"
+            f"{piece.file} is truncated: it has {sizes[piece.file]} bytes, but {name} ends at {end}"
         )
     if piece.box.volume * dtype.itemsize > piece.num_bytes:
         raise DamagedCheckpoint(

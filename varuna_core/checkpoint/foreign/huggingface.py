@@ -102,7 +102,7 @@ def read_config(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{file} cannot be read as a config.json: {error}") from error
     if not isinstance(found, dict):
-        raise CheckpointError(f"{file} is no config.json: it holds a {type(found).__name__}")
+        raise CheckpointError(f"{file} is not a config.json: it holds a {type(found).__name__}")
     return found
 
 
@@ -110,8 +110,8 @@ def _refuse_differences(program: Program, config: Mapping[str, Any], source: Pat
     differences = list_differences(program, config)
     if differences:
         raise CheckpointError(
-            f"{source} is of a model that {program} computes otherwise: {'; '.join(differences)}. "
-            "Train the model itself, with cut_before and open_weights"
+            f"{source} is of a model that {program} computes differently: "
+            f"{'; '.join(differences)}. Train the model itself, with cut_before and open_weights"
         )
 
 
@@ -145,12 +145,12 @@ def _take_ours(
         lost = next(part for part, there in zip(place.parts, found, strict=True) if there is None)
         kind = "GPT2LMHeadModel" if program == "pretrain_gpt" else "BertForPreTraining"
         kind = kind if sizes.llama is None else "ForCausalLM"
-        raise CheckpointError(f"{source} has no {lost!r}: {program} wants a {kind}'s")
+        raise CheckpointError(f"{source} has no {lost!r}: {program} needs the weights of a {kind}")
     wanted = _shape_theirs(place, shape)
     for theirs, part in zip(found, parts, strict=True):
         if part.shape != wanted:
             raise CheckpointError(
-                f"{theirs!r} is {list(part.shape)} in {source}, its config says {list(wanted)}"
+                f"{theirs!r} is {list(part.shape)} in {source}, but its config says {list(wanted)}"
             )
         if part.dtype != parts[0].dtype:
             raise CheckpointError(f"{theirs!r} is {part.dtype}, {found[0]!r} is {parts[0].dtype}")
@@ -185,11 +185,11 @@ def _resize(entry: Entry, sizes: Sizes, vocab: int | None, sequence: int | None)
         sizes.vocab,
     ):
         if vocab < sizes.vocab:
-            raise CheckpointError(f"vocab {vocab}: the folder has {sizes.vocab} words")
+            raise CheckpointError(f"vocab {vocab}: the folder has {sizes.vocab} tokens")
         return with_rows(entry, vocab)
     if entry.name == "positions.weight" and sequence not in (None, sizes.sequence):
         if sequence > sizes.sequence:
-            raise CheckpointError(f"sequence {sequence}: the folder has {sizes.sequence} positions")
+            raise CheckpointError(f"sequence {sequence} exceeds {sizes.sequence} positions")
         return with_rows(entry, sequence)
     return entry
 
@@ -266,24 +266,24 @@ def _take_model(
     if found is None:
         if heads is not None or vocab is not None:
             raise CheckpointError(
-                f"{reader.folder} is of no built-in program: heads and vocab are for those"
+                f"{reader.folder} is not of a built-in program: remove heads and vocab"
             )
         made = None if given is None else {**given, "dtype": dtype}
         if made is not None:
             made.pop("torch_dtype", None)  # as it was called before
         return list(_take_named(reader, shapes, prefix)), made
     if prefix:
-        raise CheckpointError(f"{reader.folder} is of a built-in program: no prefix {prefix!r}")
+        raise CheckpointError(f"{reader.folder} is of a built-in program: remove prefix {prefix!r}")
     program, sizes = found
     if given is not None:
         _refuse_differences(program, given, reader.folder)
         heads = heads or read_sizes(program, given)[1]
     heads = heads or infer_heads(reader)
     if sizes.hidden % heads and sizes.llama is None:
-        raise CheckpointError(f"{heads} heads do not divide the model's width of {sizes.hidden}")
+        raise CheckpointError(f"the model's width {sizes.hidden} is not divisible by {heads} heads")
     kept = sizes.vocab if vocab is None else vocab
     if not 0 < kept <= sizes.vocab:
-        raise CheckpointError(f"vocab {kept}: the checkpoint has {sizes.vocab} words")
+        raise CheckpointError(f"vocab {kept}: expected 1 to {sizes.vocab}")
     entries = [
         entry
         for name in shapes
@@ -310,7 +310,7 @@ def infer_heads(reader: CheckpointReader) -> int:
     heads = read_known(reader.state.user).heads
     if heads is None:
         raise CheckpointError(
-            f"{reader.folder} does not say how many attention heads its model has: add --heads"
+            f"{reader.folder} does not record the model's number of attention heads: add --heads"
         )
     return heads
 

@@ -221,14 +221,14 @@ def import_megatron(
     held = _read_torch_dist(folder) if is_torch_dist(folder) else _read_legacy(folder)
     unknown = []
     if held.args is None:
-        unknown = ["no arguments in it: its activation, norms and positions are not known"]
+        unknown = ["it holds no arguments, so its activation, norms and positions were not checked"]
         args: dict[str, Any] = {}
     else:
         args = held.args
     heads = heads or args.get("num_attention_heads")
     if not isinstance(heads, int):
         raise CheckpointError(
-            f"{folder} does not say how many attention heads its model has: add --heads"
+            f"{folder} does not record the model's number of attention heads: add --heads"
         )
     entries = list_entries(held.tensors, folder, heads=heads, vocab=vocab, sequence=sequence)
     number = held.iteration if iteration is None else iteration
@@ -275,7 +275,7 @@ def list_entries(
         if name not in tensors:
             theirs = "word" if name.startswith("tokens") else "position"
             raise CheckpointError(
-                f"{folder} has no {theirs} embedding: it is no GPT of pretrain_gpt"
+                f"{folder} has no {theirs} embedding, so it is not a GPT of pretrain_gpt"
             )
     blocks = {int(name.split(".")[1]) for name in tensors if name.startswith("blocks.")}
     (rows, hidden), (positions, _) = (
@@ -284,7 +284,7 @@ def list_entries(
     )
     sizes = Sizes(layers=len(blocks), hidden=hidden, sequence=positions, vocab=rows)
     if hidden % heads:
-        raise CheckpointError(f"{heads} heads do not divide the model's width of {hidden}")
+        raise CheckpointError(f"the model's width of {hidden} is not divisible by {heads} heads")
     wanted = list_shapes("pretrain_gpt", sizes)
     more = [f"has {name}, ours does not" for name in tensors if name not in wanted]
     first, tied = TIES["pretrain_gpt"]
@@ -373,14 +373,13 @@ def _read_torch_dist(folder: Path) -> MegatronCheckpoint:
     backend = _read_format(folder).get("sharded_backend", "torch_dist")
     if backend != "torch_dist":
         raise CheckpointError(
-            f"{folder} is of the format {backend!r}: load and save it with Megatron-LM's "
-            "--ckpt-format torch_dist"
+            f"{folder} has the format {backend!r}, which is not supported: load and save it "
+            "with Megatron-LM's --ckpt-format torch_dist"
         )
     if not (folder / COMMON).exists() and not (folder / FORMAT).exists():
         raise CheckpointError(
             f"{folder} has no {COMMON}: it is a plain torch.distributed.checkpoint (FSDP, "
-            "torch_dcp), not Megatron-LM's torch_dist. Where you trust it, make a file of it by "
-            "`python -m torch.distributed.checkpoint.format_utils dcp_to_torch`, and import that"
+            "torch_dcp), not Megatron-LM's torch_dist: give this folder itself to `import`"
         )
     held = None if (folder / COMMON).exists() else read_object(folder, COMMON_STATE)
     common = load_torch_file(folder / COMMON) if held is None else held
@@ -465,7 +464,7 @@ def expect_known_order(common: Mapping[str, Any], folder: Path) -> None:
     version = common.get("checkpoint_version", 0)
     if not isinstance(version, int | float) or version < 2:
         raise CheckpointError(
-            f"{folder} is of checkpoint_version {version}, whose query, key and value lie in "
+            f"{folder} has checkpoint_version {version}, which stores query, key and value in "
             "another order: load and save it with a later Megatron-LM"
         )
 
@@ -518,7 +517,7 @@ def join_parts(
     if axis is not None:
         shape[axis] = sum(part.shape[axis] for part in parts)
     elif not all(torch.equal(part, parts[0]) for part in parts[1:]):
-        raise DamagedCheckpoint(f"{folder}: {name} is not the same on all ranks")
+        raise DamagedCheckpoint(f"{folder}: {name} differs between ranks")
     return make_lazy_entry(
         name,
         tuple(shape),
@@ -541,7 +540,7 @@ def make_lazy_entry(
 ) -> Entry:
     words = [word for word, known in DTYPES.items() if known == dtype]
     if not words:
-        raise CheckpointError(f"{name} is of type {dtype}, which is not read")
+        raise CheckpointError(f"{name} has type {dtype}, which is not supported")
     return Entry(kind=WEIGHT, name=name, shape=shape, box=whole(shape), dtype=words[0], load=load)
 
 
@@ -600,14 +599,14 @@ class GptReader:
     ) -> GptReader:
         found = find_program(reader.state.shapes)
         if found is None or found[0] != "pretrain_gpt":
-            raise CheckpointError(f"{reader.folder} is not of pretrain_gpt's model")
+            raise CheckpointError(f"{reader.folder} is not a checkpoint of pretrain_gpt")
         sizes, heads = found[1], heads or infer_heads(reader)
         if sizes.hidden % heads:
             raise CheckpointError(
-                f"{heads} heads do not divide the model's width of {sizes.hidden}"
+                f"the model's width of {sizes.hidden} is not divisible by {heads} heads"
             )
         if vocab is not None and vocab < sizes.vocab:
-            raise CheckpointError(f"vocab {vocab}: the checkpoint has {sizes.vocab} words")
+            raise CheckpointError(f"vocab {vocab}: the checkpoint has {sizes.vocab} tokens")
         sizes = replace(sizes, vocab=vocab or sizes.vocab)
         return cls(reader=reader, sizes=sizes, heads=heads, dtype=DTYPES[TYPES[dtype]])
 

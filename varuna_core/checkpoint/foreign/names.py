@@ -313,17 +313,17 @@ def _list_llama_differences(kind: str, config: Mapping[str, Any]) -> Iterator[st
         yield f"partial_rotary_factor {rope['partial_rotary_factor']}, ours is 1"
     for key in ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"):
         if not isinstance(config.get(key), int):
-            yield f"{key} {config.get(key)!r}, which must be given"
+            yield f"{key} {config.get(key)!r}, but a number is required"
     if "rope_theta" not in rope:
         yield "rope_theta is not given"
     if kind == "llama" and config.get("attention_bias"):
-        yield "attention_bias True, ours has none in the output"
+        yield "attention_bias True, ours has no bias in the output"
     if kind == "qwen3" and config.get("attention_bias"):
-        yield "attention_bias True, ours has none beside norms of queries and keys"
+        yield "attention_bias True, ours has no bias beside norms of queries and keys"
     slides = config.get("use_sliding_window", kind == "mistral")
     window, length = config.get("sliding_window"), config.get("max_position_embeddings", 0)
     if slides and window is not None and window < length:
-        yield f"sliding_window {window}, ours looks at the whole sequence"
+        yield f"sliding_window {window}, ours attends to the whole sequence"
 
 
 def _read_llama(config: Mapping[str, Any]) -> Llama:

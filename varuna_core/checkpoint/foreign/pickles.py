@@ -63,7 +63,7 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         spelled = (module.partition(".")[0], f"{module}.{name}")
         if self.known is not None and not any(one in self.known for one in spelled):
-            raise _Refused(f"unpickling it would run {module}.{name}, which does not belong there")
+            raise _Refused(f"unpickling it would run {module}.{name}, which is not allowed")
         if (module, name) in _ALLOWED:
             return _ALLOWED[module, name]
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
@@ -95,7 +95,7 @@ def load_torch_file(path: Path, part: IO[bytes] | None = None) -> dict[str, Any]
         raise DamagedCheckpoint(f"{path} is missing") from error
     except (RuntimeError, *TORN) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise DamagedCheckpoint(f"{path} is no whole file of torch.save: {first}") from error
+        raise DamagedCheckpoint(f"{path} is not a complete file of torch.save: {first}") from error
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} holds a {type(found).__name__}, not a dict")
     return found
@@ -113,4 +113,4 @@ def load_plain_pickle(path: Path, known: Sequence[str]) -> Any:
     except _Refused as error:
         raise CheckpointError(f"{path} is not read: {error}") from error
     except TORN as error:
-        raise DamagedCheckpoint(f"{path} is no whole pickle: {error}") from error
+        raise DamagedCheckpoint(f"{path} is not a complete pickle: {error}") from error

@@ -64,7 +64,7 @@ class DcpWeights(Mapping[str, Tensor]):
             if (match := _STATE.fullmatch(name))
         }
         if not self._held:
-            raise CheckpointError(f"{folder} holds no tensors of a model")
+            raise CheckpointError(f"{folder} holds no model tensors")
 
     def __getitem__(self, name: str) -> Tensor:
         return self._held[name].read()
@@ -95,8 +95,8 @@ class DcpWeights(Mapping[str, Tensor]):
             by_name.setdefault(name, {})[key] = one
         lost = next((name for name in by_name if name not in self._held), None)
         if lost is not None or not by_name:
-            what = f"a state of {lost!r} and no such tensor" if by_name else "no optimizer's state"
-            raise CheckpointError(f"{self.folder} has {what}: leave out --optimizer")
+            what = f"state of {lost!r}, but not that tensor" if by_name else "no optimizer state"
+            raise CheckpointError(f"{self.folder} has {what}: remove --optimizer")
         entries: list[Entry] = []
         trees: dict[str, Any] = {}
         for name, state in by_name.items():

@@ -68,7 +68,7 @@ class StoredWeights(Mapping[str, Tensor]):
         return self.describe(name).extent
 
     def take_optimizer(self, kind: str) -> tuple[list[Entry], dict[str, Any]]:
-        raise WeightFileError(f"safetensors hold no state of {kind}: leave out --optimizer")
+        raise WeightFileError(f"safetensors files hold no state of {kind}: remove --optimizer")
 
 
 Weights: TypeAlias = "StoredWeights | DcpWeights"
@@ -97,7 +97,7 @@ def _list_files(folder: Path) -> Mapping[Path, set[str] | None]:
     """Return the files of a folder, each with the names of tensors to use; None means all."""
     indices = sorted(folder.glob(f"*{INDEX}"))
     if len(indices) > 1:
-        raise WeightFileError(f"{indices[0]} and {indices[1].name}: name the files of one of them")
+        raise WeightFileError(f"{indices[0]} and {indices[1].name}: give the files of one index")
     if indices:
         return _read_index(indices[0])
     if (folder / SINGLE).is_file():
@@ -105,7 +105,7 @@ def _list_files(folder: Path) -> Mapping[Path, set[str] | None]:
     found = sorted(folder.glob("*.safetensors"))
     if not found:
         others = [path.name for path in sorted(folder.glob("*.bin")) + sorted(folder.glob("*.pt"))]
-        hint = f"; it has {others[0]}: give torch.load(..., mmap=True) of it" if others else ""
+        hint = f"; it has {others[0]}: pass torch.load(..., mmap=True) of it" if others else ""
         raise WeightFileError(f"{folder}: no *.safetensors in this folder{hint}")
     return dict.fromkeys(found)
 
@@ -124,7 +124,7 @@ def _read_index(index: Path) -> Mapping[Path, set[str] | None]:
         raise WeightFileError(f"{index}: not an index of safetensors files ({error})") from error
     for file in files:
         if not file.is_file():
-            raise WeightFileError(f"{file} is missing, and {index.name} lists it")
+            raise WeightFileError(f"{file} is missing, but {index.name} lists it")
     return files
 
 
@@ -135,8 +135,8 @@ def _read_file(file: Path, names: set[str] | None) -> list[Laid]:
         raise WeightFileError(str(error)) from error
     lost = sorted((names or set()) - {laid.key for laid in tensors})
     if lost:
-        raise WeightFileError(f"{file} holds no {lost[0]!r}, and its folder's index lists it there")
+        raise WeightFileError(f"{file} does not hold {lost[0]!r}, but its folder's index says so")
     for laid in tensors:
         if laid.dtype not in DTYPES:
-            raise WeightFileError(f"{file}: {laid.key!r} is of type {laid.dtype}, not read here")
+            raise WeightFileError(f"{file}: {laid.key!r} has unsupported type {laid.dtype}")
     return [laid for laid in tensors if names is None or laid.key in names]

@@ -133,9 +133,9 @@ def find_fault(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
         return None
     for box in boxes:
         if not box.fits(shape):
-            return f"{box} does not lie in a tensor of {list(shape)}"
+            return f"{box} is outside a tensor of {list(shape)}"
     if not boxes:
-        return "nobody wrote it"
+        return "no rank wrote it"
     if not shape or not prod(shape):
         return None if len(boxes) == 1 else f"{len(boxes)} ranks wrote it"
     reaching: list[Box] = []
@@ -146,4 +146,4 @@ def find_fault(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
                 return f"{other} and {box} were both written and overlap"
         reaching.append(box)
     missing = prod(shape) - sum(box.volume for box in boxes)
-    return f"{missing} of its {prod(shape)} elements were written by nobody" if missing else None
+    return f"{missing} of its {prod(shape)} elements were written by no rank" if missing else None

@@ -90,14 +90,14 @@ def parse_document(data: bytes, path: Path, what: str) -> Any:
     try:
         found = json.loads(data)
     except ValueError as error:
-        raise DamagedCheckpoint(f"{path} is cut short or changed: it is not JSON") from error
+        raise DamagedCheckpoint(f"{path} is truncated or changed: it is not JSON") from error
     if not isinstance(found, dict) or MARK not in found:
-        raise ForeignCheckpoint(f"{path} is not a file of vjob's checkpoints")
+        raise ForeignCheckpoint(f"{path} is not a file of a vjob checkpoint")
     version = found[MARK]
     if type(version) is int and version > VERSION:
         raise ForeignCheckpoint(
-            f"{path} is of format {version}; this version reads up to {VERSION}: "
-            "load it with the vjob that wrote it or a later one"
+            f"{path} has format {version}, but this version reads up to {VERSION}: load it with "
+            "the vjob that wrote it or a later one"
         )
     content = found.get("content")
     held = data.partition(BEFORE_CONTENT.encode())[2].rstrip()[:-1]
@@ -106,7 +106,7 @@ def parse_document(data: bytes, path: Path, what: str) -> Any:
     if version not in (1, VERSION) or not is_whole:
         raise DamagedCheckpoint(f"{path} was changed: its checksum differs")
     if found.get("what") != what:
-        raise DamagedCheckpoint(f"{path} should be a {what} and is a {found.get('what')}")
+        raise DamagedCheckpoint(f"{path} should be a {what} but is a {found.get('what')}")
     return content
 
 
@@ -128,7 +128,7 @@ def sync_folder(path: Path) -> None:
 def make_folder(target: Path) -> Iterator[Path]:
     """Yield a temporary folder that is renamed to `target` once it is complete."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise CheckpointError(f"{target} is there already and not empty: name a new folder")
+        raise CheckpointError(f"{target} already exists and is not empty: give a new folder")
     part = target.with_name(f".{target.name}.{secrets.token_hex(16)}.part")
     try:
         yield part

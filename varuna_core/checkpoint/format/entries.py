@@ -62,7 +62,7 @@ MOST_BLOCKS = 512
 
 def name_dtype(dtype: torch.dtype, name: str) -> str:
     if dtype not in _WORDS:
-        raise TypeError(f"{name!r} is {dtype}, which safetensors files do not hold")
+        raise TypeError(f"{name!r} has type {dtype}, which safetensors does not support")
     return _WORDS[dtype]
 
 
@@ -106,10 +106,10 @@ def make_entry(
     box = box or whole(full)
     if box.extent != extent or (is_piece and not box.fits(full)):
         raise ValueError(
-            f"{kind} {name!r}: a piece of {list(tensor.shape)} is not {box} of {list(full)}"
+            f"{kind} {name!r}: a shard of {list(tensor.shape)} is not {box} of {list(full)}"
         )
     if tensor.layout != torch.strided or tensor.is_quantized:
-        hint = "; register_buffer(..., persistent=False) leaves it out" if kind == BUFFER else ""
+        hint = "; register_buffer(..., persistent=False) excludes it" if kind == BUFFER else ""
         raise TypeError(f"{kind} {name!r} is not a plain dense tensor: {tensor.layout}{hint}")
     dtype = name_dtype(tensor.dtype, name)
     return Entry(kind, name, full, box, dtype, tensor.detach)
@@ -202,8 +202,8 @@ def write_file(
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, READABLE)
     except FileExistsError as error:
         raise CheckpointError(
-            f"{path} is there already: two ranks write it (say shared=True in both), or an earlier "
-            "start had the same job name"
+            f"{path} already exists: two ranks write it (set shared=True in both), or an "
+            "earlier start had the same job name"
         ) from error
     try:
         with _named(path):
@@ -273,7 +273,7 @@ def _take(entry: Entry) -> Tensor:
     tensor = entry.load().detach().cpu().contiguous()
     if tensor.shape != entry.box.extent or tensor.element_size() != ITEM_BYTES[entry.dtype]:
         raise CheckpointError(
-            f"{entry.kind} {entry.name!r} has changed its shape since it was given"
+            f"{entry.kind} {entry.name!r} has changed its shape since it was passed"
         )
     return tensor
 

@@ -130,7 +130,7 @@ def add_up(markers: Sequence[Marker]) -> Manifest:
     together."""
     first = min(markers, key=lambda marker: marker.rank)
     if first.state is None:
-        raise CheckpointError(f"rank {first.rank} gave no training state: rank 0 must")
+        raise CheckpointError(f"rank {first.rank} passed no training state, which rank 0 must pass")
     files: dict[str, HeldFile] = {}
     optimizer: dict[str, Any] = {}
     for marker in markers:
@@ -139,7 +139,7 @@ def add_up(markers: Sequence[Marker]) -> Manifest:
             if optimizer.setdefault(name, tree) is not tree and optimizer[name] != tree:
                 raise CheckpointError(
                     f"the optimizer state of {name!r} on rank {marker.rank} differs from "
-                    "another rank's: replicas are no longer equal"
+                    "another rank's: the replicas have diverged"
                 )
     manifest = Manifest(
         save=first.save,
@@ -152,7 +152,7 @@ def add_up(markers: Sequence[Marker]) -> Manifest:
     faults = find_faults(manifest)
     if faults:
         more = f", and {len(faults) - 5} more" if len(faults) > 5 else ""
-        raise CheckpointError("not a whole checkpoint: " + "; ".join(faults[:5]) + more)
+        raise CheckpointError("not a complete checkpoint: " + "; ".join(faults[:5]) + more)
     return manifest
 
 
@@ -165,7 +165,7 @@ def find_faults(manifest: Manifest) -> list[str]:
             continue
         shapes = {(piece.shape, piece.dtype) for _, piece in held}
         if len(shapes) > 1:
-            faults.append(f"{kind} {name!r} has pieces of different shapes or types {shapes}")
+            faults.append(f"{kind} {name!r} has shards of different shapes or types {shapes}")
             continue
         fault = find_fault(held[0][1].shape, [piece.box for _, piece in held])
         if fault:
@@ -237,7 +237,7 @@ def parse_marker(content: Any, path: Path) -> Marker:
             state=content["state"] and _parse_state(content["state"]),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise DamagedCheckpoint(f"{path} is not a marker as this version writes it") from error
+        raise DamagedCheckpoint(f"{path} is not a marker of this version") from error
 
 
 def parse_manifest(content: Any, path: Path) -> Manifest:
@@ -251,7 +251,7 @@ def parse_manifest(content: Any, path: Path) -> Manifest:
             own={int(rank): own for rank, own in content["own"].items()},
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise DamagedCheckpoint(f"{path} is not a manifest as this version writes it") from error
+        raise DamagedCheckpoint(f"{path} is not a manifest of this version") from error
 
 
 def _render_state(state: TrainingState) -> dict[str, Any]:

@@ -50,8 +50,8 @@ def to_plain(value: Any, path: str, place: Callable[[str, Tensor], str] | None =
     if getattr(value, "shape", None) == () and hasattr(value, "item"):  # numpy's
         return to_plain(value.item(), path)
     raise TypeError(
-        f"{path} is a {type(value).__name__}, which a checkpoint does not hold: give numbers, "
-        "words, bytes, lists, tuples, dicts and small tensors of them"
+        f"{path} is a {type(value).__name__}, which a checkpoint cannot hold: give numbers, "
+        "strings, bytes and small tensors, in lists, tuples and dicts"
     )
 
 
@@ -79,12 +79,12 @@ def from_plain(value: Any, take: Callable[[str], Tensor] | None = None) -> Any:
         return _parse_tensor(*rest)
     if word == "placed" and take is not None:
         return take(rest[0])
-    raise DamagedCheckpoint(f"a value of kind {word!r}, which this version does not know")
+    raise DamagedCheckpoint(f"a value has kind {word!r}, which this version does not know")
 
 
 def _render_tensor(tensor: Tensor, path: str) -> tuple[str, list[int], str]:
     if tensor.numel() * tensor.element_size() > MAX_TENSOR_BYTES:
-        raise TypeError(f"{path} is a tensor of {list(tensor.shape)}: too large for small state")
+        raise TypeError(f"{path} is a tensor of {list(tensor.shape)}: too large for this state")
     held = tensor.detach().cpu().contiguous()
     data = base64.b64encode(view_bytes(held)).decode()
     return name_dtype(tensor.dtype, path), list(tensor.shape), data
@@ -96,5 +96,5 @@ def _parse_tensor(dtype: str, shape: list[int], data: str) -> Tensor:
         if made.numel():
             view_bytes(made)[:] = base64.b64decode(data)
     except (ValueError, binascii.Error) as error:
-        raise DamagedCheckpoint("a tensor of the small state is torn") from error
+        raise DamagedCheckpoint("a tensor of the small state is damaged") from error
     return made

@@ -100,7 +100,7 @@ def beside(target: Path) -> Iterator[Path]:
         yield target
         return
     if target.exists():
-        raise CheckpointError(f"{target} is there already: name a new folder")
+        raise CheckpointError(f"{target} already exists: give a new folder")
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder, target.name)
         yield made

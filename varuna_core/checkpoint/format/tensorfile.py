@@ -54,7 +54,7 @@ def lay_out(
         starts.append(at)
         end = at + prod(extent) * ITEM_BYTES[dtype]
         if key in header:
-            raise ValueError(f"two tensors of one file are called {key!r}")
+            raise ValueError(f"two tensors of one file have the name {key!r}")
         header[key] = {"dtype": dtype, "shape": list(extent), "data_offsets": [at, end]}
         at = end
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -67,7 +67,7 @@ def read_head(path: Path) -> tuple[bytes, list[Laid]]:
     """Return the head and the tensors' places in any safetensors file, checked against its size."""
 
     def damaged(what: str) -> DamagedCheckpoint:
-        return DamagedCheckpoint(f"{path} is not a whole safetensors file: {what}")
+        return DamagedCheckpoint(f"{path} is not a complete safetensors file: {what}")
 
     try:
         with path.open("rb") as handle:
@@ -93,8 +93,8 @@ def read_head(path: Path) -> tuple[bytes, list[Laid]]:
             )
             is_negative = low < 0 or min(one.extent, default=0) < 0
             if one.num_bytes != high - low or is_negative or 8 + length + high > size:
-                raise damaged(f"{key!r} does not fit in it")
+                raise damaged(f"{key!r} does not fit in the file")
             laid.append(one)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise damaged(f"its header is torn or of a later format ({error})") from error
+        raise damaged(f"its header is damaged or has a later format ({error})") from error
     return start + text, laid

@@ -66,8 +66,8 @@ class Choice:
             return find_complete(self.store).path
         last, reason = max(damaged.items(), key=lambda one: _iteration_of(one[0]))
         raise DamagedCheckpoint(
-            f"{self.store} holds no checkpoint that is whole: {len(damaged)} damaged, "
-            f"{last.name}: {reason}; to train from the beginning, name another folder"
+            f"{self.store} holds no intact checkpoint: {len(damaged)} damaged, {last.name}: "
+            f"{reason}; to train from the beginning, give another folder"
         )
 
     def _set_aside(self) -> None:
@@ -78,7 +78,7 @@ class Choice:
             try:
                 aside = set_aside(folder, reason)
             except OSError as error:
-                log.warning("%s is damaged and cannot be renamed: %s", folder, error)
+                log.warning("%s is damaged but cannot be renamed: %s", folder, error)
                 continue
             del self._refused[folder]
             log.warning("a damaged checkpoint is set aside as %s: %s", aside, reason)
@@ -96,7 +96,7 @@ def set_aside(folder: Path, reason: str) -> Path:
     try:
         write_json(folder / DAMAGE, told, READABLE)
     except OSError as error:  # a full disk: the name says enough
-        log.warning("%s: why it is damaged cannot be written there: %s", folder, error)
+        log.warning("%s: the reason for the damage cannot be written there: %s", folder, error)
     word, number = (save.save if save else "x"), 0
     while True:
         aside = folder.with_name(f"{name_of(_iteration_of(folder))}.{word}.damaged")

@@ -50,7 +50,7 @@ def export_checkpoint(folder: Path, target: Path) -> int:
 
 def check_target(target: Path) -> None:
     if target.suffix not in (SAFETENSORS, *TORCH):
-        raise CheckpointError(f"{target}: end its name in {SAFETENSORS} or {TORCH[0]}")
+        raise CheckpointError(f"{target}: its name must end in {SAFETENSORS} or {TORCH[0]}")
 
 
 def write_state_dict(
@@ -168,7 +168,7 @@ def _open_safetensors(source: Path) -> list[Entry]:
     for one in laid:
         if one.dtype not in DTYPES:
             raise CheckpointError(
-                f"{source}: {one.key!r} is of type {one.dtype}, which is not read"
+                f"{source}: {one.key!r} has type {one.dtype}, which is not supported"
             )
         entries.append(
             Entry(
@@ -200,7 +200,7 @@ def _load_torch(source: Path) -> dict[str, Tensor]:
         found: Any = torch.load(source, map_location="cpu", weights_only=True, mmap=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         first = str(error).strip().splitlines()[0]
-        text = f"{source} is not a state dict that can be read safely: {first}"
+        text = f"{source} cannot be read safely as a state dict: {first}"
         raise CheckpointError(text) from error
     except OSError as error:
         raise CheckpointError(f"{source} cannot be read: {error.strerror}") from error

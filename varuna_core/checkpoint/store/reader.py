@@ -295,8 +295,8 @@ class CheckpointReader:
         box = wanted.box or whole(shape)
         if not box.fits(shape) or tuple(wanted.out.shape) != box.extent:
             raise ValueError(
-                f"{wanted.kind} {wanted.name!r} is {list(shape)} in {self.folder}: {box} of it "
-                f"does not go into a tensor of {list(wanted.out.shape)}"
+                f"{wanted.kind} {wanted.name!r} has shape {list(shape)} in {self.folder}: its "
+                f"box {box} does not fit a tensor of shape {list(wanted.out.shape)}"
             )
         for file, piece in found:
             held = box.intersect(piece.box) if box.volume else None

@@ -88,8 +88,8 @@ def _describe_rest(store: Path, names: list[str]) -> str:
     for name in sorted(names):
         if any(inside.startswith("opt-") for inside in list_names(store / name)):
             return (
-                f"; {name} holds pickles of the Varuna of old: python -m varuna_core.checkpoint "
-                f"import {store / name} NEW makes one of ours in the folder NEW"
+                f"; {name} is a checkpoint of the original Varuna, which cannot be read: save the "
+                "model's state dict there with torch.save, and import that file"
             )
     aside = sorted(name for name in names if name.endswith(".damaged"))
     rest = sorted(set(names) - set(aside))
@@ -132,7 +132,7 @@ def compare_sizes(folder: Path, manifest: Manifest) -> list[str]:
             wrong.append(f"{path} is missing")
             continue
         if size != held.size:
-            wrong.append(f"{path} has {size} bytes, was written with {held.size}")
+            wrong.append(f"{path} has {size} bytes, but {held.size} were written")
     return wrong
 
 
@@ -261,7 +261,7 @@ class SaveFolder:
         path = self.markers / name
         marker = parse_marker(read_document(path, "marker"), path)
         if marker.save != self.save:
-            raise DamagedCheckpoint(f"{path} is of another save, {marker.save.save}")
+            raise DamagedCheckpoint(f"{path} belongs to another save, {marker.save.save}")
         return marker
 
     def is_published(self) -> bool:
@@ -294,7 +294,7 @@ class SaveFolder:
     def describe_taken(self, there: Save | None) -> str:
         whose = f"of job {there.job}" if there else "whose owner is not known"
         return (
-            f"{self.final} is there already, {whose}, which this training (job {self.save.job}) "
+            f"{self.final} already exists, {whose}, which this training (job {self.save.job}) "
             "does not continue: save into another folder, or move it away"
         )
 
@@ -350,7 +350,7 @@ def expect_ours(folder: Path) -> None:
     if not folder.is_dir():
         raise NoCheckpoint(f"there is no folder {folder}" + offer_good(folder))
     if (folder / "save.json").exists():
-        raise NoCheckpoint(f"{folder} was never finished" + offer_good(folder))
+        raise NoCheckpoint(f"{folder} is incomplete: its save never finished" + offer_good(folder))
     raise ForeignCheckpoint(f"{folder} is not a checkpoint of vjob" + offer_good(folder))
 
 
@@ -369,7 +369,7 @@ class Owner:
 
     def __init__(self, store: Path, job: str, line: str) -> None:
         if not _JOB.fullmatch(job):
-            raise ValueError(f"job {job!r}: at most 120 of letters, digits, - _ and .")
+            raise ValueError(f"job {job!r}: must be 1 to 120 letters, digits, - _ and .")
         self.store, self.job, self.line = store, job, line
         self.path = store / "owner.json"
 
@@ -394,9 +394,9 @@ class Owner:
         owner = self._read()
         if owner["job"] != self.job:
             raise FolderTaken(
-                f"job {owner['job']} on {owner['host']} saves into {self.store} since "
-                f"{owner['since']}; this is job {self.job}, which stops saving there: "
-                "end one of them, or give each a folder of its own"
+                f"job {owner['job']} on {owner['host']} has saved into {self.store} since "
+                f"{owner['since']}, so this job, {self.job}, stops saving there: end one of the "
+                "jobs, or give each its own folder"
             )
 
     def _read(self) -> dict[str, Any]:
@@ -459,7 +459,7 @@ class Owner:
             with contextlib.suppress(OSError):
                 os.rename(path, self._path_of(save))
                 return
-        log.info("removing %s, which was never finished", path)
+        log.info("removing %s, whose save never finished", path)
         remove(path, save)
 
     def _is_abandoned(self, path: Path, word: str, done: Save, now: float) -> bool:

@@ -172,8 +172,8 @@ class Staging:
             self.copied.set()
         if changed is not None:
             raise NotSaved(
-                f"{changed!r} was changed before it was copied: let nothing but the optimizer "
-                "change weights between a save and the next step"
+                f"{changed!r} was changed before it was copied: only the optimizer may change "
+                "weights between a save and the next step"
             )
         copied = iter(self._copies)
         staged = {
@@ -247,8 +247,8 @@ def _pin(mapped: Tensor) -> None:
         return
     if refusal:
         log.info(
-            "GPUs cannot write to the copy of a save by themselves (error %d): a folder in memory, "
-            "such as in /dev/shm, makes the step after a save shorter, where it has room",
+            "GPUs cannot write directly to the copy of a save (error %d): a tempdir in memory "
+            "with enough room, such as in /dev/shm, shortens the step after a save",
             refusal,
         )
     else:
@@ -324,7 +324,7 @@ class CheckpointWriter:
         checkpoint (`reader.line`), if one was loaded. In the background, a copy of the state is
         held in memory, or in the local folder `tempdir`."""
         if keep is not None and keep < 1:
-            raise ValueError(f"keep={keep}: at least one checkpoint stays")
+            raise ValueError(f"keep={keep}: must be 1 or more")
         self.store, self.job, self.line = Path(store), job, line or job
         self.rank, self.world_size, self.keep = rank, world_size, keep
         self._owner = Owner(self.store, job, self.line)
@@ -431,7 +431,7 @@ class CheckpointWriter:
                 self._copies_at_once = True
                 self._give_up(folder)
                 text = f"iteration {part.iteration} was not saved by rank {self.rank}"
-                raise NotSaved(f"{text}: {error}. Later saves are copied at once") from error
+                raise NotSaved(f"{text}: {error}. Later saves are copied immediately") from error
             self._write(folder, part)
         except Exception as error:  # comes out at the next call
             self._error = error
@@ -461,7 +461,7 @@ class CheckpointWriter:
             self._give_up(folder)
             text = f"iteration {part.iteration} was not saved by rank {self.rank}"
             if is_taken_back:
-                why = "another rank could not save its part and took all of it back"
+                why = "another rank could not save its part and removed the whole save"
                 raise NotSaved(f"{text}, for {why}") from error
             raise build_error(error, f"{text}: {error}") from error
         self._last = folder
@@ -490,7 +490,7 @@ class CheckpointWriter:
         except FolderTaken:
             raise
         except (OSError, CheckpointError) as error:
-            stay = "; its parts stay, and the next save tries again" * folder.path.exists()
+            stay = "; its parts are kept, and the next save tries again" * folder.path.exists()
             iteration = folder.save.iteration
             text = f"rank {self.rank} could not complete iteration {iteration}: {error}{stay}"
             if find_errno(error) == errno.ENOENT:  # taken back, and begun again by a third rank
@@ -501,7 +501,7 @@ class CheckpointWriter:
             try:
                 clear(folder.save)
             except (OSError, CheckpointError) as error:
-                log.warning("%s: old checkpoints were not cleared away: %s", self.store, error)
+                log.warning("%s: old checkpoints were not removed: %s", self.store, error)
 
     def _keep_some(self, done: Save) -> None:
         """Rename old checkpoints at once, and delete them during the next steps."""
@@ -553,4 +553,4 @@ def _report() -> None:
             writer.wait()
         except Exception:
             with contextlib.suppress(ValueError):  # a closed stream
-                log.exception("the last checkpoint was not written")
+                log.exception("the last checkpoint could not be written")

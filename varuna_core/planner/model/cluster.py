@@ -105,7 +105,7 @@ class Cluster:
     def __post_init__(self) -> None:
         names = [kind.name for kind in self.kinds]
         if not names or len(set(names)) < len(names):
-            raise PlanningError(f"a cluster of nodes {names}: each kind once, at least one")
+            raise PlanningError(f"nodes must be of one kind or more, each kind once, not {names}")
         for kind in self.kinds:
             if kind.gpus < 1 or kind.count < 1:
                 raise PlanningError(f"{kind.count} nodes {kind.name!r} of {kind.gpus} GPUs")
@@ -162,7 +162,7 @@ def place_in_turn(
         missing, slot = replicas, []
         while missing:
             if not rooms:
-                raise PlanningError(f"{stages} x {replicas} x {tensor} ranks on fewer GPUs")
+                raise PlanningError(f"{stages} x {replicas} x {tensor} ranks need more GPUs")
             number, room = rooms[-1]
             some = min(room, missing)
             if some:

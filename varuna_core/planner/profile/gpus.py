@@ -106,8 +106,8 @@ def find_gpu(name: str) -> GpuProduct:
         return found[0]
     if found:
         names = " or ".join(gpu.name for gpu in found)
-        raise PlanningError(f"GPU {name!r} may be {names}: say which")
-    raise PlanningError(f"no GPU {name!r} in the table; there are {', '.join(GPUS)}")
+        raise PlanningError(f"GPU {name!r} may be {names}: give the full name")
+    raise PlanningError(f"GPU {name!r} is not in the table; known are {', '.join(GPUS)}")
 
 
 def list_gpus(name: str) -> list[GpuProduct]:

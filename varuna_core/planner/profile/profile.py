@@ -43,7 +43,7 @@ class LinkTime:
 
     def __post_init__(self) -> None:
         if not self.points:
-            raise PlanningError("a link without a measured message")
+            raise PlanningError("a link needs at least one measured message")
         for (size, took), (size2, took2) in zip(self.points, self.points[1:], strict=False):
             if size2 <= size or took2 < took:
                 raise PlanningError(f"a link's points must grow: {size2, took2} after {size, took}")
@@ -284,7 +284,7 @@ class Cell:
             if len(values) != size or not all(0 <= value < float("inf") for value in values):
                 raise PlanningError(f"{name}: {values}, expected {size} figures of 0 or more")
         if size and not any(self.forward_s) and not self.action_s[0]:
-            raise PlanningError("forward_s is zero everywhere: that is no measurement")
+            raise PlanningError("forward_s is zero everywhere, so it was not measured")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -356,8 +356,8 @@ class Profile:
             )
         if len(sizes) == 1:
             raise MissingData(
-                f"the profile has {kind}, tensor degree {tensor}, at micro-batch {sizes[0]} alone: "
-                f"{micro_batch} cannot be derived from it; profile one more size"
+                f"the profile covers {kind}, tensor degree {tensor}, only at micro-batch "
+                f"{sizes[0]}, which cannot give {micro_batch}: profile one more size"
             )
         above = next((i for i, size in enumerate(sizes) if size > micro_batch), len(sizes) - 1)
         low, high = sizes[max(0, above - 1)], sizes[max(1, above)]
@@ -393,18 +393,18 @@ class Profile:
         """Raise PlanningError if the profile is of another model or other versions."""
         if (self.model.name, self.model.digest) != (model.name, model.digest):
             raise PlanningError(
-                f"the profile is of model {self.model.name!r} ({self.model.digest}), the plan is "
-                f"for {model.name!r} ({model.digest}): profile that model"
+                f"the profile is of model {self.model.name!r} ({self.model.digest}), but the "
+                f"plan is for {model.name!r} ({model.digest}): profile that model"
             )
         if self.model.num_segments != model.num_segments:
             raise PlanningError(
-                f"the profile has {self.model.num_segments} segments, the model "
-                f"{model.num_segments}: its CutPoints have changed, profile it again"
+                f"the profile has {self.model.num_segments} segments, but the model has "
+                f"{model.num_segments}: its CutPoints have changed, so profile again"
             )
         for name in sorted(self.software.keys() & software.keys()):
             if self.software[name] != software[name]:
                 raise PlanningError(
-                    f"the profile was made with {name} {self.software[name]}, this is "
+                    f"the profile was made with {name} {self.software[name]}, but this is "
                     f"{software[name]}: profile again"
                 )
 

@@ -165,19 +165,19 @@ def parse_profile(text: str) -> Profile:
     except (ValueError, RecursionError) as error:
         raise PlanningError(f"not JSON: {error}") from error
     if not isinstance(fields, dict) or "vjob_profile" not in fields:
-        raise PlanningError("no profile: the key vjob_profile is missing")
+        raise PlanningError("this is not a profile: it has no key vjob_profile")
     if fields["vjob_profile"] not in (*OLDER, FORMAT):
         known = ", ".join(map(str, (*OLDER, FORMAT)))
         raise PlanningError(
-            f"a profile of version {fields['vjob_profile']!r}, this vjob reads {known}: profile "
-            "again"
+            f"the profile has version {fields['vjob_profile']!r}, but this vjob reads {known}: "
+            "profile again"
         )
     try:
         return _parse(fields)
     except KeyError as error:
         raise PlanningError(f"the key {error.args[0]!r} is missing") from error
     except (TypeError, AttributeError, OverflowError) as error:
-        raise PlanningError(f"a value of the wrong kind: {error}") from error
+        raise PlanningError(f"a value has the wrong type: {error}") from error
     except ValueError as error:  # ours among them
         raise PlanningError(str(error)) from error
 
@@ -217,7 +217,7 @@ def _parse(fields: Mapping[str, Any]) -> Profile:
     for one in fields.get("halves", []):
         half = one["half"]
         if half not in HALVES:
-            raise PlanningError(f"a half {half!r} of a sum: expected one of {', '.join(HALVES)}")
+            raise PlanningError(f"half {half!r} of a sum: expected one of {', '.join(HALVES)}")
         key = half, str(one["gpu"]), int(one["ranks"]), int(one["on_a_node"])
         halves[key] = _parse_link(one)
     return Profile(
@@ -247,7 +247,7 @@ def _parse_gpu(fields: Mapping[str, Any], model: Model, is_old: bool) -> GpuProf
             figures["action_host_s"] = tuple(float(actions.get(name, 0)) for name in HOST_TIMES)
         key = int(given["micro_batch"]), int(given["tensor"])
         if min(key) < 1:
-            raise PlanningError(f"a cell of micro-batch {key[0]}, tensor degree {key[1]}")
+            raise PlanningError(f"micro-batch and tensor degree {key}: expected 1 or more")
         spread = _parse_spread(given.get("spread"))
         cells[key] = Cell(**figures, spread=spread, source=_parse_source(given))
     optimizer = {int(k): tuple(map(float, v)) for k, v in fields["optimizer_s"].items()}

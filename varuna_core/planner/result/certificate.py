@@ -11,11 +11,11 @@ from varuna_core.planner.search.search import Searched
 WIDTH = 80
 WHY = {
     Stop.TIME: "stopped by time",
-    Stop.NUMBER: "as many plans as one search tries",
-    Stop.ONLY_ASKED: "planned only where the conf asks for it",
-    Stop.NO_FIGURES: "the profile has no figures of it",
-    Stop.ONE_STAGE: "planned with one stage a rank alone",
-    Stop.ONE_F_ONE_B: "they save memory, and 1f1b holds less",
+    Stop.NUMBER: "the search reached its limit of plans",
+    Stop.ONLY_ASKED: "planned only if the conf asks for it",
+    Stop.NO_FIGURES: "the profile has no figures for it",
+    Stop.ONE_STAGE: "planned only with one stage per rank",
+    Stop.ONE_F_ONE_B: "they save memory, but 1f1b holds less",
     Stop.NEVER_FASTER: "never faster than zero 1 under this model",
 }
 """Reasons why a class was searched in part or not at all, worded."""
@@ -28,7 +28,7 @@ def render_claim(searched: Searched) -> str:
         if one.coverage is not Coverage.NOT
     ]  # fmt: skip
     return _wrap(
-        f"  of plans with {'; '.join(names)}, by usual times: {_state_bound(searched)}", "  "
+        f"  among plans with {'; '.join(names)}, by profile: {_state_bound(searched)}", "  "
     )
 
 
@@ -36,7 +36,7 @@ def render_certificate(searched: Searched) -> str:
     """Render the classes of plans, how far each was searched, and what was left out."""
     some = [one for one in searched.classes if one.coverage is not Coverage.NOT]
     others = [one for one in searched.classes if one.coverage is Coverage.NOT]
-    lines = [f"certificate, under this model by usual times: {_state_bound(searched)}"]
+    lines = [f"certificate, for this cost model at the profile's times: {_state_bound(searched)}"]
     for one in some:
         reason = "" if one.why is None else f": {WHY[one.why]}"
         how = _describe(one, "searched wholly", "searched in part")
@@ -54,10 +54,10 @@ def render_certificate(searched: Searched) -> str:
 def _state_bound(searched: Searched) -> str:
     chosen_s = searched.chosen.step_s
     if searched.gap == 0:
-        return f"no plan is faster than {chosen_s:.4g} s; gap 0 %"
+        return f"none of these plans is faster than {chosen_s:.4g} s; gap 0 %"
     return (
-        f"none can take less than {searched.bound_s:.4g} s, this one takes {chosen_s:.4g} s; gap "
-        f"{searched.gap:.1%}, which is not ruled out, nor known to exist"
+        f"none of these plans can take less than {searched.bound_s:.4g} s, this one takes "
+        f"{chosen_s:.4g} s; gap {searched.gap:.1%}: a faster plan may or may not exist"
     )
 
 

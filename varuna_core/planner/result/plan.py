@@ -150,7 +150,7 @@ def explain_simpler(searched: Searched) -> str:
     """Explain why a simpler plan is chosen instead of the fastest."""
     more = searched.chosen.step_s / searched.best.step_s - 1
     return (
-        f"the simplest of the plans that the prediction does not tell from the fastest "
+        "the simplest plan that the prediction cannot tell from the fastest one "
         f"({searched.best.step_s:.4g} s a step; it takes {more:.1%} more)"
     )
 

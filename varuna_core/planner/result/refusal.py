@@ -96,7 +96,7 @@ def search_or_explain(
     try:
         lines += _explain(find, profile, cluster, wishes, may_have_zero_3)
     except _TimeIsUp:
-        lines.append("more reasons take longer than the search may")
+        lines.append("the time limit of the search leaves no time to find more reasons")
     raise PlanningError("\n  ".join(lines))
 
 
@@ -132,14 +132,14 @@ def find_impossible(profile: Profile, cluster: Cluster, wishes: Wishes) -> str:
         total = sum(wishes.partition)
         if total != segments:
             return (
-                f"parallel.partition counts {total} segments, the model has {segments} (its "
+                f"parallel.partition counts {total} segments, but the model has {segments} (its "
                 "layers, the embedding and the head)"
             )
         each, over = divmod(len(wishes.partition), wishes.stages or len(wishes.partition))
         if wishes.stages is not None and (over or (each > 1) != (wishes.schedule in NAMES)):
             return (
-                f"parallel.partition has {len(wishes.partition)} numbers, parallel.pipeline is "
-                f"{wishes.stages}"
+                f"parallel.partition has {len(wishes.partition)} numbers, but parallel.pipeline "
+                f"is {wishes.stages}"
             )
     stages = wishes.stages or 1
     if wishes.partition is not None and wishes.schedule not in NAMES:
@@ -161,11 +161,11 @@ def find_impossible(profile: Profile, cluster: Cluster, wishes: Wishes) -> str:
             )
             if value is not None
         )
-        return f"{named} needs {needed} GPUs, there are {cluster.num_gpus}"
+        return f"{named} needs {needed} GPUs, but there are {cluster.num_gpus}"
     largest = max(kind.gpus for kind in cluster.kinds)
     if tensor > largest:
         return (
-            f"parallel.tensor {tensor} lies within a node, and no node has more than {largest} GPUs"
+            f"parallel.tensor {tensor} must fit in a node, but no node has more than {largest} GPUs"
         )
     return ""
 
@@ -176,9 +176,9 @@ def _explain(
     named = list_wishes(wishes)
     clash = _find_clash(find, profile, wishes, named)
     if len(clash) > 1:
-        yield "these cannot be together: " + ", ".join(_say(wishes, name) for name in clash)
+        yield "these cannot be combined: " + ", ".join(_say(wishes, name) for name in clash)
     elif clash:
-        yield f"{_say(wishes, clash[0])} alone rules out every plan of this batch here"
+        yield (f"{_say(wishes, clash[0])} alone rules out every plan of this batch on these nodes")
     factor = _find_memory(find, profile, wishes)
     if factor is not None:
         kinds = sorted({kind.gpu for kind in cluster.kinds})

@@ -543,6 +543,6 @@ class Search:
                 f"of its own ({self.options[lacks.index(least)]})"
             )
         return (
-            "no plan fits: each segment would as a stage of its own, but not all of them on these "
-            "nodes and with these wishes; add nodes, or leave more keys to the search"
+            "no plan fits: each segment fits as a stage of its own, but all together do not fit "
+            "on these nodes with these settings; add nodes, or leave more keys to the search"
         )

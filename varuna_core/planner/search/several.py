@@ -120,7 +120,7 @@ def build_guide(wishes: Wishes) -> Wishes:
     if not is_by_costs(wishes):
         return wishes
     if wishes.zero == 3:
-        raise PlanningError(f"schedule {wishes.schedule} with zero 3 is not planned; 1f1b is")
+        raise PlanningError(f"schedule {wishes.schedule} cannot be planned with zero 3: use 1f1b")
     return replace(wishes, schedule=GUIDE, partition=None)
 
 

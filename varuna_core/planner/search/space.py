@@ -120,12 +120,12 @@ def list_options(
     if wishes.zero == 3:
         if wishes.schedule and SCHEDULES[wishes.schedule].splits_backward:
             raise PlanningError(
-                f"schedule {wishes.schedule} with zero 3 is not planned, since zero 3 cannot "
-                "postpone weight gradients; 1f1b is"
+                f"schedule {wishes.schedule} cannot be planned with zero 3, which cannot "
+                "postpone weight gradients: use 1f1b"
             )
         # The runtime refuses zero 3 together with tensor parallelism.
         if min(tensors) > 1:
-            raise PlanningError(f"zero 3 goes with tensor 1, and not with tensor {tensors[0]}")
+            raise PlanningError(f"zero 3 needs tensor 1, not tensor {tensors[0]}")
         tensors = [1]
     options = []
     for tensor, count, size in itertools.product(tensors, replicas, micro_batches):
@@ -141,7 +141,7 @@ def list_options(
                 if wishes.recompute is None or wishes.schedule is None:
                     continue
                 raise PlanningError(
-                    f"schedule {schedule} recomputes: recompute {way} contradicts it"
+                    f"schedule {schedule} always recomputes, which contradicts recompute {way}"
                 )
             if zero and count == 1 and wishes.zero is None:
                 continue
@@ -151,22 +151,22 @@ def list_options(
             )
     if not options:
         raise PlanningError(
-            f"a batch of {training.batch} is not divided by {_say('replicas', replicas)} times "
-            f"{_say('micro_batch', micro_batches)}"
+            f"a batch of {training.batch} is not divisible by {_say('replicas', replicas)} "
+            f"times {_say('micro_batch', micro_batches)}"
         )
     return options
 
 
 def _check_recompute(profile: Profile, wishes: Wishes, way: Recompute) -> None:
     if way == "auto":
-        raise PlanningError("recompute auto is not planned: say another, or leave it out")
+        raise PlanningError("recompute auto cannot be planned: set another mode, or leave it out")
     if not profile.knows(way):
         raise MissingData(
-            f"the profile does not say what recompute {way} costs, as it was made before that was "
-            "measured: profile again, or set another parallel.recompute"
+            f"the profile has no times of recompute {way}: profile again, or set another "
+            "parallel.recompute"
         )
     if way == "offload" and wishes.zero == 3:
-        raise PlanningError("recompute offload goes with zero 0 to 2, and not with zero 3")
+        raise PlanningError("recompute offload needs zero 0 to 2, not zero 3")
 
 
 def _saves_memory(schedule: str, wishes: Wishes) -> bool:
@@ -202,9 +202,9 @@ def count_replicas(cluster: Cluster, tensor: int) -> int:
 
 Tier = Literal["alike", "orders", "whole", "blocks"]
 NAMES: dict[Tier, str] = {
-    "alike": "nodes filled in turn (all are alike), any number of stages",
-    "orders": "every order of every choice of nodes, filled in turn",
-    "whole": "each kind of node used whole or not at all, kinds in every order",
+    "alike": "equal nodes, filled one after the other, with any number of stages",
+    "orders": "every order of every choice of nodes, filled one after the other",
+    "whole": "all or no nodes of each kind, kinds in every order",
     "blocks": "the nodes of a kind together, kinds in every order, any number of stages on each",
 }
 MOST_ORDERS = 3000

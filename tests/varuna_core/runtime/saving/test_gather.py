@@ -108,7 +108,7 @@ def test_an_error_of_one_rank_is_that_of_all(
     said = [json.loads((folders[size] / f"{case.name}.{r}.json").read_text()) for r in range(size)]
     assert all(one == said[0] for one in said), said
     name, nowhere, burnt = said[0]
-    assert "model.txt: end its name in .safetensors or .pt" in name
+    assert "model.txt: its name must end in .safetensors or .pt" in name
     assert "nowhere" in nowhere
     assert "MemoryError: no room for this piece" in burnt
     assert not list(folders[size].glob("*.part")), "nothing is left of what failed"

@@ -226,7 +226,7 @@ def test_where_none_is_whole_a_training_does_not_begin_anew(folder: Path) -> Non
     for name in ("cut", "missing"):
         assert first[name] == second[name]
         assert first[name].startswith("DamagedCheckpoint: ")
-        assert "holds no checkpoint that is whole: 1 damaged" in first[name]
+        assert "holds no intact checkpoint: 1 damaged" in first[name]
         assert len(list_damaged(folder / "bad" / name)) == 1
 
 

@@ -79,7 +79,7 @@ def test_a_save_beside_training_is_waited_for(tmp_path: Path) -> None:
     (taken / "theirs").touch()
     second = varuna.checkpoint(tmp_path / "store", 8, tmp_path / "local")
     assert second is not None
-    with pytest.raises(CheckpointError, match="varuna_ckpt_8 is there already"):
+    with pytest.raises(CheckpointError, match="varuna_ckpt_8 already exists"):
         second.result()
     pending.result()
     varuna.close()
