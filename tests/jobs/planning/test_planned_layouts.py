@@ -144,5 +144,5 @@ def test_ranks_lie_one_after_another() -> None:
     assert [site.sharing for site in placed.sites] == [1, 2, 2, 1], "two sums on one link"
     shared = place_in_turn([node] * 2, 2, 2, 2)
     assert [site.sharing for site in shared.sites] == [2, 2]
-    with pytest.raises(PlanningError, match="fewer GPUs"):
+    with pytest.raises(PlanningError, match="need more GPUs"):
         place_in_turn([node] * 2, 3, 1, 3)

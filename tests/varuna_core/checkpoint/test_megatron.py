@@ -145,7 +145,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "untied": (add("output_layer.weight", 50, 16), r"not its word embedding \(untied\)"),
     "more": (add("decoder.layers.0.self_attention.q_layernorm.weight", 4), r"'decoder.*q_layern"),
-    "old order": (lambda held: held.update(checkpoint_version=0), r"checkpoint_version 0, whose"),
+    "old order": (lambda held: held.update(checkpoint_version=0), r"checkpoint_version 0, which"),
     "heads": (lambda held: held.pop("args"), r"number of attention heads: add --heads"),
 }
 

@@ -138,7 +138,7 @@ def test_of_two_jobs_in_one_folder_the_first_is_told_and_both_keep_theirs(tmp_pa
     second = CheckpointWriter(tmp_path, job="second", keep=1)
     save(first, 10)
     save(second, 15)
-    with pytest.raises(FolderTaken, match=r"job second on .* saves into .* since .* end one"):
+    with pytest.raises(FolderTaken, match=r"job second on .* has saved into .* since .* end one"):
         save(first, 20)
     with pytest.raises(FolderTaken, match=r"varuna_ckpt_10 already exists, of job first"):
         save(second, 10)

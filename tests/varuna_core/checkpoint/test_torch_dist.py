@@ -252,7 +252,7 @@ def promise_more(held: Any) -> None:
 @pytest.mark.parametrize(
     ("alter", "message"),
     [
-        (lose_a_place, r"does not say where decoder.layers.mlp.linear_fc1.bias"),
+        (lose_a_place, r"gives no file for decoder.layers.mlp.linear_fc1.bias"),
         (lose_a_piece, r"linear_fc1.bias is not whole: 64 of its 192 elements were written by"),
         (go_outside, r"'../common.pt', outside the checkpoint's folder"),
         (compress, r"is compressed, which is not supported"),
@@ -336,7 +336,7 @@ def test_the_arguments_are_read_among_the_pieces(theirs: Path, tmp_path: Path) -
     with pytest.raises(DamagedCheckpoint, match=r"is not a complete file of torch\.save"):
         import_megatron(theirs, tmp_path / "more")
     (theirs / FILE).unlink()
-    with pytest.raises(DamagedCheckpoint, match=rf"{FILE} is missing: common_state"):
+    with pytest.raises(DamagedCheckpoint, match=rf"{FILE} is missing: it holds common_state"):
         import_megatron(theirs, tmp_path / "more")
 
 
@@ -354,6 +354,6 @@ def test_a_piece_that_is_more_than_a_tensor_is_refused(theirs: Path, tmp_path: P
                 metadata.storage_data[index] = place
 
     change(theirs, point_there)
-    with pytest.raises(CheckpointError, match=r"position_embeddings.weight .* run posix\.mkdir"):
+    with pytest.raises(CheckpointError, match=r"position_embeddings.weight .* call posix\.mkdir"):
         import_megatron(theirs, tmp_path / "again")
     assert not Path(trap.path).exists()

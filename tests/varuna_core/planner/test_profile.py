@@ -190,7 +190,7 @@ def test_a_profile_of_something_else_is_refused() -> None:
     other = replace(profile.model, name="other")
     with pytest.raises(PlanningError, match=r"of model 'drawn'.*for 'other'"):
         profile.check_is_of(other, profile.software)
-    with pytest.raises(PlanningError, match=r"made with torch 2\.13, this is 2\.14"):
+    with pytest.raises(PlanningError, match=r"made with torch 2\.13, but this is 2\.14"):
         profile.check_is_of(profile.model, {"torch": "2.14"})
     with pytest.raises(PlanningError, match="its CutPoints have changed"):
         profile.check_is_of(replace(profile.model, num_segments=5), profile.software)

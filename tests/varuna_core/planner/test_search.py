@@ -130,7 +130,7 @@ def test_ways_that_a_profile_does_not_know_are_not_proposed_and_asked_for_refuse
     assert list_ways(old, Wishes()) == {"none", "full", "auto"}
     assert list_ways(profile, Wishes(recompute="offload")) == {"offload"}
     for way in ("selective", "offload"):
-        with pytest.raises(MissingData, match=f"what recompute {way} costs.*profile again"):
+        with pytest.raises(MissingData, match=f"no times of recompute {way}: profile again"):
             list_ways(old, Wishes(recompute=way))
     assert list_ways(profile, Wishes(zero=3)) == {"none", "full", "selective"}
     with pytest.raises(PlanningError, match="recompute offload needs zero 0 to 2"):
@@ -203,7 +203,7 @@ def test_a_given_partition_is_timed_as_it_is() -> None:
         (Wishes(tensor=3), "tensor 3 is not possible here; possible are 1, 2"),
         (Wishes(replicas=5), "replicas 5 is not possible here; possible are 1, 2, 4"),
         (Wishes(schedule="fast"), "schedule 'fast' is not planned; 1f1b, gpipe, varuna"),
-        (Wishes(schedule="varuna", recompute="none"), "recompute none contradicts it"),
+        (Wishes(schedule="varuna", recompute="none"), "which contradicts recompute none"),
         (Wishes(replicas=4, micro_batch=4), "8 is not divisible by replicas 4 times micro_batch 4"),
         (Wishes(stages=9), "no plan"),
     ],

@@ -1,4 +1,4 @@
-"""Word a search's proof: the classes of plans that it covers, and one gap for all of them."""
+"""Render a search's proof as text: the classes of plans that it covers, and their common gap."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def render_claim(searched: Searched) -> str:
         if one.coverage is not Coverage.NOT
     ]  # fmt: skip
     return _wrap(
-        f"  among plans with {'; '.join(names)}, by profile: {_state_bound(searched)}", "  "
+        f"  of plans with {'; '.join(names)}, by this profile: {_state_bound(searched)}", "  "
     )
 
 
 def render_certificate(searched: Searched) -> str:
-    """Render the classes of plans, how far each was searched, and what was left out."""
+    """Render the classes of plans, how far each was searched, and which were not searched."""
     some = [one for one in searched.classes if one.coverage is not Coverage.NOT]
     others = [one for one in searched.classes if one.coverage is Coverage.NOT]
     lines = [f"certificate, for this cost model at the profile's times: {_state_bound(searched)}"]
