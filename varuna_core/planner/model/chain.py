@@ -1,17 +1,18 @@
-"""A pipeline whose stages have their places, and whose cuts are yet to be found.
+"""Model a pipeline whose stages are placed on GPUs, for any partition of the segments.
 
-It times partitions (one, or many at once) by the actions that the engine would run, and bounds
-them from below. A stage i cannot begin before the forwards upstream, has all its work to do, and
-then the gradients upstream follow; so for any schedule, with the costs of stages as they are cut
+`Chain` times partitions (one, or many at once) by simulating the engine's actions, and computes
+lower bounds for them. Stage i cannot begin before the forwards of earlier stages; then it does all
+its work, and the gradients of earlier stages follow. So for any schedule, with the costs of a
+partition's stages
 
     time >= max over i of  work_i + sum over k < i of (forward_k + backward_k + messages_k)
 
-The sum is over what lies before, so the least bound of all partitions is found exactly from behind:
+The sum covers only earlier stages, so a recursion from the last stage gives the exact least bound
+of all partitions:
 
     least[i][a] = min over e of max(work_i(a, e), upstream_i(a, e) + least[i + 1][e])
 
-Chains that end alike share these figures (`Behind`): they are found once for each way in which a
-pipeline can go on, not once for each chain.
+Chains with the same last stages share these figures (`Behind`), which are computed once and cached.
 """
 
 from __future__ import annotations
@@ -33,29 +34,31 @@ from varuna_core.schedule.recompute import Memory, apply_recompute
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Behind:
-    """Lower bounds for a stage and all later ones, by its first segment; inf if nothing fits."""
+    """Lower bounds of a stage and all later ones, by the stage's first segment; inf if nothing
+    fits."""
 
     least: Array
     """The least step time; the module's docstring has the recurrence."""
     round: Array
-    """Least time of one micro-batch through these stages, forward and back."""
+    """Least time of one micro-batch's forward and backward through these stages."""
     largest: Array
     """The least value that the largest `beyond` of these stages can have."""
     summed: Array
     """Least time until all gradient sums over the replicas of these stages are done."""
     unhidden: Array
-    """The part of this stage's gradient sum that is left when its last backward ends."""
+    """Least time for which this stage's gradient sum continues after its last backward, by run."""
     stage: StageTable | None = None
     after: Behind | None = None
 
     def compute_beyond(self, begins: int | slice | Array = slice(None)) -> Array:
-        """Return the time that this stage adds to one micro-batch's way, by begin and end."""
+        """Return the least time of the other micro-batches on this stage beyond one micro-batch's
+        pass through the pipeline, for each run of segments."""
         assert self.stage is not None and self.after is not None
         return _compute_beyond(self.stage, self.after, begins)
 
 
 def _compute_beyond(stage: StageTable, after: Behind, begins: int | slice | Array) -> Array:
-    """A stage that runs w forwards before its first gradient, of m micro-batches:
+    """Compute `beyond` of a stage that runs w of m forwards before its first gradient:
 
     F0 ─ way down, way back ─ B0, then m - 1 backwards and m - w forwards
     F0 ─ way ─ B0 Fw ─ way ─ Bw F2w ─ way ─ ... and the backwards that are left
@@ -86,7 +89,7 @@ def compute_end(tables: Tables) -> Behind:
 def compute_behind(
     tables: Tables, shape: Shape, stage: StageTable, sums: Sums, after: Behind, puts_off: bool
 ) -> Behind:
-    """Return the `Behind` of a stage from the next one's; `puts_off` is that of the chain."""
+    """Return the `Behind` of a stage from that of the next stage; `puts_off` is the chain's."""
     key = id(stage), id(sums), id(after), puts_off
     found = tables.behind.get(key)
     if found is None:
@@ -186,13 +189,14 @@ class Chain:
 
     @cached_property
     def sharing(self) -> list[int]:
-        """By boundary, the number of replicas whose messages share a link."""
+        """The number of replicas whose messages share a link, for each boundary."""
         between = [self.placed.find_boundary(*pair) for pair in itertools.pairwise(self.places)]
         flows = [[] if one is None else [route.flows for route in one.routes] for one in between]
         return [max([1, *(each // self.shape.tensor for each in own)]) for own in flows]
 
     def may_recompute(self, limit: float) -> bool:
-        """Return True if a stage that works at most `limit` can hold more than it could keep."""
+        """Return True if a run that fits only with recomputes takes at most `limit` on some
+        stage."""
         return any(bool((stage.work[stage.is_beyond] <= limit).any()) for stage in self.stages)
 
     def compile(self, bounds: Bounds) -> Compiled:
@@ -302,7 +306,8 @@ class Chain:
 
     @cached_property
     def upstream(self) -> list[Array]:
-        """By stage, the time before a later stage's first action plus that after its last one."""
+        """For each stage, the time before later stages' first action plus the time after their last
+        one."""
         if self.puts_off:
             return [stage.way_down for stage in self.stages]
         return [stage.way for stage in self.stages]
@@ -339,7 +344,8 @@ class Chain:
 
     @cached_property
     def first_tail(self) -> Array:
-        """Time after the pipeline by the first stage's end: its own sum, then tied weights."""
+        """Time after the first stage's last action, by its end: its gradient sum, then tied
+        weights."""
         if self.puts_off:
             return np.zeros(self.size + 1)
         return self.behind[0].unhidden[0] + self.tied_tail
@@ -372,7 +378,8 @@ class Chain:
     def compute_steps(
         self, partitions: Sequence[Bounds] | Array, factors: Array | None = None
     ) -> Array:
-        """Return partitions' step times, as of `simulate_step`; `factors` are as in Levels.run."""
+        """Return partitions' step times, equal to `simulate_step`'s; `factors` are as in
+        Levels.run."""
         if not len(partitions):
             return np.zeros(0)
         cuts = np.array(partitions)
@@ -442,7 +449,8 @@ class Chain:
         return training.data_s + agreed + optimizer.max(axis=1) + exchange.max(axis=1)
 
     def _follow_sums(self, begins: Array, ends: Array, last: Array, done: Array) -> None:
-        """Add the sums of each rank's stages, one after another by their last backwards."""
+        """Add the gradient sums of each rank's stages, in the order in which last backwards
+        begin."""
         rows = np.arange(len(done))
         reduce = np.stack(
             [self.sums[s].reduce[begins[:, s], ends[:, s]] for s in range(self.num_stages)], axis=1

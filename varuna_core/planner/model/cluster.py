@@ -1,15 +1,15 @@
 """Place the stages of a pipeline on the nodes of a cluster.
 
-A stage is held by replicas x tensor GPUs. With several kinds of GPU, it counts as the slowest of
-them for each figure, since everybody waits for the slowest replica.
+A stage is held by replicas x tensor GPUs. If these are of several kinds, each figure is that of the
+slowest kind, since all replicas wait for the slowest one.
 
 ```
 tensor 1, replicas 2, nodes of 4 GPUs       node A: stages 0 1   node B: stages 2 3
 tensor 1, replicas 8, nodes of 4 GPUs       nodes A and B: stage 0   nodes C and D: stage 1
 ```
 
-Ranks that share layers are on one node. Nodes are filled in turn; GPUs that replicas do not fill
-stay idle, as do nodes after the last stage.
+The ranks of a tensor-parallel group are on one node. Nodes are filled one after another; GPUs that
+no replica fills stay idle, as do nodes after the last stage.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StageSite:
     group: tuple[tuple[str, int], ...]
     """Nodes of the ranks that sum gradients together: kind of GPU, and number of ranks on each."""
     sharing: int
-    """The number of such groups that use a node's link at the same time."""
+    """The number of such groups that use the link of one node at the same time."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Cluster:
 
 
 Order = tuple[tuple[NodeKind, int], ...]
-"""Nodes in sequence, with the most stages each may take: the last of a kind may take fewer."""
+"""Nodes in sequence, with the most stages each may take; the last node of a kind may take fewer."""
 
 
 def place(nodes: Order, stages: int, tensor: int, replicas: int) -> PlacedPipeline | None:
@@ -153,7 +153,7 @@ def place_in_turn(
 ) -> PlacedPipeline:
     """Place tensor groups one after another, so a stage may begin on the node where another ends.
 
-    A run with `parallel.order: data` has this layout. PlanningError if the nodes are too few.
+    A run with `parallel.order: data` has this layout. Too few nodes raise PlanningError.
     """
     rooms = [[number, node.gpus // tensor] for number, node in enumerate(nodes)]
     rooms.reverse()
@@ -177,7 +177,7 @@ def place_in_turn(
 
 
 def _join(slots: Sequence[_Slot], tensor: int, names: tuple[str, ...]) -> PlacedPipeline:
-    """Build the pipeline of placed stages. Stages that span several nodes share those links."""
+    """Build the pipeline of placed stages. Stages that span the same nodes share their links."""
     spread = Counter(one[0] for slot in slots if len(slot) > 1 for one in slot)
     sites = tuple(
         _make_site(

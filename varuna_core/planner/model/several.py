@@ -5,9 +5,9 @@ interleaved, 2 ranks   rank 0: stages 0 2   rank 1: stages 1 3
 zbv, 2 ranks           rank 0: stages 0 3   rank 1: stages 1 2
 ```
 
-Partitions are timed as those of `Chain`. The memory of a rank is that of all its stages together,
-so `Chain`'s test of a single stage and its bounds do not apply (search/rank_bounds.py has other
-bounds).
+Partitions are timed as in `Chain`. The memory of a rank is that of all its stages together, so
+`Chain`'s memory test of a single stage and its lower bounds do not apply (search/rank_bounds.py has
+other bounds).
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""The pipelines of replicas whose messages share links, simulated together.
+"""Simulate the pipelines of replicas whose messages share links.
 
 ```
 in turn   a0 b0 a1 b1 a2 b2      as one replica is timed: its message, then those of the others
 drawn     a0 a1 b0 a2 b1 b2      a link takes whichever: b's next action waits for b0
 ```
 
-A replica that others get ahead of is late, at each message that the link is full at, and everybody
-waits for it in the end. Alone a replica cannot tell: `Compiled.run` has them take turns, and only
-begin one after another. It costs most where stages of a rank send over the same link many times.
+A replica that others overtake is delayed at each message for which the link is busy, and in the end
+all replicas wait for it. The simulation of a single replica cannot show this: in `Compiled.run`,
+replicas take turns and are only offset at the start. The delay is largest if the stages of a rank
+send over the same link many times.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class _Together:
         self.here = set[tuple[int, int]]()
         """Messages that have arrived: replica and slot."""
         self.waiting: dict[tuple[int, int], dict[int, deque[tuple[int, int]]]] = {}
-        """By link and the group of replicas on it, each replica's messages as slot and hop."""
+        """Each replica's waiting messages (slot, hop), by link and the group of replicas on it."""
         self.taken = set[tuple[int, int]]()
         """Links that are in use."""
         self.events: list[tuple[float, int, str, tuple[int, int]]] = []
@@ -76,8 +77,8 @@ class _Together:
         heapq.heappush(self.events, (at, self.count, kind, which))
 
     def _begin(self, now: float, place: tuple[int, int]) -> None:
-        """Begin the next action of a rank of a replica, unless the rank works or the message that
-        the action takes has not arrived."""
+        """Begin the next action of a replica's rank if the rank is idle and the message has
+        arrived."""
         actions = self.left[place]
         if place in self.working or not actions:
             return
@@ -100,7 +101,7 @@ class _Together:
         self._begin(now, place)
 
     def _serve(self, now: float, link: tuple[int, int]) -> None:
-        """Send the next message of a replica drawn at random; each replica's stay in order."""
+        """Send the next message of a random replica; each replica's own messages stay in order."""
         ready = [replica for replica, own in self.waiting[link].items() if own]
         if not ready:
             return

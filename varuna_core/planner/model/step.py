@@ -1,4 +1,4 @@
-"""The time of one step: the schedule's actions, sums, the optimizer, as in the engine.
+"""Simulate the time of one step: the schedule's actions, gradient sums and the optimizer.
 
 ```
 stage 0   F F ..  B .. B ─┐              ┌ norm of all ┬ optimizer ┬ weights back (ZeRO)
@@ -6,8 +6,8 @@ stage 1   .. F .. B .. ├──sum over replicas──tied──────┤
           last backward │  buckets as they fill         └ everybody waits for the slowest
 ```
 
-A column is a set of replicas that are alike (same kinds of GPU, same links); a stage's sum over the
-replicas begins when its slowest column is there.
+A column is a set of equal replicas (same kinds of GPU, same links); a stage's sum over the replicas
+begins when its slowest column is ready.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ BUCKET_BYTES = 25 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class ActionCosts:
-    """Costs of the actions of replicas that are alike."""
+    """Costs of the actions of equal replicas."""
 
     costs: tuple[float, ...]
     """Costs by kind, then by stage, as from `compiled.list_costs` or `list_all_costs`."""
     hops: tuple[float, ...]
     """Transfer times, two for each boundary: activations, then gradients."""
     holds: tuple[float, ...] | None = None
-    """How long each transfer, with other replicas' ones, occupies its link; None: as `hops`."""
+    """Time for which each transfer, with other replicas' ones, occupies its link; None means
+    `hops`."""
 
     @property
     def lag_s(self) -> float:

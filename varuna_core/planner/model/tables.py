@@ -1,4 +1,4 @@
-"""Compute matrices of figures for every run of segments, and for each stage in its place.
+"""Compute matrices of figures for every run of segments, and for each stage on its GPUs.
 
 Matrices have a row for each first segment a and a column for each end e. They are computed once for
 each kind of place and shared by all stages and placements that have it. The costs of a stage depend
@@ -63,12 +63,12 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Sums:
-    """Times of a stage's messages between replicas, by its first segment and its end."""
+    """Times of a stage's collectives between replicas, by its first segment and its end."""
 
     reduce: Array
-    """Sum of the gradients, once a step."""
+    """Sum of the gradients, once per step."""
     exchange: Array
-    """Transfer of weights from their owners, once a step (ZeRO 1 and 2)."""
+    """Transfer of weights from their owners, once per step (ZeRO 1 and 2)."""
     scatter: Array
     """Reduce-scatter of a micro-batch's gradients, with its backward (ZeRO 2 and 3)."""
     gather: Array
@@ -86,7 +86,7 @@ class TimeTables:
     weight_grad: Array
     recompute: Array
     action: dict[str, float]
-    """By figure of the profile, the fixed part of an action's time, whatever segments it runs."""
+    """By figure of the profile, the part of an action's time that does not depend on segments."""
     optimizer: Array
     graph_bytes: Array
     work_bytes: Array
@@ -96,9 +96,9 @@ class TimeTables:
     """The host's time for each action by the same names; empty if not known."""
     host_action: dict[str, float]
     optional: dict[str, Array]
-    """The known figures of ways of recompute, by the profile's names."""
+    """The known figures of recompute modes, keyed by the profile's names."""
     copies_beside: bool
-    """True if graphs are copied while the GPU works."""
+    """True if the GPU computes while graphs are copied."""
     sources: frozenset[str]
     spread: Spread | None
     """The spread of measured times; the widest if there are several kinds of GPU."""
@@ -123,9 +123,9 @@ class Tables:
         self._parameters: dict[int, Array] = {}
         self._buckets: dict[int, Array] = {}
         self.stages: dict[Any, Any] = {}
-        """Cache of stage_table.compute_stage."""
+        """Cache of `compute_stage`."""
         self.behind: dict[Any, Any] = {}
-        """Cache of behind.compute_behind."""
+        """Cache of `chain.compute_behind`."""
         self.kept: Known = {}
 
     def forget(self) -> None:
@@ -197,8 +197,8 @@ class Tables:
         return self._outputs[key]
 
     def compute_hops(self, boundary: Boundary, shape: Shape) -> Array:
-        """Return the time of a message after e segments. Rows: an activation alone, a gradient
-        alone, and each with those of all replicas that share the link."""
+        """Return the time of a message after e segments. The rows are an activation, a gradient,
+        and each of these together with those of all replicas that share the link."""
         key = boundary, shape.micro_batch, shape.tensor
         if key not in self._hops:
             rows = []
@@ -305,11 +305,12 @@ def _compute_largest(values: Array) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class StageTable:
-    """Figures of a stage by run; inf marks runs with too few segments or too large for memory."""
+    """Figures of a stage for each run of segments; inf marks runs too short or too large for
+    memory."""
 
     times: TimeTables
     kinds: tuple[Array, ...]
-    """Costs of F f R B I W, then of O L if used; with messages if a rank waits for its sends."""
+    """Costs of F f R B I W, then of O L if used; they include messages that a rank waits for."""
     optimizer: Array
     inputs: Array
     """Bytes that a micro-batch keeps without its graph: inputs, and products for a recompute."""
@@ -321,10 +322,10 @@ class StageTable:
     way: Array
     """A micro-batch's forward, backward, and messages to the next stage and back."""
     way_down: Array
-    """A micro-batch's forward and its message alone."""
+    """A micro-batch's forward and the message to the next stage."""
     puts_off: bool
     beyond: Array
-    """Time that m micro-batches add to the way of one, whatever other stages do."""
+    """Least time of the other micro-batches beyond the `way` of one, whatever other stages do."""
     more_rounds: int
     left: Array
     kept: KeptGraphs | None
@@ -338,9 +339,9 @@ def add_host(
 ) -> tuple[Array, ...]:
     """Return the costs of F f R B I W with the host's time, by begin and end.
 
-    The host launches ahead of the device, so what it takes longer in one action it can make up in
-    another. A stage therefore takes as long as the device or, if that is slower over all its
-    actions, as the host; the difference is spread over the actions as they are launched.
+    The host launches ahead of the device, so a delay in one action can be made up in another. A
+    stage therefore takes as long as the device or, if the host is slower over all actions, as long
+    as the host; the difference is spread over the actions as they are launched.
     """
     names = [FIGURE_OF[kind] for kind in KINDS]
     costs = [times.by_name[name] for name in names]

@@ -8,7 +8,7 @@ from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.schedule.recompute import Recompute
 
 RECOMPUTES: tuple[Recompute, ...] = ("none", "full", "auto", "selective", "offload")
-"""The ways of recompute, simplest first."""
+"""The recompute modes, simplest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class TrainingModel:
     memory_share: float = 0.95
     """The usable share of GPU memory; the allocator's fragmentation takes the rest."""
     recomputes: tuple[Recompute, ...] = RECOMPUTES
-    """The ways of recompute that a search may choose."""
+    """The recompute modes that a search may choose."""
     may_have_several_stages: bool = True
     """True if a plan may use several stages on a rank although the conf does not ask for it."""
     data_s: float = 0.0
@@ -83,4 +83,4 @@ MEGATRON = TrainingModel(
     recomputes=("none", "full"),
     may_have_several_stages=False,
 )
-"""Megatron-LM of 2023 in fp16 with its local data parallel, which waits for sums and sends."""
+"""Megatron-LM of 2023 in fp16, whose local data parallelism waits for all-reduces and sends."""

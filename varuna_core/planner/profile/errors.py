@@ -2,7 +2,7 @@
 
 
 class PlanningError(ValueError):
-    """Raised for contradicting wishes, if nothing fits, or for unusable input."""
+    """Raised if wishes contradict each other, if no plan fits, or if the input cannot be used."""
 
 
 class MissingData(PlanningError):

@@ -1,4 +1,4 @@
-"""Vendors' figures of GPUs, for estimates where nothing was measured.
+"""List the vendors' figures of GPUs, for estimates if nothing was measured.
 
 Dense half precision with fp32 sums, without sparsity; fp32 on the plain cores, as torch multiplies
 unless a program allows TF32; memory in GB as sold (2^30 bytes); memory and

@@ -1,9 +1,9 @@
 """A model's costs on each kind of GPU, and the time of messages on links.
 
 A model that passes n cuts has n + 1 segments (docs/runtime.md); figures are a segment's, so the
-embedding and the head are apart from the blocks. Every figure is measured or called an estimate:
-between two measured micro-batch sizes times are interpolated and say so; what cannot be had is an
-error. A link's time is piecewise linear over the message's size:
+embedding and the head are apart from the blocks. Every figure is measured or marked as an estimate:
+between two measured micro-batch sizes, times are interpolated and marked so; a figure that cannot
+be derived is an error. A link's time is piecewise linear over the message's size:
 
 ```
 time  │            .-'   beyond the last point the slope of the last piece goes on
@@ -12,7 +12,8 @@ time  │            .-'   beyond the last point the slope of the last piece goe
       └────────────────  bytes
 ```
 
-What shares a link is one larger message: k flows of b bytes take as long as k x b bytes.
+Messages that share a link count as one larger message: k flows of b bytes take as long as k x b
+bytes.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class LinkTime:
         return took + (num_bytes - size) * (took2 - took) / (size2 - size)
 
     def compute_times(self, num_bytes: Array) -> Array:
-        """Return `compute_time` of many sizes."""
+        """Return the transfer times of many sizes."""
         sizes, tooks = map(np.array, zip(*self.points, strict=True))
         if len(sizes) == 1:
             found = tooks[0] * np.maximum(1.0, num_bytes / sizes[0] if sizes[0] else 1.0)
@@ -85,7 +86,7 @@ LinkKey = tuple[str, str, Where]
 
 
 Half = Literal["reduce", "broadcast", "reduce_scatter", "all_gather"]
-"""Halves of a sum: to owners and back, for whole parameters or for slices of each parameter."""
+"""Halves of an all-reduce, to owners and back, of whole parameters or slices of each parameter."""
 HALVES: tuple[Half, ...] = ("reduce", "broadcast", "reduce_scatter", "all_gather")
 
 
@@ -95,9 +96,10 @@ class Network:
 
     links: dict[LinkKey, LinkTime]
     all_reduces: dict[tuple[str, int, int], LinkTime]
-    """Measured times over bytes of sums by (kind, ranks in all, ranks on a node)."""
+    """Measured all-reduce times by bytes, keyed by (kind, ranks in total, ranks on a node)."""
     halves: dict[tuple[Half, str, int, int], LinkTime] = field(default_factory=dict)
-    """Measured halves of sums by the size of the whole, with equal shares owned by all ranks."""
+    """Measured times of halves, keyed by half and as `all_reduces`, by the bytes of the whole
+    all-reduce; all ranks own equal shares."""
 
     def find(self, sender: str, receiver: str, where: Where) -> LinkTime:
         """Return the link in this direction, or the reverse one if only that was measured."""
@@ -112,7 +114,8 @@ class Network:
         return link
 
     def is_sum_measured(self, nodes: Sequence[tuple[str, int]]) -> bool:
-        """Return True if sums of such a group were measured; others are estimated from links."""
+        """Return True if all-reduces of such a group were measured, and not estimated from
+        links."""
         kind, count = nodes[0]
         found = self.all_reduces.get((kind, count * len(nodes), count))
         return len(set(nodes)) == 1 and found is not None and found.source == "measured"
@@ -120,7 +123,8 @@ class Network:
     def find_all_reduce(
         self, nodes: Sequence[tuple[str, int]], num_bytes: Array, sharing: int = 1
     ) -> tuple[Array, Source]:
-        """Return the time of a sum over a group, given as its nodes' kinds and the ranks on each.
+        """Return the all-reduce time of a group, given as each node's kind of GPU and number of
+        ranks.
 
         Measured times are used if there are any. Otherwise rings are assumed: within each node,
         then over the nodes, then back within; `sharing` groups use the links between nodes at the
@@ -191,7 +195,7 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "selective": ("selective_s", "kept_bytes"),
     "offload": ("offload_s", "load_s"),
 }
-"""Figures needed for a way of recompute, which older profiles lack."""
+"""Figures needed for a recompute mode, which older profiles lack."""
 OPTIONAL = ("selective_host_s", *itertools.chain(*NEEDS.values()))
 FIGURE_OF = {
     "F": "forward_s",
@@ -212,7 +216,7 @@ class Spread:
     """Spread of measured times, as QUANTILES of the time divided by its median."""
 
     rounds: tuple[float, ...]
-    """The spread of all figures of a round: the machine is slow or fast for a while."""
+    """The common spread of a round's figures, since a machine is slow or fast for a while."""
     actions: tuple[tuple[float, ...], ...]
     """The spread of each of TIMES, relative to its round."""
 
@@ -240,7 +244,7 @@ class Cell:
     graph_bytes: tuple[float, ...]
     """Bytes that autograd keeps for one micro-batch until its backward."""
     work_bytes: tuple[float, ...]
-    """The most additional bytes held while the segment runs."""
+    """The largest number of additional bytes held while the segment runs."""
     selective_s: tuple[float, ...] = ()
     """`recompute: selective`: seconds of a recompute, and those that saving products adds to the
     forward. This and the following figures are empty if not known."""
@@ -260,9 +264,9 @@ class Cell:
     action_s: tuple[float, ...] = (0.0,) * len(TIMES)
     """For each of TIMES, the seconds that an action adds, however many segments it runs."""
     action_host_s: tuple[float, ...] = (0.0,) * len(TIMES)
-    """For each of HOST_TIMES, the host's seconds for the same."""
+    """For each of HOST_TIMES, the host's seconds that an action adds in the same way."""
     spread: Spread | None = None
-    """None if not known, as for estimates and old profiles."""
+    """Spread of the times; None if not known, as for estimates and old profiles."""
     source: Source = "measured"
 
     def __post_init__(self) -> None:
@@ -365,7 +369,7 @@ class Profile:
         return mix_cells(cells[low, tensor], cells[high, tensor], low, high, micro_batch, label)
 
     def knows(self, recompute: str) -> bool:
-        """Return True if all cells have the figures that this way of recompute needs."""
+        """Return True if all cells have the figures that this recompute mode needs."""
         cells = [cell for gpu in self.gpus.values() for cell in gpu.cells.values()]
         return all(getattr(cell, name) for cell in cells for name in NEEDS.get(recompute, ()))
 
@@ -457,7 +461,7 @@ def _join_details(
 
 
 def mix_cells(low: Cell, high: Cell, size: int, size2: int, wanted: int, label: Source) -> Cell:
-    """Return a cell on the line through two others, bounded below small sizes by its share."""
+    """Return a cell on the line through two others, but no figure below its size's share."""
     part = (wanted - size) / (size2 - size)
 
     def mix(a: float, b: float) -> float:

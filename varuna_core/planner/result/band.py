@@ -86,7 +86,7 @@ def find_band(chain: Chain, bounds: Bounds, lacks: Sequence[NotCovered] = ()) ->
 
 
 def _widen(chain: Chain, lacks: Sequence[NotCovered]) -> tuple[Array, Array]:
-    """Return the least and greatest duration of each action as shares of its usual time."""
+    """Return the least and the greatest duration of each action, divided by its usual time."""
     stages = np.array([op[1] % chain.num_stages for op in chain.compiled.ops])
     low, high = np.ones((2, len(stages), 1))
     for one in lacks:

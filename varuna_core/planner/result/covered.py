@@ -19,8 +19,7 @@ from varuna_core.planner.search.search import Candidate
 BETWEEN: Mapping[int, tuple[float, float]] = {4: (0.90, 1.03), 16: (0.83, 1.18), 32: (0.82, 1.18)}
 BEYOND: Mapping[int, tuple[float, float]] = {2: (0.96, 1.20), 4: (0.81, 1.36), 8: (0.77, 2.12)}
 BELOW: Mapping[int, tuple[float, float]] = {2: (0.81, 1.36), 4: (0.71, 1.93), 8: (0.64, 2.13)}
-"""Bounds of a true time over one derived from two sizes, by the most that the sizes' ratio may
-be."""
+"""Bounds of the true time over the one derived from two sizes, by the largest ratio of sizes."""
 SIZES = Evidence("benchmarks/results/planner_sizes.md", Sure.MEASURED)
 ESTIMATED = Within(
     0.55, 4.0, (Evidence("benchmarks/results/estimates.md", Sure.MEASURED, seen=688),)

@@ -4,19 +4,20 @@
 
     sum of ways + largest beyond + largest (optimizer + weights back)
 
-Each alone is least for another partition. So what the two largest may be is cut into cells: within
-a cell stages hold only what stays below its upper edges, the sum of ways is made least exactly, and
-the lower edges are added. The least of all cells bounds every partition; a finer grid comes closer.
+Each term is least for a different partition. So the range of the two largest terms is divided into
+cells: in a cell, stages hold only runs that stay below its upper edges, the sum of ways is
+minimized exactly, and the lower edges are added. The least value of all cells bounds every
+partition; a finer grid gives a closer bound.
 
-`Floors` bounds the placements of an option. For a time T each kind of place can hold at most so
-many segments in a row, wherever the run begins: if all stages together hold fewer than there are,
-some stage takes longer than T. That is the min-max of any order; with m micro-batches a step takes
-m times that, and also
+`Floors` bounds the placements of an option. Within a time T, each kind of place can hold at most a
+certain number of consecutive segments, wherever the run begins: if all stages together hold fewer
+than the model has, some stage takes longer than T. That is the min-max of any order; with m
+micro-batches a step takes m times that, and also
 
     all work of one micro-batch and its messages + (m - 1) x the slowest stage
     - what it may do before its first gradient comes: as many forwards as the schedule runs ahead
 
-The first and the last segment, which are unlike the others, come free.
+The first and the last segment, which differ from the others, are counted as free.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ ROUNDING = 1e-12
 
 
 class Prefix(NamedTuple):
-    """Figures of the stages that are already cut; arrays are by the end of the last one."""
+    """Figures of the stages that are already cut; arrays are indexed by the end of the last one."""
 
     before: Array = 0.0
     """Time before the next stage's first action plus that after its last."""
@@ -50,7 +51,7 @@ class Prefix(NamedTuple):
     beyond: Array = 0.0
     """The largest `beyond` of these stages."""
     down: Array = 0.0
-    """Time before the next stage's first action alone."""
+    """Time before the next stage's first action."""
     done: Array = 0.0
     """The time at which these stages' sums over the replicas are done."""
     first: Array = 0.0
@@ -216,7 +217,7 @@ TIME_CELLS, ENDING_CELLS = 24, 6
 
 @dataclass(frozen=True, kw_only=True)
 class _Windows:
-    """The longest runs that fit into a time, shared by options alike but for their schedule."""
+    """The longest runs that fit into a time; options that differ only in schedule share them."""
 
     limits: Array
     """Times of runs of segments."""
@@ -284,8 +285,8 @@ class Floors:
     def may_recompute(
         self, option: Option, columns: Sequence[tuple[str, ...]], counts: Array, limit: float
     ) -> Array:
-        """Return for each row of counts if a stage within `limit` may lack memory; only then can a
-        way of recompute be faster than none."""
+        """Return, for each row of counts, True if a stage within `limit` may lack memory; only then
+        can a recompute mode be faster than none."""
         shape, m = option.shape, option.num_microbatches
         fixed, stages = self.tables.compute_fixed(shape), counts.sum(axis=1)
         least = np.full(len(columns), np.inf)
@@ -326,8 +327,9 @@ class Floors:
     ) -> Array:
         """Return a closer bound for a few rows; inf if it is above `limit`.
 
-        Places that hold only what a time and an optimizer's time allow leave the rest to slower
-        ones; for each pair of limits the least work of one micro-batch is computed exactly.
+        For each pair of limits, on the time and on the optimizer's time, a place holds only the
+        segments that the limits allow and leaves the rest to slower places; the least work of one
+        micro-batch is then computed exactly.
         """
         m, size = option.num_microbatches, self.size - 2
         if self.size < 3 or not _is_order_known(option):
@@ -522,7 +524,7 @@ def _compute_share(figures: Mapping[str, Array]) -> float:
 
 
 def _name_way(option: Option) -> Recompute:
-    """Return the way of recompute that adds to a stage's work."""
+    """Return the recompute mode that adds to a stage's work."""
     is_used = option.num_microbatches > _count_spared(option)
     if option.recompute == "offload":
         is_used &= _is_order_known(option)

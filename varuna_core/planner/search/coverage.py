@@ -41,13 +41,13 @@ class Stop(str, Enum):
     ONE_F_ONE_B = "1f1b"
     """Ways to save memory are searched only with 1f1b, which holds least."""
     NEVER_FASTER = "never-faster"
-    """Another class has a plan that is as fast in this model."""
+    """In this cost model, another class always has a plan that is as fast."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanClass:
-    """Plans with one of these values each; in a class that was not searched, an empty field means
-    any."""
+    """A class of plans that have one of these values in each field; in a class that was not
+    searched, an empty field means any value."""
 
     coverage: Coverage
     stages_per_rank: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""A limit on the time to answer, passed on to everything that works on the answer."""
+"""Limit the time to answer; the deadline is passed to all parts of a search."""
 
 from __future__ import annotations
 

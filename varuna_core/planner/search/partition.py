@@ -24,7 +24,7 @@ from varuna_core.planner.search.bounds import Cells, Prefix, bound_prefix, exten
 from varuna_core.planner.search.deadline import Deadline
 
 CLOSE = 1e-9
-"""Times that differ by a smaller share count as equal, since sums are rounded."""
+"""Times that differ by a smaller share than this count as equal, since sums are rounded."""
 BATCH = 256
 TOGETHER = 24
 """Prefixes extended at once: more take less time each, fewer find plans sooner."""
@@ -168,7 +168,7 @@ class _Search:
         self.cells = Cells(chain, min(best_s, incumbent), *cells)
         self.leaves: list[Bounds] = []
         self.open = float("inf")
-        """The least bound of what was left unexplored."""
+        """The least bound of the unexplored partitions."""
 
     @property
     def limit(self) -> float:

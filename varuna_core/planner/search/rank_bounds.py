@@ -1,4 +1,4 @@
-"""Bound from below a step whose ranks may have several stages, in any order of their actions.
+"""Compute lower bounds of a step whose ranks may have several stages, for any order of actions.
 
 ```
 rank r    ── head ──┬─ F and input gradients of its stages ─┬─ tail ──     head: forwards of the
@@ -151,7 +151,7 @@ class PlacedBounds:
         return found
 
     def bound_all(self) -> float:
-        """Compute a time that no partition of this option can step faster than."""
+        """Compute a lower bound of the step time of all partitions of this option."""
         size, m = self.tables.size, self.option.num_microbatches
         known = {id(times): _list_segments(times, self.splits) for times in self.times}
         rows = [known[id(times)] for times in self.times]

@@ -1,4 +1,4 @@
-"""The fastest plan of a space, and the proof that it is.
+"""Find the fastest plan of a space, and prove that it is the fastest.
 
 ```
 options      every shape and schedule, by their floors (bounds.py)       ─┐ what is above the best
@@ -7,8 +7,8 @@ placements   every order; the least bound of any partition (chain.py)     │ lo
 partitions   branch and bound on the simulated step (partition.py)       ─┘
 ```
 
-First plans are found, most promising first; then the rest is proved to be no better. What time did
-not suffice for stays as a gap.
+First plans are found, most promising first; then the rest is proved to be no better. Plans for
+which time did not suffice leave a gap.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class _Group(NamedTuple):
 
 
 class _Counts(NamedTuple):
-    """Rows of options that are left, sorted by their floors, starting at `at`."""
+    """The remaining rows of options, sorted by their floors; `at` is the first of them."""
 
     counts: Array
     floors: Array
@@ -206,9 +206,9 @@ class Search:
         self.found: dict[Option, Candidate] = {}
         self.best_s = float("inf")
         self.open = float("inf")
-        """The least bound of what is not yet proved."""
+        """The least bound of plans that are not yet ruled out."""
         self.left: set[Option] = set()
-        """Those with such plans."""
+        """Options that have plans that are not yet ruled out."""
         self.num_placements = 0
         self.listed: list[_Floor] = []
         """The floors of the last class of placements."""
@@ -444,7 +444,8 @@ class Search:
         return found
 
     def _make_first(self, options: tuple[Option, ...], counts: tuple[int, ...]) -> Iterator[Chain]:
-        """Yield the chains of an option; of several, those whose common bound is low enough."""
+        """Yield the chains of an option; for several, one per placement, whose bound holds for
+        all."""
         if len(options) < 2:
             for option in options:
                 yield from self._make_chains(option, counts)
@@ -477,7 +478,7 @@ class Search:
         return chain
 
     def _is_for_memory(self, option: Option) -> bool:
-        """Return True for a way of recompute that is never faster and only saves memory."""
+        """Return True for a recompute mode that is never faster and only saves memory."""
         return self.wishes.is_for_memory(option.recompute)
 
     def _time(self, option: Option, chain: Chain) -> None:

@@ -7,7 +7,7 @@ the rest    the least bound comes next (rank_bounds.py): all cuts of a placement
             few, moves where there are many; what is above the best plan is ruled out
 ```
 
-What a count or the deadline leaves open is part of the bound of its class.
+Plans that a limit or the deadline leaves unsearched are part of the bound of their class.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ GUIDE = "1f1b"
 MOST_STAGES = 4
 """Most stages of a rank with a schedule that takes any number."""
 MOST_TRIED, MORE_TRIED = 60, 20
-"""Placements whose cuts are improved by moves, of the promising and of the rest."""
+"""The numbers of placements whose cuts are improved by moves: promising ones, and others."""
 PLACEMENTS = 2
 """Promising placements that are tried with the same number of stages on each kind of place."""
 MOST_CUTS = 20_000
@@ -172,7 +172,7 @@ class _Several:
         self.shapes = list(self._list_shapes())
         self.found: dict[Option, Candidate] = {}
         self.open: dict[_Shape, float] = {}
-        """By shape, the least bound of what was not searched wholly."""
+        """The least bound of the plans that were not searched, keyed by shape."""
         self.why = Stop.NUMBER
         self.counts: dict[tuple[int, ...], tuple[list[tuple[str, ...]], Array, Array]] = {}
         self.order_s = ORDER_S
@@ -254,8 +254,8 @@ class _Several:
         return found
 
     def _has_time(self, option: Option, num_stages: int, orders: int = 1) -> bool:
-        """Return True if there is time to make these orders, going by earlier ones, or no plan
-        yet."""
+        """Return True if earlier orders suggest that there is time for these, or if no plan
+        exists."""
         took = 0.0
         if SCHEDULES[option.schedule].splits_backward:
             took = orders * self.order_s * option.num_microbatches * num_stages**2

@@ -38,9 +38,9 @@ SEARCHED = ("1f1b", "gpipe", "varuna")
 PLAIN = ("1f1b", "gpipe")
 """The simplest schedules, simplest first: 1f1b holds least. Other schedules are less simple."""
 AGAIN: tuple[Recompute, ...] = ("full", "selective")
-"""Ways of recompute for schedules that always recompute."""
+"""Recompute modes for schedules that always recompute."""
 FOR_MEMORY: tuple[Recompute, ...] = ("auto", "selective", "offload")
-"""Ways of recompute that never are faster than none; searched only if memory is short."""
+"""Recompute modes that are never faster than none; they are searched only if memory is short."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Wishes:
     """Segments of each stage, counting embedding and head."""
 
     def is_for_memory(self, recompute: Recompute) -> bool:
-        """Return True if this way only saves memory and the user did not ask for it."""
+        """Return True if this mode only saves memory and the user did not ask for it."""
         return recompute in FOR_MEMORY and self.recompute is None
 
 
@@ -170,7 +170,7 @@ def _check_recompute(profile: Profile, wishes: Wishes, way: Recompute) -> None:
 
 
 def _saves_memory(schedule: str, wishes: Wishes) -> bool:
-    """Return True if memory-saving ways of recompute (FOR_MEMORY) are planned with this schedule.
+    """Return True if memory-saving recompute modes (FOR_MEMORY) are planned with this schedule.
 
     Its order must not depend on memory; unless the wishes name it, it must be 1f1b, which holds
     least.
