@@ -48,7 +48,7 @@ def test_failed_ranks_are_started_anew_in_the_same_job(vjob: Vjob, clean_lab: La
 
     record = vjob.wait_over(alike, timeout_s=150, may_fail=True)
     assert record["outcome"]["code"] == 9
-    assert "the same error after step 3 twice running: not started again" in record["message"]
+    assert "the same error after step 3 twice in a row: not started again" in record["message"]
     assert [attempt.number for attempt in alike.attempts()] == [0, 1]
 
     for layout, run in well.items():

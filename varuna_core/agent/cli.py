@@ -69,10 +69,10 @@ def build_parser() -> argparse.ArgumentParser:
     folder.add_argument("--run", required=True, type=Path, metavar="DIR", help="the run folder")
     shared = argparse.ArgumentParser(add_help=False, parents=[folder])
     shared.add_argument(
-        "--attempt", required=True, type=int, metavar="N", help="which start of the ranks, from 0"
+        "--attempt", required=True, type=int, metavar="N", help="number of the attempt, from 0"
     )
     group = argparse.ArgumentParser(add_help=False)
-    group.add_argument("--group", metavar="G", help="in split runs, the group of this job")
+    group.add_argument("--group", metavar="G", help="group of this job, in split runs")
 
     add = commands.add_parser(
         "attempt",
@@ -82,7 +82,7 @@ def build_parser() -> argparse.ArgumentParser:
         "options say, and by `cluster.restarts`, as the run's events say.",
     )
     add.add_argument(
-        "--requeues", required=True, type=int, metavar="N", help="SLURM_RESTART_COUNT, else 0"
+        "--requeues", required=True, type=int, metavar="N", help="SLURM_RESTART_COUNT, or 0"
     )
     add.set_defaults(run_command=_run_attempt)
 
@@ -97,15 +97,15 @@ def build_parser() -> argparse.ArgumentParser:
     add.add_argument(
         "--address",
         metavar="ADDRESS",
-        help="of this host, as the other nodes reach it (default: that of the plan, else what its "
-        "name and routes say)",
+        help="address of this host for the other nodes (default: that of the plan, else found "
+        "by name and routes)",
     )
     add.set_defaults(run_command=_run_open)
 
     add = commands.add_parser(
         "node",
         parents=[shared],
-        help="check this node, meet the others, run its ranks",
+        help="check this node, wait for the other nodes, run its ranks",
         description="Wait for master.json, check the node, prepare the container, wait until all "
         "nodes are ready, start the ranks and watch over them. Exits with the code of the rank "
         "that failed here, 143 when asked to stop, 112 when a node is not ready. "
@@ -120,7 +120,7 @@ def build_parser() -> argparse.ArgumentParser:
     add.add_argument(
         "--tether",
         action="store_true",
-        help="end, too, when standard input ends or falls silent: its other end is who started it",
+        help="also end when standard input closes or goes silent: the starting process holds it",
     )
     add.set_defaults(run_command=_run_node)
 
@@ -141,13 +141,13 @@ def build_parser() -> argparse.ArgumentParser:
         "--left",
         type=float,
         metavar="SECONDS",
-        help="until the job's time limit (default: no limit)",
+        help="time until the job's time limit (default: no limit)",
     )
     add.set_defaults(run_command=_run_close)
 
     add = commands.add_parser(
         "way",
-        help="print whether the job of an ended batch script goes back into the queue",
+        help="print if the job of an ended batch script goes back into the queue",
         description="Print go-on, requeue, leave or ended: what the batch script does next. "
         "Asks scontrol where that matters.",
     )
@@ -156,7 +156,7 @@ def build_parser() -> argparse.ArgumentParser:
     add.add_argument("--warned", default="", metavar="1", help="1 after the scheduler's warning")
     add.add_argument("--job-id", required=True, metavar="ID", help="SLURM_JOB_ID")
     add.add_argument("--restarts", required=True, type=int, metavar="N", help="as the script began")
-    add.add_argument("--run", default="", metavar="DIR", help="where the requeue is noted")
+    add.add_argument("--run", default="", metavar="DIR", help="run folder that records the requeue")
     add.set_defaults(run_command=_run_way)
 
     add = commands.add_parser(
@@ -180,7 +180,7 @@ def build_parser() -> argparse.ArgumentParser:
         "each rank's own process once, and no child of a rank.",
     )
     add.add_argument("--name", default="USR1", choices=SIGNAL_NAMES, help="default: USR1")
-    add.add_argument("--key", default="", help="the same key again sends nothing new")
+    add.add_argument("--key", default="", help="a key that was used before sends nothing")
     add.set_defaults(run_command=_run_signal)
 
     add = commands.add_parser(
@@ -195,7 +195,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = commands.add_parser(
         "stacks",
         parents=[shared],
-        help="print what the ranks of this node are at, in parcels for `vjob stacks`",
+        help="print the stacks of this node's ranks, in parcels for `vjob stacks`",
         description="Have py-spy look at each rank of this node, and print what it sees.",
     )
     add.add_argument(
@@ -203,16 +203,16 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         action="append",
         metavar="INDEX",
-        help="index in the plan, repeatable (default: the node that this is)",
+        help="index in the plan, repeatable (default: this node)",
     )
-    add.add_argument("--native", action="store_true", help="also frames of C, C++ and Cython")
-    add.add_argument("--spy", action="append", default=[], metavar="PATH", help="where py-spy is")
+    add.add_argument("--native", action="store_true", help="also show frames of C, C++ and Cython")
+    add.add_argument("--spy", action="append", default=[], metavar="PATH", help="path of py-spy")
     add.set_defaults(run_command=_run_stacks)
 
     add = commands.add_parser(
         "shell",
         parents=[shared],
-        help="a shell, or COMMAND, in the container of this node's ranks, for `vjob shell`",
+        help="run a shell, or COMMAND, in the container of this node's ranks, for `vjob shell`",
         description="Become a shell, or COMMAND, with what the ranks of this node have.",
     )
     add.add_argument("--node", type=int, metavar="INDEX", help="index in the plan")

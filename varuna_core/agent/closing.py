@@ -130,7 +130,7 @@ def _judge_call(scene: Scene, judged: Judgement) -> Judgement:
     short = find_short(scene.run, scene.plan, scene.attempt)
     if short is None:
         return judged.with_note(
-            "SIGUSR1, as before the time limit, had asked them to save and leave"
+            "SIGUSR1, as sent before the time limit, had asked the ranks to save and exit"
         )
     seen = Evidence(LEFT_SHORT, Sure.INFERRED, seen=short[0], expected=short[1])
     evidence = (seen, *judged.end.evidence)
@@ -192,7 +192,7 @@ def _blame_silent(plan: Plan, judged: Judgement, silent: list[int]) -> Judgement
     names = ", ".join(f"{index} ({plan.node(index).group.name})" for index in silent[:8])
     more = f" and {len(silent) - 8} more" if len(silent) > 8 else ""
     reason = (
-        f"no report from node {names}{more} before the end: its setup lines or its agent failed, "
+        f"no report from node {names}{more} before the end: setup or the agent failed there, "
         "see the scheduler's log"
     )
     code = judged.outcome.code or NOT_READY

@@ -101,7 +101,7 @@ class Decision:
 def explain_requeue(run: RunFolder, plan: Plan, attempt: AttemptFolder, outcome: Outcome) -> str:
     """Explain why a job that hung is not requeued; empty if it is."""
     if plan.layout == "split":
-        return "of several jobs, one alone does not go back into the queue"
+        return "one job of a split run cannot go back into the queue by itself"
     before = run.attempt(attempt.number - 1)
     earlier = read_outcome(before) if attempt.number else None
     if earlier is None or earlier.code != HUNG or plan.restart_same:
@@ -152,8 +152,8 @@ def is_same(failure: Failure, before: Optional[Failure]) -> bool:
 
 def explain_same(failure: Failure) -> str:
     return (
-        f"the same error after step {failure.step} twice running: not started again "
-        "(cluster.restart_same: true starts it all the same)"
+        f"the same error after step {failure.step} twice in a row: not started again "
+        "(cluster.restart_same: true starts it anyway)"
     )
 
 
@@ -179,11 +179,11 @@ def find_obstacle(
     if outcome.code == 0 or called or (outcome.culprit_rank is None and kind in CALLS):
         return ""
     if not began:
-        return "the ranks never started, and what kept them would do so again: not started again"
+        return "the ranks never started, and would not start now either: not started again"
     if outcome.code == NODE_LOST:
         return (
-            "a fixed run has no other node to start again on: cluster.requeue gets one, morph goes "
-            "on without it"
+            "a fixed run has no other node to replace the lost one: cluster.requeue gets one, "
+            "morph continues without it"
         )
     if outcome.code == STOPPED:
         return "SIGTERM is a call to end: not started again"

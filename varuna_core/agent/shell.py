@@ -27,8 +27,8 @@ OF_RANK = (
     "VJOB_TRACE", "VJOB_STEPS", "VJOB_ENDED", "VJOB_STAGE", "VJOB_REPLICA", "VJOB_TENSOR_RANK",
 )  # fmt: skip
 ADVICE = (
-    "{runtime} lets nobody else in this way; on the node, `nsenter --target {rank} --all` enters a "
-    "rank's container where you may"
+    "{runtime} cannot start a second process in a container; `nsenter --target {rank} --all` on "
+    "the node enters a rank's container if you have the rights"
 )
 SHELL = ("/bin/sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash; exec sh")
 
@@ -41,7 +41,7 @@ def enter_node(
     attempt = run.attempt(number)
     master = find_master(attempt)
     if master is None:
-        raise Refusal(WRONG_INPUT, f"attempt {number} has not begun")
+        raise Refusal(WRONG_INPUT, f"attempt {number} has not started yet")
     go = find_go(attempt, master.opened)
     site = Site(
         plan=plan,

@@ -211,9 +211,9 @@ def dump_rank(
             try:
                 return {**found, "threads": json.loads(result.out)}
             except ValueError:
-                said = said or "py-spy's answer is not JSON"
+                said = said or "py-spy's output is not JSON"
         elif result.code is None:
-            said = said or f"py-spy had no answer within {timeout_s:g} s"
+            said = said or f"py-spy did not answer within {timeout_s:g} s"
         else:
             said = said or shorten_error(result.err or result.out)
     return {**found, "problem": said + explain_refusal(said)}
@@ -251,7 +251,7 @@ def shorten_error(text: str) -> str:
         words = line.strip()
         if words and not words.startswith("Caused by"):
             told.append(words.partition(": ")[2] or words)
-    return ": ".join(told) or "py-spy failed without a word"
+    return ": ".join(told) or "py-spy failed without a message"
 
 
 def explain_refusal(said: str) -> str:
@@ -263,8 +263,8 @@ def explain_refusal(said: str) -> str:
     except OSError:
         scope = "0"
     if scope == "0":
-        return "; the process belongs to somebody else, or its container hides it: try as root"
+        return "; the process belongs to another user, or its container hides it: try as root"
     return (
-        f"; kernel.yama.ptrace_scope is {scope} on this node: its administrator can allow this "
-        "with sysctl kernel.yama.ptrace_scope=0"
+        f"; kernel.yama.ptrace_scope is {scope} on this node: its administrator can allow "
+        "py-spy with sysctl kernel.yama.ptrace_scope=0"
     )

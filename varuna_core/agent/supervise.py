@@ -177,7 +177,7 @@ class Supervisor:
         self._tracker.end(left_s=self._compute_left_s())
         holder = self._site.facts.holder
         if left := end_leftovers(self._grace_s, TIDY_S if self._wraps else 0, spared=holder):
-            self._complain(f"ended what the ranks had left behind: {', '.join(left)}")
+            self._complain(f"ended processes that the ranks had left behind: {', '.join(left)}")
         self._pump.close(timeout_s=2)
         self._watch.end()
         return self._code
@@ -325,7 +325,7 @@ class Supervisor:
                 self._leave_at = min(self._killed[0] + STUCK_S, now + FROZEN_S)
         if self._leave_at is not None and now >= self._leave_at:
             for rank in self._alive:
-                error = "did not end on SIGKILL: it hangs in the kernel (driver, dead mount)"
+                error = "did not end on SIGKILL: it may hang in the kernel (driver, dead mount)"
                 self._record(rank, -signal.SIGKILL, time.time(), error, stopped=True)
             self._alive = {}
 
@@ -419,7 +419,7 @@ class Supervisor:
         try:
             self._exits.write(value)
         except OSError as problem:
-            self._complain(f"rank {rank} ended with {value.code}, not recorded: {problem}")
+            self._complain(f"the end of rank {rank} ({value.code}) is not recorded: {problem}")
         return value
 
     def _say_stop(
@@ -436,7 +436,7 @@ class Supervisor:
                 self._complain(f"stopping the attempt: {reason}")
             self._watch.look_now()
         except OSError as problem:
-            self._complain(f"{reason}; the others cannot be notified: {problem}")
+            self._complain(f"{reason}; the other nodes cannot be notified: {problem}")
 
     def _complain(self, text: str) -> None:
         with contextlib.suppress(OSError):  # srun may be gone, and with it our stderr

@@ -189,6 +189,6 @@ def test_the_module_is_the_same_program() -> None:
 
 def test_wrong_input_is_2_with_a_sentence(bundle: Path, tmp_path: Path) -> None:
     result = call(str(bundle), "open", "--run", str(tmp_path / "none"), "--attempt", "0")
-    assert (result.returncode, "no run folder here" in result.stderr) == (2, True)
+    assert (result.returncode, "there is no such run folder" in result.stderr) == (2, True)
     result = call(str(bundle), "node", "--run", str(tmp_path), "--attempt", "0")
     assert (result.returncode, "missing, torn" in result.stderr) == (2, True)

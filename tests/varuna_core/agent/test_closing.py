@@ -18,7 +18,7 @@ from varuna_core.records.record import CANCEL_ASKED, append_event
 from varuna_core.records.requests import write_signal, write_stop
 from varuna_core.records.runfolder import RunFolder
 
-NOTE = "; SIGUSR1, as before the time limit, had asked them to save and leave"
+NOTE = "; SIGUSR1, as sent before the time limit, had asked the ranks to save and exit"
 WELL = "the one rank exited 0"
 SHORT = "stopped at step 120 of 400, as SIGUSR1 asked it to save and leave before the time limit"
 BATCH = "batch-USR1-1"

@@ -342,7 +342,7 @@ def test_a_node_without_accelerators_says_so(monkeypatch: pytest.MonkeyPatch) ->
     assert isinstance(accelerator, NoAccelerator) and get(accelerator.count()) == 0
     found = accelerator.sample()
     assert isinstance(found, NotKnown)
-    assert found.reason == "no device of nvidia, amd or intel is here"
+    assert found.reason == "this node has no device of nvidia, amd or intel"
 
 
 def test_lines_are_gpustats() -> None:

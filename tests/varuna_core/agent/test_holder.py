@@ -82,7 +82,7 @@ def test_one_that_never_speaks_is_ended(make_stage: MakeStage, tmp_path: Path) -
     timing = replace(make_plan().timing, prepare_s=1.0)
     hold = f"echo $$ >{log}; echo waiting >&2; sleep 600"
     _, outcome = make_held(make_stage, hold, "true", timing=timing).play()
-    assert "was ended, it took too long: waiting" in outcome.reason
+    assert "took too long and was ended: waiting" in outcome.reason
     assert not any(map(is_running, read_holders(log)))
 
 

@@ -29,7 +29,7 @@ def test_the_index_counts_from_the_groups_first_node(
     ("given", "env", "words"),
     [
         (5, {}, "nodes 0 to 4"),
-        (None, {}, "neither --node nor SLURM_NODEID"),
+        (None, {}, "set --node or SLURM_NODEID"),
         (None, {"SLURM_NODEID": "0", "VJOB_GROUP": "tiny"}, "the plan has big, small"),
     ],
 )

@@ -303,7 +303,7 @@ def test_a_silent_hub_is_given_up(pair: Pair) -> None:
     now = time.monotonic()
     member.step(now + SILENT_S + 5.0)
     assert not member.is_up
-    assert "said nothing" in pair.complaints[0]
+    assert "sent nothing" in pair.complaints[0]
 
 
 def test_a_hub_that_beats_is_not_given_up(pair: Pair) -> None:

@@ -52,7 +52,7 @@ def test_a_rank_that_failed_is_started_anew_until_the_budget_is_used_up() -> Non
 def test_the_same_error_in_the_same_step_twice_running_is_not_started_anew() -> None:
     decision = decide(None, SAME, SAME, Budget(5, 1, False), None)
     assert decision.wait_s is None
-    assert "after step 12 twice running: not started again" in decision.why_not
+    assert "after step 12 twice in a row: not started again" in decision.why_not
     assert "cluster.restart_same: true" in decision.why_not
     assert decide(None, SAME, SAME, Budget(5, 1, True), None).wait_s == 6
     for other in (Failure("exit 9: x", 13), Failure("exit 8: x", 12), Failure("exit 9: x", None)):
@@ -173,7 +173,7 @@ def test_close_says_the_next_attempt_and_then_why_there_is_none(
     assert (number_attempt(stage.run, 0), number_attempt(stage.run, 2)) == (1, 3)
     assert play(stage, 1) == "4"
     said = (stage.run.attempt(1).outcome).read_text()
-    assert "the same error after step 7 twice running: not started again" in said
+    assert "the same error after step 7 twice in a row: not started again" in said
     assert len(read_restarts(stage.run)) == 1
 
 

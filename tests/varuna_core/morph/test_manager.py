@@ -461,7 +461,7 @@ FAILS_ALIKE = (
     ("restarts", "text", "num_attempts", "why"),
     [
         (0, "exit 7", 1, "no new checkpoint in 1 attempt;"),
-        (4, FAILS_ALIKE, 2, "the same error after step 7 twice running: not started again"),
+        (4, FAILS_ALIKE, 2, "the same error after step 7 twice in a row: not started again"),
         pytest.param(*(1, "exit 7", 2, "no new checkpoint in 2 attempts"), marks=pytest.mark.long),
         pytest.param(
             *(None, FAILS_ALIKE, 3, "no new checkpoint in 3 attempts"), marks=pytest.mark.long

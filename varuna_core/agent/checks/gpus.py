@@ -28,14 +28,14 @@ def check_gpus(site: Site) -> list[CheckResult]:
         out = [index for index in group.devices if index >= count]
         if out:
             return [
-                CheckResult(FAIL, f"device {out[0]} of the plan, but only {count} seen ({how})")
+                CheckResult(FAIL, f"the plan lists device {out[0]}, but only {count} seen ({how})")
             ]
         needed = len(group.devices)
         site.facts.gpus = needed
     else:
         site.facts.gpus = count
     if count < needed:
-        return [CheckResult(FAIL, f"{count} seen ({how}), the plan has {needed} a node")]
+        return [CheckResult(FAIL, f"{count} seen ({how}), but the plan needs {needed} per node")]
     other = (
         [] if group.gpu_type is not None else check_kind(site.plan, site.accelerator.list_models())
     )
@@ -51,8 +51,8 @@ def check_kind(plan: Plan, models: Sequence[str]) -> list[CheckResult]:
     if not others:
         return []
     text = (
-        f"{', '.join(others)}, but the layout was planned for {planned}; it is kept, for here is "
-        "no profile to plan again with: profile these nodes, or name the type in cluster.nodes"
+        f"{', '.join(others)}, but the layout was planned for {planned}; it is kept, for lack "
+        "of a profile for a new plan: profile these nodes, or name the type in cluster.nodes"
     )
     return [CheckResult(WARN, text)]
 

@@ -118,7 +118,7 @@ def check_shared_memory(site: Site) -> list[CheckResult]:
     free = stat.f_bavail * stat.f_frsize
     text = f"/dev/shm has {free / GIB:.1f} GiB free"
     if free < LOW_SHM and site.node.group.ranks > 1:
-        return [CheckResult(WARN, f"{text}: data workers may end with a bus error")]
+        return [CheckResult(WARN, f"{text}: data workers may die with a bus error (SIGBUS)")]
     return [CheckResult(OK, text)]
 
 
@@ -170,7 +170,7 @@ def check_interface(site: Site) -> list[CheckResult]:
         site.facts.interface = asked
         if asked not in list_interfaces():
             have = ", ".join(list_interfaces())
-            return [CheckResult(FAIL, f"the plan says {asked}, this node has {have}")]
+            return [CheckResult(FAIL, f"the plan names {asked}, but this node has {have}")]
         return [CheckResult(OK, f"{asked}, as the plan says")]
     if route is None:
         return [CheckResult(FAIL, f"no route to the master at {site.master.address}")]
@@ -207,8 +207,6 @@ def check_master(site: Site) -> list[CheckResult]:
     if is_port_free(master.port, heeds_names=site.plan.port is None):
         return [CheckResult(OK, f"{master.address}:{master.port} is free here")]
     if site.plan.port is None:
-        return [
-            CheckResult(OK, f"{master.address}; {master.port} was taken since, another is picked")
-        ]
-    what = f"port {master.port} was taken since it was tested"
+        return [CheckResult(OK, f"{master.address}; {master.port} is taken now, another is picked")]
+    what = f"port {master.port} has been taken since it was tested"
     return [CheckResult(FAIL, f"{what}: free it, or set cluster.port to auto")]

@@ -43,7 +43,7 @@ def check_modules(site: Site, question: RankStart, timeout_s: float = ASK_S) -> 
         how = f"exited {done.code}" if done.code is not None else f"no answer in {timeout_s:g} s"
         said = (done.err.strip().splitlines() or [""])[-1]
         return [
-            Check("modules", WARN, f"the ranks' Python could not be asked: {how} {said}".strip())
+            Check("modules", WARN, f"the ranks' Python could not be checked: {how} {said}".strip())
         ]
     missing = answers[-1][len(ANSWER) :].split()
     remedies = dict(site.plan.modules)

@@ -76,7 +76,7 @@ def run_checks(site: Site, checks: Sequence[tuple[str, Checker]], timeout_s: flo
     deadline = time.monotonic() + timeout_s
     for thread in threads:
         thread.join(max(deadline - time.monotonic(), 0))
-    late = [CheckResult(FAIL, f"no answer within {timeout_s:g} s: a dead mount or driver?")]
+    late = [CheckResult(FAIL, f"no answer within {timeout_s:g} s: is a mount or driver dead?")]
     return [
         Check(name, result.status, result.text)
         for name, _ in checks

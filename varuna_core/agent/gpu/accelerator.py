@@ -128,7 +128,7 @@ class NoAccelerator:
 
     def __init__(self, tried: Sequence[str] = ()) -> None:
         names = " or ".join(filter(None, (", ".join(tried[:-1]), *tried[-1:])))
-        self._evidence = (Evidence(f"no device of {names} is here"),)
+        self._evidence = (Evidence(f"this node has no device of {names}"),)
 
     def is_here(self) -> bool:
         return True
@@ -161,17 +161,17 @@ ACCELERATORS = Seam(
     [
         BuiltIn(
             "nvidia",
-            "GPUs of NVIDIA, by pynvml or nvidia-smi.",
+            "GPUs of NVIDIA, read with pynvml or nvidia-smi.",
             "varuna_core.agent.gpu.nvidia:NvidiaAccelerator",
         ),
         BuiltIn(
             "amd",
-            "GPUs of AMD, by the files of the amdgpu driver.",
+            "GPUs of AMD, read from the files of the amdgpu driver.",
             "varuna_core.agent.gpu.amd:AmdAccelerator",
         ),
         BuiltIn(
             "intel",
-            "Data center GPUs of Intel, by xpu-smi.",
+            "Data center GPUs of Intel, read with xpu-smi.",
             "varuna_core.agent.gpu.intel:IntelAccelerator",
         ),
     ],

@@ -100,7 +100,7 @@ class AmdAccelerator:
             return NotKnown(f"/sys/{NODES} lists no GPU")
         if self._device.exists() and not os.access(self._device, os.R_OK | os.W_OK):
             return NotKnown(
-                f"you may not open {self._device}: an admin adds you to its group, "
+                f"you may not open {self._device}: ask an admin to add you to its group, "
                 f"{_find_group(self._device)}"
             )
         return Value(len(devices), (Evidence(f"/sys/{NODES}", Sure.MEASURED),))
@@ -119,7 +119,7 @@ class AmdAccelerator:
     def processes(self) -> Known[Mapping[str, Sequence[int]]]:
         folder = self._root / PROCESSES
         if not folder.is_dir():
-            return NotKnown(f"/sys/{PROCESSES} is not there")
+            return NotKnown(f"/sys/{PROCESSES} does not exist")
         held: Dict[str, List[int]] = {gpu_id: [] for gpu_id in self._ids}
         texts = read_files(self._root, (f"{PROCESSES}/*/vram_*",))
         for path, text in texts.items():

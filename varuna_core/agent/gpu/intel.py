@@ -68,7 +68,7 @@ class IntelAccelerator:
         return found
 
     def processes(self) -> Known[Mapping[str, Sequence[int]]]:
-        return NotKnown(f"{XPU_SMI} is not asked for processes")
+        return NotKnown(f"processes are not read with {XPU_SMI}")
 
     def health(self) -> Sequence[Finding]:
         return self._findings

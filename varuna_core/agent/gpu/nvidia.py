@@ -222,7 +222,7 @@ class NvidiaAccelerator:
             return self._read_nvml_processes()
         program = shutil.which(NVIDIA_SMI)
         if program is None or not self._more[0]:
-            return NotKnown(f"this {NVIDIA_SMI} tells no uuids")
+            return NotKnown(f"this {NVIDIA_SMI} reports no uuids")
         words = [program, "--query-compute-apps=gpu_uuid,pid", FORMAT]
         result = run(words, timeout_s=SAMPLE_S)
         if result.code != 0:

@@ -144,7 +144,7 @@ class Wire:
                 del self._inward[: end + 1]
                 return line
             if len(self._inward) > self.most:
-                raise Broken(f"a line of more than {self.most} bytes")
+                raise Broken(f"the other side sent a line of more than {self.most} bytes")
             if self._has_ended:
                 raise HungUp("the other side has closed the connection")
             if not self._fill():
@@ -164,7 +164,7 @@ class Wire:
     def put(self, line: bytes) -> None:
         self._outward += line
         if len(self._outward) > UNREAD_BYTES:
-            raise Broken("the other side reads nothing")
+            raise Broken("the other side does not read")
         self.flush()
 
     def flush(self) -> None:
@@ -197,7 +197,7 @@ class Seal:
     def open(self, line: bytes) -> Dict[str, Any]:
         mark, _, data = line.partition(b" ")
         if not hmac.compare_digest(mark, self._mark(data)):
-            raise Broken("a line that the other side did not send")
+            raise Broken("a line has a wrong signature, so the other side did not send it")
         try:
             value = json.loads(data)
         except (ValueError, RecursionError):
@@ -448,7 +448,7 @@ class Member:
                 self._serve(self._wire, now, said)
             limit_s = self._silent_s if self.is_up else HANDSHAKE_S
             if now - (self._heard if self.is_up else self._begun) > limit_s:
-                raise Broken(f"it said nothing for {limit_s:g} s")
+                raise Broken(f"the hub sent nothing for {limit_s:g} s")
         except Broken as problem:
             self._lose(str(problem), now)
         return said
@@ -512,7 +512,7 @@ class Member:
     def _answer(self, wire: Wire, line: bytes) -> None:
         greeting, _, challenge = line.decode("ascii", "replace").partition(" ")
         if greeting != GREETING or not _HEX.fullmatch(challenge):
-            raise Broken("no hub of this version listens there")
+            raise Broken("no hub of this version listens at that address")
         assert self._place is not None
         self._theirs, self._challenge = challenge, secrets.token_hex(32)
         proof = prove(self._place.secret, "member", challenge, self._challenge, self._name)
@@ -522,7 +522,7 @@ class Member:
         assert self._place is not None
         secret, terms = self._place.secret, (self._theirs, self._challenge, self._name)
         if not hmac.compare_digest(line, prove(secret, "hub", *terms).encode()):
-            raise Broken("who listens there does not know the run's secret")
+            raise Broken("the process that listens there does not know the run's secret")
         self._inward = Seal(secret, "hub", *terms)
         self._outward = Seal(secret, "member", *terms)
         self._pause_s = FIRST_RETRY_S

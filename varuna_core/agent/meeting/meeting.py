@@ -82,7 +82,7 @@ def wait_for_go(
         lambda: find_go(attempt, opened), attempt, signals, deadline_s, opened=opened, host=host
     )
     if go is None:
-        reason = f"{host} had no word from node 0 for {deadline_s:g} s"
+        reason = f"{host} received nothing from node 0 for {deadline_s:g} s"
         raise Refusal(NOT_READY, reason, cause=EndCause.NOT_MET)
     return go
 

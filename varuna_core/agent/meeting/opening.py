@@ -47,7 +47,7 @@ def open_attempt(
     facts = {"attempt": number, "job_id": job_id, "group": group_name}
     if group is not None:
         if is_listed(attempt.outcome):  # split jobs are not requeued: this try cannot come again
-            raise Refusal(NOT_READY, "the run is over: its first job ended before this one began")
+            raise Refusal(NOT_READY, "the run is over: its first job ended before this job began")
         append_event(run.events(group), "started", **facts)
         return
     if attempt.master.exists() or attempt.outcome.exists():
@@ -86,7 +86,7 @@ def choose_address(plan: Plan, host: str, env: Mapping[str, str], given: str | N
     if address is None and plan.scheduler == "ssh" and _has_loopback_alone():
         return "127.0.0.1"  # nobody else could be reached over ssh from here either
     if address is None:
-        raise Refusal(NOT_READY, f"no address that other nodes could reach: {advice}")
+        raise Refusal(NOT_READY, f"this host has no address that other nodes can reach: {advice}")
     print(f"warning: {advice}; using {address} of the routed interface", file=sys.stderr)
     return address
 

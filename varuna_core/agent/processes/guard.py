@@ -590,7 +590,7 @@ class Guard(threading.Thread):
         if finding.is_due and is_guard_paused(self._run):
             if not self._has_told_pause:
                 self._has_told_pause = True
-                self._say(f"{describe_hang(hang)}; the guard is paused: nothing is done")
+                self._say(f"{describe_hang(hang)}; the guard is paused, so nothing is done")
             return
         hang = replace(hang, action=action)
         if action is HangAction.REPORT:
@@ -629,7 +629,7 @@ class Guard(threading.Thread):
     def _end_found(self, wall: float) -> None:
         assert self._found is not None
         end_hang(self._attempt, replace(self._found, until=wall))
-        self._say("the steps go on")
+        self._say("the steps continue")
         self._found = None
 
     def _forget(self) -> None:

@@ -76,7 +76,7 @@ def _find_received(attributes: bytes) -> int:
             (received,) = struct.unpack_from("=Q", attributes, 4 + RECEIVED)
             return int(received)
         attributes = attributes[size + 3 & ~3 :]
-    raise OSError("this kernel counts no bytes")
+    raise OSError("this kernel does not count bytes")
 
 
 def measure_received(pid: int) -> int:

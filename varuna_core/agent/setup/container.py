@@ -82,7 +82,7 @@ def build_entry(
     )
     code = "".join(parts)
     if len(code) > ENTRY_BYTES:
-        what = f"the environment of a rank takes {len(code)} bytes, a container {ENTRY_BYTES}"
+        what = f"a rank's environment has {len(code)} bytes, but a container takes {ENTRY_BYTES}"
         raise Refusal(WRONG_INPUT, f"{what}: move long values of `env` to files")
     return code
 
@@ -256,7 +256,7 @@ def _run_step(
         log.write(f"vjob {argv[0]}: {line}\n".encode("utf-8", "surrogateescape"))
     if result.code == 0:
         return None
-    how = f"exited {result.code}" if result.code is not None else "was ended, it took too long"
+    how = f"exited {result.code}" if result.code is not None else "took too long and was ended"
     said = read_last_words(result.err or result.out) or "without a word"
     return f"{container.runtime} {how}: {said}"
 

@@ -90,7 +90,7 @@ def _start(
     _end(process)
     data = said[process.stderr] or said[process.stdout]
     words = read_last_words(data.decode("utf-8", "replace")) or "without a word"
-    return _ContainerStart(None, f"was ended, it took too long: {words}" if waiting else words)
+    return _ContainerStart(None, f"took too long and was ended: {words}" if waiting else words)
 
 
 def _end(process: RankProcess) -> None:

@@ -34,7 +34,7 @@ class Refusal(Exception):
 
 def open_run(path: Path) -> RunFolder:
     if not path.is_dir():
-        raise Refusal(WRONG_INPUT, f"{path}: no run folder here (--run)")
+        raise Refusal(WRONG_INPUT, f"--run {path}: there is no such run folder")
     return RunFolder(path)
 
 
@@ -42,7 +42,7 @@ def load_plan(run: RunFolder, attempt: int) -> Plan:
     plan = read_attempt_plan(run, attempt)
     if plan is None:
         what = f"{run.plan}, or that of attempt {attempt}"
-        raise Refusal(WRONG_INPUT, f"{what}: missing, torn, or of another vjob's format")
+        raise Refusal(WRONG_INPUT, f"{what}: missing, incomplete, or of another vjob's format")
     return plan
 
 
@@ -61,7 +61,7 @@ def compute_index(plan: Plan, given: int | None, env: Mapping[str, str]) -> int:
     if index is None:
         number = env.get("SLURM_NODEID", "")
         if not number.isdecimal():
-            raise Refusal(WRONG_INPUT, "which node is this? neither --node nor SLURM_NODEID is set")
+            raise Refusal(WRONG_INPUT, "this node's index is not known: set --node or SLURM_NODEID")
         group = env.get("VJOB_GROUP")
         group_of(plan, group)
         index = int(number) + (plan.group(group).first_node if group else 0)

@@ -20,22 +20,22 @@ from varuna_core.records.files import write_atomic
 READABLE = 0o644
 """File mode; node exporter, which reads the file, runs as another user."""
 HELP = {
-    "vjob_run_info": "A run of vjob; the value is always 1.",
+    "vjob_run_info": "Information about a run of vjob; the value is always 1.",
     "vjob_run_up": "1 while the run runs, 0 before and after.",
     "vjob_attempt": "Number of the attempt, from 0.",
-    "vjob_updated_timestamp_seconds": "When these numbers were written.",
-    "vjob_step": "The last step that was done.",
+    "vjob_updated_timestamp_seconds": "Time at which these numbers were written.",
+    "vjob_step": "The last step that was completed.",
     "vjob_steps": "Steps in all.",
-    "vjob_loss": "Loss of the last step that was printed.",
+    "vjob_loss": "Loss of the last printed step.",
     "vjob_step_seconds": "Seconds that a step takes.",
     "vjob_samples_per_second": "Samples a second.",
     "vjob_tokens_per_second": "Tokens a second.",
     "vjob_events": "Events of the run so far, by kind.",
-    "vjob_gpu_utilization_ratio": "Share of time in which the GPU worked, 0 to 1.",
+    "vjob_gpu_utilization_ratio": "Share of time in which the GPU was busy, 0 to 1.",
     "vjob_gpu_memory_used_bytes": "Memory of the GPU in use.",
     "vjob_gpu_power_watts": "Power that the GPU draws.",
     "vjob_gpu_temperature_celsius": "Temperature of the GPU.",
-    "vjob_node_cpu_ratio": "Share of time in which the node's processors worked, 0 to 1.",
+    "vjob_node_cpu_ratio": "Share of time in which the node's processors were busy, 0 to 1.",
     "vjob_node_memory_used_bytes": "Memory of the node in use.",
 }
 _MB = float(1 << 20)

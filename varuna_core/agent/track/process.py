@@ -83,7 +83,7 @@ class TrackerProcess:
         if code is not None:
             self._process = None
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited {code}"
-            self._say(f"the tracker {how}; training goes on without it")
+            self._say(f"the tracker {how}; training continues without it")
 
     def end(self, *, left_s: float = END_S) -> None:
         """The ranks have ended: wait for it so long, but SHORT_END_S at least, then kill it."""

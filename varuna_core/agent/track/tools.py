@@ -104,8 +104,8 @@ class Wandb(Tool):
             if mode == "offline":
                 raise
             self.tracked.say(
-                f"wandb: {shorten(error)}; it goes on offline: "
-                f"wandb sync {folder}/wandb/offline-run-*"
+                f"wandb: {shorten(error)}; tracking continues offline: wandb sync "
+                f"{folder}/wandb/offline-run-*"
             )
             wandb.teardown()  # its process still holds the id
             self._run = self._init(wandb, settings, folder, "offline")
@@ -327,7 +327,7 @@ def choose_tool(name: str) -> Callable[[Tracked], Tool]:
     """The class of a tool; ImportError where its plug-in was left out."""
     found = TOOLS.get(name) or load_plugin(GROUP, name)
     if found is None:
-        raise ImportError(f"the plug-in of {GROUP} was left out")
+        raise ImportError(f"the plug-in of {GROUP} was ignored")
     return cast(Callable[[Tracked], Tool], found)
 
 

@@ -177,7 +177,7 @@ class ToolThread(threading.Thread):
             tool = self._make(self._cursor)
             is_all = self._try(tool.open) and self._hand_over(tool)
             if not (is_all or tool.is_gauge):
-                self.fail(f"{self.name}: not all is sent; the next attempt sends the rest")
+                self.fail(f"{self.name}: not everything was sent; the next attempt sends the rest")
         except ImportError:
             pass  # said already
         except BaseException as error:  # a tool may raise anything; the others go on
@@ -277,7 +277,7 @@ class ToolThread(threading.Thread):
 
 def explain(tool: str, error: BaseException) -> str:
     if isinstance(error, ImportError):
-        return f"{tool}: {shorten(error)}: install it for {sys.executable}, or take it out of track"
+        return f"{tool}: {shorten(error)}: install it for {sys.executable}, or remove it from track"
     return f"{tool}: {shorten(error)}"
 
 
@@ -314,8 +314,8 @@ class Tracker:
         late = [thread.name for thread in self._threads if thread.is_alive()]
         if late:
             self._say(
-                f"{', '.join(late)}: not done {FLUSH_S:.0f} s after the end of the ranks; "
-                "the next attempt sends what is missing"
+                f"{', '.join(late)}: not finished {FLUSH_S:.0f} s after the end of the ranks; "
+                "the next attempt sends the rest"
             )
 
     def _make_thread(self, name: str) -> ToolThread:

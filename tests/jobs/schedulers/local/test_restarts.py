@@ -85,10 +85,10 @@ def test_the_same_error_in_the_same_step_twice_running_ends_the_job_and_says_so(
     run = vjob.submit(conf("9@3,9@4,9@4"))
     record = vjob.wait_over(run, may_fail=True)
     assert record["outcome"]["code"] == 9
-    assert "the same error after step 4 twice running: not started again" in record["message"]
+    assert "the same error after step 4 twice in a row: not started again" in record["message"]
     assert [event["step"] for event in read_restarts(run)] == [3, 4]
     said = vjob("status", "last", code=10).stdout
-    assert "cluster.restart_same: true starts it all the same" in said
+    assert "cluster.restart_same: true starts it anyway" in said
     assert "attempt 0 ended at step 3: rank 2" in said
 
 

@@ -162,7 +162,7 @@ def test_a_tracker_that_is_killed_leaves_the_training_alone_and_keeps_the_key_se
     assert agent.poll() is None, "the rank still runs"
     go.touch()
     assert agent.wait(timeout=ATTEMPT_S) == 0
-    assert list_said(stage) == ["the tracker was ended by SIGKILL; training goes on without it"]
+    assert list_said(stage) == ["the tracker was ended by SIGKILL; training continues without it"]
     assert agent.stderr is not None and "the tracker was ended" in agent.stderr.read()
     assert play(stage, 1, 4, 6) == 0
     scalars = read_tensorboard(stage.run.tensorboard)
@@ -263,8 +263,8 @@ def test_a_tool_that_hangs_or_fails_holds_up_no_other_and_not_the_end(
     said = list_said(stage)
     assert said == [
         "mlflow: http://<redacted>@host is away",
-        "mlflow: not all is sent; the next attempt sends the rest",
-        "wandb: not done 1 s after the end of the ranks; the next attempt sends what is missing",
+        "mlflow: not everything was sent; the next attempt sends the rest",
+        "wandb: not finished 1 s after the end of the ranks; the next attempt sends the rest",
     ]
     assert "secret" not in capsys.readouterr().err
 
