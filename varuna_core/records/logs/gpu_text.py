@@ -1,5 +1,5 @@
-"""Samples of GPUs as gpustat prints them: of <node>.gpu in folders of before and of others, and as
-status shows the agent's JSON lines.
+"""Read and print samples of GPUs in gpustat's format: <node>.gpu files of older and foreign
+folders, and the agent's JSON lines as status shows them.
 
 n061  Thu Jun  1 16:08:12 2023  535.54.03           a heading: gpustat's own alone
 [0] NVIDIA A10       | 49'C,   0 % |     0 / 22731 MB |
@@ -25,7 +25,7 @@ _LINE = re.compile(
 )
 _HEADING = re.compile(r"\S+ +(\w{3} \w{3} +\d+ \d\d:\d\d:\d\d \d{4})\b")
 _USER = re.compile(r"[\w.-]\(\d+M\)")
-"""The end of a user's name, and the memory behind it."""
+"""The end of a user's name, and the memory after it."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class GpuLine:
     memory_used_mb: Optional[float]
     memory_total_mb: Optional[float]
     num_processes: Optional[int]
-    """With `gpustat -u`; ours names nobody, and that is no proof of an idle GPU."""
+    """Known with `gpustat -u`; ours names no users, which does not prove that a GPU is idle."""
 
 
 def format_line(gpu: Mapping[str, Any]) -> str:
-    """One line with its end, of a reading with the fields of a GpuLine."""
+    """Return the line of a reading that has the fields of a GpuLine, with a line end."""
     heat = gpu["temperature"]
     degrees = "" if heat is None else f"{_format(heat).rjust(2)}'C, "
     busy = _format(gpu["utilization"]).rjust(3)
@@ -52,8 +52,7 @@ def format_line(gpu: Mapping[str, Any]) -> str:
 
 
 def render_sample(sample: Mapping[str, Any]) -> str:
-    """Lines of a sample of the agent as gpustat prints them; one for the processors where there is
-    no GPU."""
+    """Return an agent's sample as gpustat prints it; without GPUs, as a line for the processors."""
     if not sample["gpus"]:
         cpu = {
             "index": CPU,
@@ -68,7 +67,7 @@ def render_sample(sample: Mapping[str, Any]) -> str:
 
 
 def find_lines(text: str) -> Iterator[Match[str]]:
-    """The lines of all GPUs in a text of many lines, to be taken apart where they are needed."""
+    """Return the unparsed lines of all GPUs in a text of many lines."""
     return _LINE.finditer(text)
 
 
@@ -94,7 +93,7 @@ def read_line(match: Match[str]) -> GpuLine:
 
 
 def parse_line(text: str) -> Optional[GpuLine]:
-    """None where the line is none of a GPU."""
+    """Parse a line of a GPU; return None for any other line."""
     match = _LINE.search(text)
     return None if match is None else read_line(match)
 
@@ -104,7 +103,7 @@ def is_heading(text: str) -> bool:
 
 
 def parse_heading(text: str) -> Optional[float]:
-    """Seconds since 1970, by this machine's zone: gpustat tells none."""
+    """Return the heading's seconds since 1970, by this machine's zone: gpustat prints none."""
     match = _HEADING.match(text)
     if match is None:
         return None

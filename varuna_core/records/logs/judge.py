@@ -1,11 +1,11 @@
-"""One judge of all that tells steps: traces, the counter of optimizer steps, lines of logs. Pure.
+"""Determine a job's step from traces, counters of optimizer steps and lines of logs. Pure.
 
     lines      step 110      step 120      step 130          110 and so on are the program's own
     counter    10 done       20 done       30 done    34     steps of this attempt, by every rank
                                                       └─► step 134, now: 100 + 34
 
-The number of a step is that of the lines where they count as the counter does; how many there were
-and when is by the counter. `fit` says how the two go together:
+If the lines count as the counter does, the step's number is that of the lines; the number and times
+of steps are the counter's. `fit` tells how the two are related:
 
     Unit.STEP       each step has a number of its own; the offset is that of a resumed program
     Unit.PART       several numbers a step: micro-batches, samples
@@ -60,7 +60,7 @@ class Unit(str, Enum):
 
 @dataclass(frozen=True)
 class Lines:
-    """Steps by the lines of one log."""
+    """Steps as the lines of one log show them."""
 
     step: int
     total: Optional[int]
@@ -70,7 +70,7 @@ class Lines:
     slack_s: float = 0.0
     """Error of each time."""
     unit: str = "step"
-    """`epoch` for lines that count epochs alone."""
+    """`epoch` for lines that count only epochs."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Fit:
     ratio: float
     """Numbers of the lines for one step."""
     offset: Optional[int] = None
-    """The lines' number where the counter has 0; None where it is not known to a step."""
+    """The lines' number at which the counter is 0; None if it is not known exactly."""
 
 
 @dataclass(frozen=True)
@@ -107,14 +107,14 @@ class Steps:
     """Time at which the last step ended."""
     source: Optional[Source]
     fit: Optional[Fit]
-    """None where only one of the two is there, or too little of them."""
+    """None if lines or counter are missing, or if there is too little of them."""
     other: Optional[int]
-    """Step of the source that was not taken, where lines and counter disagree."""
+    """Step of the source that was not used, if lines and counter disagree."""
     ranks: Tuple[RankSteps, ...]
 
     @property
     def is_counted(self) -> bool:
-        """True where `step` is `done`: no line tells the program's own number."""
+        """True if `step` is `done` because no line shows the program's own number."""
         is_same = self.fit is not None and self.fit.unit is Unit.STEP
         return self.source is Source.COUNTER and not is_same
 
@@ -226,7 +226,7 @@ def _find_parts(step: int, done: int) -> Optional[int]:
 
 
 def fit_lines(lines: Lines, counts: StepCounts) -> Optional[Fit]:
-    """Find what lines count; None where too little of both is there."""
+    """Find what lines count; return None if there are too few lines or counts."""
     pairs = [(step, counts.count_at(at), at) for step, at in lines.points if at is not None]
     pairs = [pair for pair in pairs if pair[1] > 0]
     if not pairs:
@@ -258,7 +258,7 @@ def fit_lines(lines: Lines, counts: StepCounts) -> Optional[Fit]:
 
 
 def _find_offset(pairs: Sequence[Tuple[int, float, float]], slack: float) -> Optional[int]:
-    """A line is written soon after its step, so that the count at that time is a little higher."""
+    """Find the offset; the count may be a little high, since lines are written after their step."""
     offset = statistics.median(step - done for step, done, _ in pairs[-9:])
     if slack + 0.5 < SURE_STEPS:
         return round(offset + 0.25)
@@ -266,14 +266,14 @@ def _find_offset(pairs: Sequence[Tuple[int, float, float]], slack: float) -> Opt
 
 
 def _is_even(pairs: Sequence[Tuple[int, float, float]]) -> bool:
-    """False where the second half of the lines has another share of the steps."""
+    """Return False if lines and counts have different ratios in the second half of the lines."""
     (first, begin, _), (step, done, _), (last, end, _) = pairs[0], pairs[len(pairs) // 2], pairs[-1]
     share = (step - first) / (last - first) if last > first else 0.0
     return abs((done - begin) / (end - begin) - share) <= UNEVEN
 
 
 def _convert(lines: Lines, fit: Fit) -> Known[int]:
-    """Steps in all, from a number of parts or of epochs that is known."""
+    """Return the total number of steps from a known number of parts or epochs."""
     name = "parts of a step" if fit.unit is Unit.PART else "several steps at once"
     if lines.total is None:
         return NotKnown("no line tells how many there will be")
@@ -299,7 +299,7 @@ def _take_lines(lines: Optional[Lines], ranks: Tuple[RankSteps, ...]) -> Steps:
 def _take_trace(
     lines: Optional[Lines], ranks: Tuple[RankSteps, ...], step: int, at: Optional[float]
 ) -> Steps:
-    """A rank that was killed has not written the last seconds of its trace."""
+    """Use the trace unless lines are ahead: a killed rank lacks the last seconds of its trace."""
     found = _take_lines(lines, ranks)
     if lines is not None and lines.step > step:
         return found

@@ -1,5 +1,5 @@
 # ruff: noqa: B905 - Python 3.8 has no `strict`
-"""Learned counters: numbers of lines that grow as steps do, where no line proves itself.
+"""Learn counters: numbers of lines that grow as steps do, for logs without known lines of steps.
 
 A line is reduced to its shape, the text with its numbers masked; each number of a shape keeps how
 it grew:
@@ -25,12 +25,12 @@ from varuna_core.records.logs.progress import names_loss, names_mean
 
 LEAST_READINGS = 3
 LEAST_WHOLE = 8
-"""Readings of a counter that never fell, beside which one that restarts does not count."""
+"""If a counter that never fell has this number of readings, one that restarts is ignored."""
 MOST_SHAPES = 32
 MOST_NUMBERS = 24
 """A line with more numbers is a table or a dump."""
 MOST_LIMITS = 4
-"""Numbers that stand behind one `/`: more are no totals."""
+"""Most different numbers after one `/` that may be totals."""
 MOST_RANKS = 4
 """Ranks whose lines are learned from: the first that print."""
 MOST_KEPT = 6
@@ -40,13 +40,13 @@ HINTS = (
     "iter", "Iter", "tep", "poch", "it/s", "s/it", "loss", "Loss", "rain", "atch", "pdate",
     "learn:", "STEP", "EPOCH", "LOSS", "pisode", "Cost",
 )  # fmt: skip
-"""One of these is in each line that is learned from."""
+"""Each line that is learned from contains one of these."""
 HEAD, MOST_HEADS = 32, 256
 """Characters, without numbers, by which lines are grouped before they are parsed."""
 MOST_VAIN, SELDOM = 64, 32
-"""Lines with one head that taught nothing; of more only one of SELDOM is looked at."""
+"""After this number of useless lines with one head, only one in SELDOM of them is read."""
 ENOUGH, MARGIN = 3.0, 0.5
-"""The score that a counter needs, and what it must have over any other one."""
+"""The score that a counter needs, and its least lead over any other counter."""
 _LARGEST = 1e12
 
 
@@ -72,15 +72,15 @@ class Counted:
     at: Optional[float]
     slack_s: float
     step: int
-    """Step as the line has it, which may be counted within an epoch."""
+    """Step as printed in the line, which may be counted within an epoch."""
     num_steps: Optional[int]
-    """Number of steps in all, or of an epoch where `epoch` is known."""
+    """Total number of steps, or that of an epoch if `epoch` is known."""
     epoch: Optional[int]
-    """Epochs before this one, of a counter that restarts in each epoch."""
+    """Number of earlier epochs, for a counter that restarts in each epoch."""
     num_epochs: Optional[int]
     unit: str
-    """`step`, `sample`, or `epoch` for lines that count epochs alone; empty for a number within an
-    epoch that counts steps or samples, and nothing tells which."""
+    """`step`, `sample`, or `epoch` for lines that count only epochs; empty for a number within an
+    epoch that may count steps or samples."""
     loss: Optional[float]
     is_evaluation: bool
     """The line names the step at which something was evaluated."""
@@ -137,9 +137,9 @@ _UNIT = re.compile(
     re.IGNORECASE,
 )
 _STEPS = re.compile(r" (?:iter(?:ation)?s?|steps?|updates?)(?=[,;.)|])", re.IGNORECASE)
-"""Behind the number, as its unit."""
+"""Matches after the number, as its unit."""
 _SAMPLES = re.compile(rf"[{_N}?](?:img|image|sample)s?/s\b")
-"""Rate of a bar of samples, behind the bar."""
+"""Rate of a bar of samples, after the bar."""
 _DONE = re.compile(
     r"loss|nll|\bppl|cost\b|\bce\b|error|rmse|objective|reward|return|grad|\blr\b|learning|\bdt\b|"
     r"it/s|s/it|ms/step|step[_ ]?time|iter[_ ]?time|time/|\bkl\b|\bl[12]:",
@@ -169,7 +169,7 @@ _LOSS = re.compile(
     re.I,
 )
 _UNIT_OF_LOSS = re.compile(r" {1,4}(?:[a-zA-Z]{1,20} ){0,2}loss, {0,4}", re.IGNORECASE)
-"""Behind the number, as a unit: `5.96 avg loss, 0.001 rate`."""
+"""Matches after the number, as a unit: `5.96 avg loss, 0.001 rate`."""
 _LOSS_AT = re.compile(
     r"(?:(loss)|nll|cost)(?: (?:at|after|of|for|in))?(?: (?:global )?(?:step|iter|iteration|update|"
     r"batch))?\W{0,6}$",
@@ -183,8 +183,7 @@ FILE = re.compile(
     rf"bin|ckpt|pth?|safetensors|npy|parquet|arrow)\b|\b\w{{1,30}}(?:\.\w{{1,30}}){{1,6}}:{_N}"
     r'|"[A-Z]{3,7} /[^"]{0,200}"'
 )
-"""The name of a file is not what a line is about, nor the place from which a logger writes, nor a
-request to a server."""
+"""Names of files, of places in code and requests to a server do not tell a line's subject."""
 _FROM_ZERO = re.compile(r"Epoch: {0,2}\[$")
 """torchvision and PyTorch's ImageNet example count their epochs from 0; one
 that begins with epoch 1 does not."""
@@ -240,7 +239,7 @@ class _Number:
     by: float = 0.0
     """The usual growth."""
     even: int = 0
-    """Growths by about that much."""
+    """Number of growths by about `by`."""
 
     def grow(self, value: float) -> float:
         self.count += 1
@@ -264,7 +263,7 @@ class _Candidate:
     score: float
     at: int
     total: Optional[int]
-    """The number that stands still behind `/` or `of`."""
+    """The constant number after `/` or `of`."""
     outer: Optional[int]
     """The number that counts epochs."""
     count: int
@@ -280,8 +279,8 @@ class _Shape:
         """Lines so far, and the number of the last one in the log."""
         self.numbers: List[_Number] = []
         self.bounded: Dict[int, Dict[int, _Number]] = {}
-        """Numbers before a `/`, by what stands behind it: the bars of an evaluation look as those
-        of the training do."""
+        """Numbers before a `/`, keyed by place and by the number after it, since bars of an
+        evaluation look like those of the training."""
         self.together: Dict[Tuple[int, int], int] = {}
         """Readings at which one number fell and another grew by one."""
         self.kept: List[_Kept] = []
@@ -301,7 +300,7 @@ class _Shape:
         return min(self.count, LEAST_READINGS), self.seen
 
     def begin(self, at: int) -> str:
-        """The text up to a number."""
+        """Return the text up to a number."""
         return _N.join(self._parts[: at + 1]) + _N
 
     def is_epoch(self, at: int) -> bool:
@@ -316,12 +315,12 @@ class _Shape:
         return _FROM_ZERO.search(self._parts[at]) is not None and not self._joints[at + 1]
 
     def find_unit(self, one: _Candidate, words: List[str]) -> str:
-        """The unit of a number: `step`, `sample` or empty, as in `Counted`.
+        """Return the unit of a number: `step`, `sample` or empty, as in `Counted`.
 
-        `[640/60000 (1%)]` counts samples where it grows by 640, which is a batch several times and
-        no interval that people choose: of such a one, 1000 of 60000 may be either, 50 of 331 are
-        steps. Ranks that share an epoch reach a part of its samples only: then the share is not
-        that of the number.
+        `[640/60000 (1%)]` counts samples if it grows by 640, a multiple of a batch but not a round
+        interval. With a round one, 1000 of 60000 may be samples or steps, and 50 of 331 are steps.
+        Ranks that share an epoch reach only a part of its samples: then the printed share differs
+        from the number's.
         """
         by, behind = self.get(one).by, self._parts[one.at + 2 : one.at + 4]
         is_named = _STEP.search(self._parts[one.at]) or _STEPS.match(self._parts[one.at + 1])
@@ -337,7 +336,7 @@ class _Shape:
         return "sample" if abs(share - 100 * value / one.total) <= 1 else ""
 
     def may_count(self, words: List[str]) -> bool:
-        """False for a line that could count nothing however its numbers grew."""
+        """Return False for a line that cannot be a counter's, however its numbers grow."""
         return any(
             _is_whole(word) and weight + 2.3 + 1.5 * self._joints[at + 1] >= ENOUGH
             for at, (word, weight) in enumerate(zip(words, self._weights))
@@ -381,7 +380,7 @@ class _Shape:
     def _find_number(
         self, at: int, word: str, value: Optional[float], values: List[Optional[float]]
     ) -> Optional[_Number]:
-        """The number with which this one is compared; None for the first one."""
+        """Return the number with which this one is compared; None for the first one."""
         limit = values[at + 1] if at + 1 < len(values) and self._joints[at + 1] else None
         if limit is None or value is None or not value <= limit < _LARGEST or limit % 1:
             return self.numbers[at]
@@ -410,12 +409,11 @@ class _Shape:
         )
 
     def _falls(self, candidate: _Candidate) -> bool:
-        """True for a counter that restarts, and no number says how often."""
+        """Return True for a counter that restarts while no other number counts the restarts."""
         return candidate.outer is None and self.get(candidate).falls > 0
 
     def outlives(self, ours: _Candidate, shape: "_Shape", other: _Candidate) -> bool:
-        """True where our counter never fell and the other restarts again and again, as one of an
-        evaluation does."""
+        """Return True if our counter never fell and the other restarts repeatedly."""
         is_whole = not self.get(ours).falls and 2 * other.count <= ours.count
         return is_whole and ours.count >= LEAST_WHOLE and shape._falls(other)
 
@@ -426,7 +424,7 @@ class _Shape:
         return _are_same(self, self.candidates[0], other, other.candidates[0])
 
     def find_total(self, at: int) -> Optional[int]:
-        """The number behind `/` or `of` that is the same in all lines."""
+        """Return the number after `/` or `of` if it is the same in all lines."""
         totals = [total for total, _ in self._list_bounded(at)]
         return totals[0] if len(totals) == 1 else None
 
@@ -437,7 +435,7 @@ class _Shape:
         return list(bounded.items())
 
     def find_epochs(self, but: int) -> Optional[int]:
-        """The place of another number that is called an epoch."""
+        """Return the place of another number that is named as an epoch."""
         places = (at for at in range(self._size) if at != but and self.numbers[at].is_whole)
         return next((at for at in places if self.is_epoch(at)), None)
 
@@ -476,7 +474,7 @@ class _Shape:
         return shape
 
     def _find_outer(self, at: int, falls: int) -> Optional[int]:
-        """The number that grows by one whenever this one falls."""
+        """Return the place of the number that grows by one whenever this one falls."""
         for other, number in enumerate(self.numbers):
             if other == at or not number.is_whole or number.falls:
                 continue
@@ -502,7 +500,7 @@ class _Shape:
 
 
 def _weigh_number(parts: List[str], at: int) -> float:
-    """Weight of the words beside a number."""
+    """Return the weight of the words beside a number."""
     before, after = parts[at], parts[at + 1]
     weight = 0.3 if at == 0 else 0.0
     if _MINOR.search(before):
@@ -522,7 +520,7 @@ def _weigh_number(parts: List[str], at: int) -> float:
 
 
 def _weigh_line(text: str) -> float:
-    """Weight of the words in a line."""
+    """Return the weight of the words in a line."""
     text = FILE.sub("", text)
     is_done, is_trained = _DONE.search(text) is not None, _TRAIN.search(text) is not None
     weight = 1.2 * is_done + 0.5 * is_trained
@@ -546,10 +544,9 @@ class Learner:
         """Number of steps in an earlier line; 0 if lines had different numbers."""
         self.said_epochs: Optional[int] = None
         self.is_doubled = self.is_baseless = self.is_lost = False
-        """Another counter is about as likely; the first epoch was not read; the number that counted
-        does not grow any more."""
+        """Another counter is about as likely; the first epoch was not read; the counter stopped."""
         self._is_partial = self.is_cut = is_partial
-        """Lines before the first one are missing."""
+        """True if lines before the first one are missing."""
         self._shapes: Dict[_Key, _Shape] = {}
         self._ranks: List[Optional[int]] = []
         self._vain: Dict[bytes, int] = {}
@@ -559,7 +556,7 @@ class Learner:
         self._counted: Tuple[Optional[float], Optional[int]] = (None, None)
         """The last step and epoch."""
         self._is_open, self._had_loss = True, False
-        """A row with a loss may follow; one did."""
+        """True if a row with a loss may follow, and if one did."""
         self._begin: Optional[str] = None
         """The text up to the number of the counter that was chosen last."""
 
@@ -612,8 +609,8 @@ class Learner:
             shape.is_cut = True
 
     def read_loss(self, rank: Optional[int], text: str) -> Optional[float]:
-        """The loss of a line that has nothing else, such as a row below that of the counter. Where
-        other lines stand between two such rows, the second may be of an evaluation."""
+        """Return the loss of a line that has nothing else, such as a row below the counter's line.
+        If other lines separate two such rows, the second may be an evaluation's."""
         is_open, self._is_open = self._is_open, self._is_open and not self._had_loss
         if self._chosen is None or not is_open or not ("loss" in text or "Loss" in text):
             return None
@@ -644,7 +641,7 @@ class Learner:
 
     @property
     def doubt(self) -> Optional[Doubt]:
-        """The reason why there is no counter, while some lines look like one."""
+        """Return the reason why there is no counter although some lines look like one."""
         if self.is_doubled:
             return Doubt.RIVALS
         if self.is_baseless:
@@ -786,8 +783,8 @@ class Learner:
 
 
 def _find_loss(parts: List[str], words: List[str], counter: int) -> Optional[float]:
-    """A loss by whatever name, of a line whose numbers stand behind these parts. Where the number
-    behind the name is the counter, as in `Train loss 12 2.31`, the one behind it is the loss."""
+    """Return a loss of any name from a line whose numbers follow these parts. If the number after
+    the name is the counter, as in `Train loss 12 2.31`, the next number is the loss."""
     mean = None
     for at, (part, word) in enumerate(zip(parts, words)):
         named = (_LOSS_AT if at == counter else _LOSS).search(part)
@@ -806,7 +803,7 @@ def _find_loss(parts: List[str], words: List[str], counter: int) -> Optional[flo
 
 
 def _are_same(one: _Shape, first: _Candidate, two: _Shape, second: _Candidate) -> bool:
-    """True if two numbers count the same: of other ranks, in other words, or side by side."""
+    """Return True if two numbers count the same, on other ranks, in other words or side by side."""
     if one.begin(first.at) == two.begin(second.at):
         counts = sorted((first.count, second.count))
         return first.total == second.total or 2 * counts[0] <= counts[1]

@@ -1,4 +1,4 @@
-"""Literals that a text must have for a pattern to fit: the cheap test before the pattern."""
+"""Find literals that a pattern's matches must contain: a cheap test before the pattern."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _Part:
         self.alternatives.append([])
 
     def required(self) -> frozenset[str]:
-        """Literals of which one is always there: of each alternative its longest."""
+        """Return each alternative's longest literal; a match contains at least one of these."""
         self.end_run()
         none = frozenset({""})
         best = [
@@ -59,12 +59,12 @@ class _Part:
 
 
 def find_literals(pattern: str, *, is_folded: bool = True) -> frozenset[str]:
-    """Literals of a pattern, one of which is in every text that it fits: the cheap test before it.
+    """Return literals of a pattern, one of which is in every text that it matches: a cheap test.
 
         (cp|tar): .*No space left|quota      "no space left", "quota"
 
-    In lower case, unless `is_folded` is false, and without digits. Understands what the tables of
-    known lines use of regular expressions; where it gives up, the answer holds the empty string.
+    In lower case, unless `is_folded` is false, and without digits. The function supports the syntax
+    that the tables of known lines use; for other patterns, the result holds the empty string.
     """
     stack = [_Part(is_folded=is_folded)]
     for match in _TOKEN.finditer(pattern):
@@ -93,9 +93,9 @@ def find_literals(pattern: str, *, is_folded: bool = True) -> frozenset[str]:
 
 
 def find_marks(pattern: str) -> Tuple[bytes, ...]:
-    """Bytes, one of which is in each line that a user's own pattern fits; none where it gives up.
+    """Return bytes, one of which is in each line that a user's pattern matches; none if unknown.
 
-    Without digits: lines are compared by what they are without their numbers.
+    The result has no digits, since lines are compared without their numbers.
     """
     if re.search(r"\(\?[a-zA-Z]*[ix]", pattern):
         return ()

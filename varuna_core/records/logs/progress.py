@@ -1,8 +1,8 @@
-"""One reader for lines about steps that were done, from any trainer.
+"""Parse lines about completed steps, from any trainer.
 
-Status, the restart budget and the report read logs with it, by `steps.StepReader`. Megatron's
-spelling is that of `training_log`; beyond it a line counts if it names a step and something that
-only a step has:
+Status, the restart budget and the report read logs with it, through `steps.StepReader`. Megatron's
+spelling is in `training_log`; any other line counts if it names a step and something that only a
+step has:
 
     {'loss': 2.31, 'grad_norm': 1.2, 'epoch': 0.02}                Hugging Face; a bar has the step
      10%|#         | 10/100 [00:10<01:30,  1.00it/s]               tqdm; Lightning's with an epoch
@@ -15,8 +15,8 @@ only a step has:
     {"step": 10, "loss": 2.3, "step_time_s": 0.5}                  JSON lines
     step 10/100 loss 2.3                                           your own
 
-Lines that mention a step without having done it are refused: evaluations, warm-up, checkpoints
-that are read or praised, bars of anything else than steps. Pure, and no line makes it raise.
+Lines that mention a step that was not done are refused: evaluations, warm-up, checkpoints that are
+loaded or called the best, bars of other things than steps. No line makes the parser raise.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ MARKS = (
     b"iter", b"tep", b"Iter", b"it/s", b"s/it", b"loss", b"Loss", b"poch", b"rain", b"atch",
     b"pdate", b"learn:", b"STEP", b"EPOCH", b"LOSS", b"pisode", b"Cost",
 )  # fmt: skip
-"""One of these is in each line that `parse_progress` understands."""
+"""Each line that `parse_progress` understands contains one of these."""
 NO_STEP = -1
-"""The step of a line that names none, as Hugging Face's."""
+"""The step of a line that names no step, as Hugging Face's."""
 LONGEST = 4000
-"""Characters that are searched of a line in no known layout."""
+"""Number of characters that are searched in a line of unknown layout."""
 SHORTER = 400
-"""Characters of a line that a pattern of polynomial time is matched with."""
+"""Number of characters of a line that patterns with polynomial time are matched with."""
 
 _COLOUR = re.compile(r"(?:\x1b|\\x1b)\[[0-9;]*m|[\x08\x0c]+|(?:\\x08)+")
 _NESTED = re.compile(r"(?:\x1b|\\x1b)\[A")
-"""Behind a bar of tqdm that stands below another one, such as that of an evaluation."""
+"""Follows a bar of tqdm that is below another one, such as an evaluation's."""
 _TAG = re.compile(r"(?:(\d{1,7}): |\[(?:default|rank)(\d{1,7})\]:? ?|\[(\d{1,7})\]: ?)")
 _WORD = r"[-+]?(?:nan|inf(?:inity)?)(?![a-zA-Z])"
 _NUMBER = rf"([-+]?(?:\d[\d,]{{0,30}}(?:\.\d{{0,30}})?|\.\d+)(?:[eE][-+]?\d+)?|{_WORD})"
@@ -79,7 +79,7 @@ _NOT_DONE = re.compile(
     r"(?:test|dev|micro|sub|inner|dummy|episode)[ _-]*)$",
     re.IGNORECASE,
 )
-"""Before a step that the line mentions and that was not done."""
+"""Precedes a step that the line mentions but that was not done."""
 _BAR = re.compile(
     r"^(.{0,80}?)[ :]*(\d{1,3})%\|[^|]{0,400}\| *(\d[\d,]{0,14})/(\d[\d,]{0,14}) "
     r"\[[\d:]+<[^,\]]{1,20}(?:, *(\d{1,30}(?:\.\d{0,30})?|\?) ?([^\s,\]]{1,20}))?([^\]]*)"
@@ -116,7 +116,7 @@ _SHARE = re.compile(r"'epoch': '?(\d{1,6}(?:\.\d{1,18})?)(?![\d.eE])")
 _AFTER = re.compile(
     r"\b(?:eval|valid|validation|validate|test)[_ ]?(?:loss|step)|'train_runtime'", re.IGNORECASE
 )
-"""Of an evaluation, or of all steps once the training is over."""
+"""Words of an evaluation, or of all steps once the training is over."""
 _EVALUATED = re.compile(
     r"\b(train(?:ing)?|eval|valid|vali|val|validation|test|dev)(?:_\d)?(?:'s)?[_ /-]?"
     r"((?:\w{1,20}[_-])?(?:(?:log)?loss|ppl|perplexity|acc(?:uracy)?|error|time))['\"]?"
@@ -125,8 +125,8 @@ _EVALUATED = re.compile(
     rf"\s{{0,9}}[:=]?\s{{0,9}}['\"]?(?:tensor\()?{_NUMBER}",
     re.IGNORECASE,
 )
-"""The names under which an evaluation gives what it measured; of `train` only beside another. A
-step may stand between the name and a colon."""
+"""Names of parts of the data for which an evaluation prints metrics; `train` counts only beside
+another. A step may be between the name and a colon."""
 _REVERSED = re.compile(
     rf"\b(loss|acc|ppl|error)_(train|eval|valid|val|test|dev)['\"]?\s{{0,9}}[:=]?\s{{0,9}}{_NUMBER}",
     re.IGNORECASE,
@@ -137,7 +137,7 @@ _HEADED = re.compile(
 _PART = re.compile(
     r"train|best|lowest|batch|(?<![\d/.])[\d.]{1,9}(?:it)?/\d{1,9}(?![\d/.])", re.IGNORECASE
 )
-"""Words and counts of a line that has not the loss of the whole evaluation, or of that alone."""
+"""Words and counts of a line that does not have only the loss of the whole evaluation."""
 _SPLITS = {"training": "train", "vali": "val", "valid": "val", "validation": "val"}
 
 # How trainers spell what a step has.
@@ -185,11 +185,11 @@ _TIME = re.compile(
 _RATE = re.compile(r"(\d{1,30}(?:\.\d{0,30})?) ?(it/s|s/it|steps?/s|iters?/s)\b")
 _HEAD = re.compile(r"\biteration +\d+/ *\d+ *\|")
 _CLOSED = ("elapsed time per ", "lm loss", *LABELS)
-"""Fields that Megatron ends with a bar: where none follows, the number may be cut."""
+"""Fields that Megatron ends with a bar: without one, the number may be truncated."""
 
 
 def split_tag(text: str) -> Tuple[Optional[int], str]:
-    """The rank before a line of a merged log (`3: ` ours, `[rank3]:` torchrun's), and the line."""
+    """Split a merged log's line into rank (`3: ` ours, `[rank3]:` torchrun's) and line."""
     match = _TAG.match(text)
     if match is None:
         return None, text
@@ -197,12 +197,12 @@ def split_tag(text: str) -> Tuple[Optional[int], str]:
 
 
 def clean(text: str) -> str:
-    """Without colours and the signs that move a terminal's cursor."""
+    """Return the text without colours and characters that move a terminal's cursor."""
     return text if text.isprintable() and "\\x" not in text else _COLOUR.sub("", text)
 
 
 def is_nested(text: str) -> bool:
-    """True for a bar below another one."""
+    """Return True for a bar below another one."""
     return "[A" in text and _NESTED.search(text) is not None
 
 
@@ -227,7 +227,7 @@ GROUPS = {
 
 
 def compile_pattern(text: str) -> Pattern[str]:
-    """A user's own pattern of progress lines; PatternError where it has no use."""
+    """Compile a user's pattern of progress lines; raise PatternError if it cannot be used."""
     if len(text) > LONGEST:
         raise PatternError(f"{text[:20]!r}... has {len(text):,} characters, more than any line")
     try:
@@ -247,10 +247,10 @@ def compile_pattern(text: str) -> Pattern[str]:
 
 
 def read_pattern(text: Any, folder: Optional[Path] = None) -> Optional[Pattern[str]]:
-    """The pattern of a plan; None if it has none, or one that this version would refuse.
+    """Return the pattern of a plan; None if it has none, or if this version would refuse it.
 
-    None too where the `folder` is another user's: their pattern and their lines may be made for
-    each other, and the formats that we know are read without it.
+    Also return None if `folder` belongs to another user, whose pattern and lines may be made to
+    take very long together; known formats are read without it.
     """
     try:
         if not isinstance(text, str) or (
@@ -264,13 +264,13 @@ def read_pattern(text: Any, folder: Optional[Path] = None) -> Optional[Pattern[s
 
 @functools.lru_cache(maxsize=64)
 def _choose_cut(text: str) -> int:
-    """Characters of a line that a user's own pattern meets: fewer where several of its repeats may
-    end anywhere, so that even a line that is made for it takes seconds at most."""
+    """Return the number of characters of a line to match with a user's pattern: fewer if several of
+    its repeats may end anywhere, so that even the worst line takes at most seconds."""
     return LONGEST if patterns.count_steps(text) <= patterns.MOST_STEPS else SHORTER
 
 
 def parse_own(pattern: Pattern[str], text: str) -> Optional[Iteration]:
-    """A line by the user's own pattern; None where that does not fit, or gives no step."""
+    """Parse a line with the user's pattern; return None if it does not match or gives no step."""
     match = pattern.search(split_tag(clean(text[:LONGEST]))[1][: _choose_cut(pattern.pattern)])
     if match is None:
         return None
@@ -301,8 +301,7 @@ def parse_own(pattern: Pattern[str], text: str) -> Optional[Iteration]:
 
 
 def parse_progress(text: str) -> Optional[Iteration]:
-    """A line of any trainer by itself, as if it were the first one; None where it is not about
-    steps that were done."""
+    """Parse a line of any trainer as if it were the first; None if it has no completed step."""
     found = parse_line(text)
     if found is None or found.is_evaluation:
         return None
@@ -313,8 +312,8 @@ def parse_progress(text: str) -> Optional[Iteration]:
 
 
 def parse_line(text: str) -> Optional[Iteration]:
-    """The same with its step and number of steps as they stand: maybe those of its epoch. Lines
-    of an evaluation that name a step are returned too."""
+    """Do the same, but keep the printed step and number of steps, which may be those of an epoch.
+    Lines of an evaluation that name a step are also returned."""
     try:
         validation = parse_validation(text) if " loss at " in text else None
         if validation is not None:
@@ -326,7 +325,7 @@ def parse_line(text: str) -> Optional[Iteration]:
 
 
 def parse_epoch(text: str) -> Optional[Tuple[int, Optional[int]]]:
-    """An epoch and their number, of a line such as `Epoch 2/3`."""
+    """Return the epoch and the number of epochs of a line such as `Epoch 2/3`."""
     match = _EPOCH.search(text[:LONGEST]) or _EPOCH_LAST.search(text[:LONGEST])
     if match is None:
         return None
@@ -334,7 +333,7 @@ def parse_epoch(text: str) -> Optional[Tuple[int, Optional[int]]]:
 
 
 def join_lines(first: Iteration, second: Iteration) -> Iteration:
-    """Two lines about one step: the second wins where both have a value."""
+    """Merge two lines about one step; the second one's values take precedence."""
     return replace(
         first,
         **{
@@ -346,7 +345,7 @@ def join_lines(first: Iteration, second: Iteration) -> Iteration:
 
 
 def _complete(line: Iteration, text: str) -> Iteration:
-    """Megatron's line with what only its kin says, such as NeMo's time of a step."""
+    """Add values that only relatives of Megatron print, such as NeMo's time of a step."""
     time_ms = line.time_ms
     if (
         time_ms is not None
@@ -370,7 +369,7 @@ def _complete(line: Iteration, text: str) -> Iteration:
 
 
 def _drop_torn(text: str) -> str:
-    """Without the last field of a Megatron line that was cut within it."""
+    """Drop the last field of a Megatron line that was truncated within that field."""
     if _HEAD.search(text):
         whole, bar, rest = text.rpartition("|")
         if rest.strip().startswith(_CLOSED):
@@ -422,15 +421,14 @@ def _parse_free(text: str) -> Optional[Iteration]:
 
 
 def _is_estimated(text: str, found: Iteration) -> bool:
-    """True if the loss of training stands beside another as that of a like evaluation, and nothing
-    that only a step has."""
+    """Return True if the training loss is evaluated beside others, without marks of a step."""
     values = (found.time_ms, found.learning_rate, found.grad_norm, found.tokens_per_s)
     beside = _find_evaluations(text)[0].get("train", {}).get("loss")
     return beside == found.loss and all(value is None for value in values)
 
 
 def _parse_evaluation(text: str, step: Optional[Match[str]]) -> Optional[Iteration]:
-    """Metrics that were not of training, or were estimated beside such; None without any."""
+    """Return metrics that are not of training, or were estimated beside such; None without any."""
     found = _find_evaluations(text)[0]
     headed = None if found or _PART.search(text) else _HEADED.search(text)
     loss = None if headed is None else _find_loss(text[headed.end() :])
@@ -443,8 +441,7 @@ def _parse_evaluation(text: str, step: Optional[Match[str]]) -> Optional[Iterati
 
 
 def _find_evaluations(text: str) -> Tuple[Dict[str, Dict[str, float]], str]:
-    """Metrics of evaluations by the part of the data, that of training last; and the line without
-    those that are not of training."""
+    """Return metrics by part of the data, training last, and the line without the other parts."""
     found: Dict[str, Dict[str, float]] = {}
     low = text.lower()  # a word is found much faster than a pattern that is not there
     if "val" in low or "test" in low or "dev" in low:
@@ -480,7 +477,7 @@ def _parse_bar(match: Match[str], is_below: bool) -> Optional[Iteration]:
 
 
 def find_bar_total(text: str) -> Optional[int]:
-    """The number behind `/` in tqdm's bar of anything; None in another line."""
+    """Return the number after `/` in any bar of tqdm; None for another line."""
     bar = _BAR.search(split_tag(clean(text[:LONGEST]))[1]) if "%|" in text else None
     return None if bar is None else _parse_whole(bar.group(4))
 
@@ -494,7 +491,7 @@ def _make_bar(
     more: str,
     is_below: bool,
 ) -> Optional[Iteration]:
-    """None of a download, of shards that are read, of a data set that is mapped."""
+    """Build a bar's values; return None for downloads, read shards and mapped data sets."""
     name = name.strip()
     if name and not _BAR_OF_STEPS.search(name) and _VALUES.fullmatch(name):
         name, more = "", f"{name} {more}"
@@ -570,7 +567,7 @@ _OF_EVALUATION = re.compile(r"(eval|val|valid|validation|test|dev)[_/ ](.+)", re
 
 
 def _read_object(text: str) -> Optional[Dict[str, Any]]:
-    """The object of JSON that a line ends with."""
+    """Return the JSON object with which a line ends."""
     body = text[text.index("{") :].strip()
     if not body.endswith("}") or '"' not in body:
         return None
@@ -579,7 +576,7 @@ def _read_object(text: str) -> Optional[Dict[str, Any]]:
 
 
 def _read_step(text: str) -> Dict[str, int]:
-    """The step and total that stand before an object: `step 7/90 {"loss": 2.5}`."""
+    """Return the step and the total before an object: `step 7/90 {"loss": 2.5}`."""
     step = _STEP.search(text)
     if step is None or _AFTER.search(text) or _NOT_A_STEP.search(text) or _NOT_DONE.search(text):
         return {}
@@ -593,7 +590,7 @@ def _read_step(text: str) -> Dict[str, int]:
 
 
 def _parse_object(value: Dict[str, Any]) -> Optional[Iteration]:
-    """None where it has no step."""
+    """Parse a line's JSON object; return None if it has no step."""
     nested = [item for item in value.values() if isinstance(item, dict)]
     if nested and not any(name in value for name in _KEYS["loss"]):
         value = {**value, **nested[0]}  # {"step": 3, "metrics": {"loss": 2.0}}
@@ -654,7 +651,7 @@ def _check_total(number: Optional[float]) -> Optional[int]:
 
 
 def parse_values(text: str, **facts: Any) -> Iteration:
-    """Values of a line besides its step; `facts` are fields that are known already."""
+    """Parse the values of a line besides its step; `facts` are fields that are already known."""
     evaluations, text = _find_evaluations(text)
     evaluations.pop("train", None)
     low = text.lower()
@@ -681,7 +678,7 @@ def parse_values(text: str, **facts: Any) -> Iteration:
 
 
 def names_loss(before: str) -> bool:
-    """True if the text up to a number names the loss of a training, not a part of one."""
+    """Return True if the text up to a number names the whole loss of a training."""
     named = _NAME_OF_LOSS.search(before[-MOST_NAME:])
     if named is None:
         return False
@@ -690,12 +687,12 @@ def names_loss(before: str) -> bool:
 
 
 def names_mean(before: str) -> bool:
-    """True if the text up to a number names a mean over several steps."""
+    """Return True if the text up to a number names a mean over several steps."""
     return _MEAN.search(before[-MOST_NAME:]) is not None
 
 
 def _find_loss(text: str) -> Optional[float]:
-    """The loss of a step; one that is a mean of several only where the line has no other."""
+    """Return the loss of a step; a mean over several steps only if the line has no other loss."""
     mean = None
     for match in _LOSS.finditer(text):
         before = text[: match.start()] + match.group().partition("oss")[0] + "oss"
@@ -722,7 +719,7 @@ def _find_time_ms(text: str, low: str) -> Optional[float]:
 def _choose_time_ms(
     seconds: Optional[float], ms: Optional[float], per_second: Optional[float]
 ) -> Optional[float]:
-    """Time of a step by the first of these that is there."""
+    """Return the time of a step from the first of these values that is known."""
     if seconds is not None:
         return seconds * 1000
     if ms is not None:
@@ -775,7 +772,7 @@ _TIMES = (
 
 
 def parse_time(text: str, year: int) -> Optional[float]:
-    """The time with which a line begins, in this machine's zone where it names none."""
+    """Return the time with which a line begins, in this machine's zone if it names no zone."""
     tag = _TAG.match(text)
     begin = tag.end() if tag else 0
     for pattern, order in _TIMES:

@@ -1,7 +1,7 @@
-"""Output of one rank: its lines in the log of its node, which begin with its tag.
+"""Read the output of one rank: its lines in the log of its node, which begin with its tag.
 
-In run folders of before it is a file of its own, the bytes as the rank wrote them. Also reads what
-Slurm wrote about failed nodes into the logs of batch scripts.
+In older run folders the output is a separate file with the bytes as the rank wrote them. Also reads
+what Slurm wrote about failed nodes into the logs of batch scripts.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class RankOutput:
 
 
 def locate_output(attempt: AttemptFolder, plan: Optional[Plan], rank: int, kind: str) -> RankOutput:
-    """`kind` is out or err."""
+    """Locate a rank's output; `kind` is out or err."""
     own = RankOutput(attempt.rank_log(rank, kind), rank, is_own=True)
     if plan is None or not 0 <= rank < plan.world or own.path.exists():
         return own

@@ -1,7 +1,7 @@
-"""Ranks that work longer than their peers: one rule for status, the autoscaler and the report.
+"""Find ranks that work longer than their peers: one rule for status, the autoscaler and the report.
 
-A rank's peers do the same (all the same stages) on the same kind of device. Compared is the work of
-a step, waits left out, with the median of the peers' in that step. One ladder, from the bottom:
+A rank's peers run the same stages on the same kind of device. The work of a step, without waits, is
+compared with the median of the peers' work in that step. One ladder, from the bottom:
 
 rung         times peers  in steps                       who acts on it
 NOTABLE      over 1.1     60 % of the attempt            the report names the rank
@@ -9,10 +9,10 @@ PERSISTENT   over 1.15    80 % of the last 20 to 60      the report and status n
                                                          autoscaler may leave its node out
 STARK        over 1.43    the median of 10 or fewer      status names it before 20 are known
 
-So what the autoscaler leaves out has always been named by status and is named by the report. The
-report mentions more: it looks back, and nothing is stopped for it. 1.1 is above what ranks with
-equal work differ by; 1.15 for long pays for the pause of a morph; beyond 1.43 (a score below 0.7) a
-few steps are enough, since chance does not reach so far.
+So status and the report always name the nodes that the autoscaler leaves out. The report names
+more, since it looks back and nothing is stopped for it. 1.1 is above what ranks with equal work
+differ by; 1.15 for long pays for the pause of a morph; beyond 1.43 (a score below 0.7) a few steps
+are enough, since chance does not reach so far.
 
 PERSISTENT and STARK also ask for what a step gains: LEAST_S, and LEAST_SHARE of the step.
 """
@@ -70,8 +70,8 @@ def find_slow_ranks(
     peers: Sequence[Sequence[int]],
     steps_s: Optional[Mapping[int, float]] = None,
 ) -> List[SlowRank]:
-    """The slowest first. `works_s` is what each rank worked in each step, `peers` the ranks that do
-    the same; with `steps_s`, what a step takes, a rank that costs too little of it is left out."""
+    """Return slow ranks, slowest first. `works_s` is each rank's work in each step, `peers` the
+    groups of equal ranks; with `steps_s`, the steps' times, ranks that cost little are ignored."""
     found = [item for ranks in peers for item in _compare(works_s, ranks)]
     if steps_s is not None:
         found = [item for item in found if costs_much(item.extra_s, steps_s.get(item.rank))]
@@ -79,7 +79,7 @@ def find_slow_ranks(
 
 
 def costs_much(extra_s: float, step_s: Optional[float]) -> bool:
-    """True if the loss is large enough to report."""
+    """Return True if the loss is large enough to report."""
     return extra_s > max(LEAST_S, LEAST_SHARE * (step_s or 0.0))
 
 

@@ -8,9 +8,10 @@ size.
       points          (count, time) once a second: the last two minutes', and of those before
                       evenly some with the first one; when they are 256, every other one is dropped
 
-Each part ends with its checksum: of a file that is cut, or read as it is written, what is whole
-counts. Nothing is written for a program without steps. The counter itself is trace/counter.py; it
-loads this file alone into the ranks' own Python, so it imports nothing of ours.
+Each part ends with its checksum: of a file that is truncated, or read while it is written, only
+complete parts are used. Nothing is written for a program without steps. The counter itself is
+trace/counter.py; it loads only this file into the ranks' own Python, so this file imports nothing
+of ours.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ NUM_CLASSES = 4 * 32
 CAPTURED = 1
 """Flag: a step was captured in a CUDA graph, whose replays are not counted."""
 SLOW = 2.5
-"""A step longer than the median one times this contains a pause."""
+"""A step that takes longer than this multiple of the median contains a pause."""
 EMPTY_S = 10.0
 """Age up to which a file without a head belongs to a process that is about to write it."""
 

@@ -1,7 +1,7 @@
-"""Steps of a log, from its lines and the times at which they were written.
+"""Read the steps of a log from its lines and the times at which they were written.
 
-`progress` says what one line means; here stands what follows from lines before it: whose lines are
-followed, what goes on in the next epoch, what begins anew, and how long a step took where no line
+`progress` parses one line; this module derives what depends on earlier lines: which rank is
+followed, which counts continue in the next epoch or begin anew, and how long a step took if no line
 says so.
 
     0: step 10 loss 2.31    written at 100.0     step 10
@@ -11,8 +11,8 @@ says so.
     0: step 30 loss 2.10               120.0     step 30
     0: step 11 loss 2.29               200.0     another start
 
-Lines that prove themselves count more than bars, these more than counters that were learned
-(learner.py), and bars that have no name count less.
+Lines of known formats take precedence over bars, bars over learned counters (learner.py), and these
+over bars without a name.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from varuna_core.records.logs.training_log import Iteration, leave_out_first
 EPOCHS, UNNAMED, LEARNED, BAR, LINE = range(5)
 """Reliability of a source of steps, from the least to the most reliable."""
 LEAST_S = 0.05
-"""Between two lines whose times of writing are known well."""
+"""Least time between two lines whose times of writing are known well."""
 SPAN_SLACKS = 8
 """A span is long enough to be timed if it exceeds the error of its ends times this."""
 TURNS = 3
 """Another rank is followed after this number of its steps, without one of the present rank, that
 are beyond the last step of the present rank."""
 LEAST_PAIRS = 2
-"""Lines after which the second number of `N/M` is no total: it grew, and the first one did not."""
+"""After this number of lines in which M of `N/M` grew and N did not, M is not a total."""
 ROUND = 99
-"""Most steps of an epoch of which a share in two digits tells each."""
+"""The most steps of an epoch that a share with two digits can tell apart."""
 MOST_ASIDE = 2
 """Times that a shorter loop runs after a whole one before it is taken for the training."""
 NEAR = 2
@@ -66,8 +66,8 @@ class StepReading:
     """A step by one line, with what follows from the lines before it."""
 
     line: Iteration
-    """Its step and number of steps counted through all epochs; NO_STEP where it has only a loss.
-    Its time is the line's own, else by the times of writing."""
+    """The line with its step and number of steps counted through all epochs; NO_STEP if it has only
+    a loss. Its time is the line's own, else derived from the times of writing."""
     at: Optional[float]
     is_anew: bool
     """True if earlier steps do not count: the ranks restarted from an older step, or this line is
@@ -82,14 +82,14 @@ class StepReading:
 
 @dataclass
 class _RankPlace:
-    """How far the lines of one rank have come."""
+    """Progress of the lines of one rank."""
 
     epoch: int
     step: int
     num_falls: int = 0
-    """How often they fell back, as they do in the next epoch or another start."""
+    """Number of times that the steps fell back, as in a new epoch or after a restart."""
     num_turns: int = 0
-    """Lines beyond the rank that is followed, since its last line."""
+    """Number of lines ahead of the followed rank, since the latter's last line."""
 
     @property
     def order(self) -> Tuple[int, int, int]:
@@ -103,10 +103,10 @@ _TRAINING = re.compile(
     r"|nll|\bppl|\bcosts?\b|perplexity|learning[_ -]?rate|learn:|\b(?:ce|l1|l2)\b",
     re.IGNORECASE,
 )
-"""Something that is trained, or by which it is. A number that only grows is progress of anything:
-of a simulation, of requests, of a solver."""
+"""Words about training. Without them, a number that only grows may be progress of anything: of a
+simulation, of requests, of a solver."""
 _OF_OTHERS = re.compile(r"[^\d%]{0,80}[a-zA-Z]{3}[^\d%]{0,80}\d{1,3}%\|")
-"""A bar whose name is of words alone says what it is of; numbers beside it may be losses."""
+"""A bar whose name has only words, which tell what it counts; with numbers, these may be losses."""
 _STATE = (
     "strength", "num_steps", "_last", "_rank", "_raw", "_base", "_epoch", "_num_epochs",
     "_is_new_epoch", "_anchor", "_has_losses", "_is_untrained", "_is_lost", "_by", "_spent_ms",
@@ -115,8 +115,8 @@ _STATE = (
 
 
 def find_total(step: int, others: Iterable[StepReader]) -> Optional[int]:
-    """The number of steps in all by logs beside the one that has this step: of one that counts the
-    same, else as a line has said."""
+    """Return the total number of steps from other logs than the one with this step: from a log that
+    counts the same, else from a line that says so."""
     others = list(others)
     same = {
         one.num_steps
@@ -130,9 +130,8 @@ def find_total(step: int, others: Iterable[StepReader]) -> Optional[int]:
 def count_epochs(
     done: Sequence[float], readers: Iterable[StepReader]
 ) -> Tuple[Sequence[int], Optional[int], str]:
-    """Steps, their total and their unit by the share of the epochs that is done, as Hugging Face
-    prints it. The share is rounded to two digits: where that leaves more than one step open, the
-    epoch is what is known."""
+    """Return steps, their total and unit from completed epochs, which Hugging Face prints as
+    fractions with two digits: if several steps fit a fraction, only the epoch is known."""
     said = [one.said for one in readers]
     totals, epochs = {one[0] for one in said if one[0]}, {one[1] for one in said if one[1]}
     if len(totals) == len(epochs) == 1:
@@ -144,7 +143,7 @@ def count_epochs(
 
 
 class StepReader:
-    """The state of one log."""
+    """Reader of the steps of one log."""
 
     def __init__(self, pattern: Optional[Pattern[str]] = None, *, is_partial: bool = False) -> None:
         """`pattern`: the user's own; then no other line counts. `is_partial`: steps are only
@@ -156,23 +155,23 @@ class StepReader:
         self._rank: Optional[int] = None
         self._places: Dict[Optional[int], _RankPlace] = {}
         self._raw: Optional[Tuple[int, Optional[int]]] = None
-        """The last step and number of steps as the line had them."""
+        """The last step and number of steps as printed in the line."""
         self._base = 0
         self._epoch: Optional[int] = None
         self._num_epochs: Optional[int] = None
         self._is_new_epoch = False
         self._anchor: Optional[Tuple[int, float, float]] = None
-        """Step, time of writing and what that is not sure by."""
+        """Step, time of writing and the error of that time."""
         self._recent: Deque[float] = deque(maxlen=RECENT)
         self.evaluated: Optional[Iteration] = None
-        """Metrics of an evaluation in the line that was read last; NO_STEP where it names none."""
+        """Metrics of an evaluation in the last line that was read; NO_STEP if it names no step."""
         self._has_losses = False
         self.unit = "step"
         """`epoch` where only epochs are known."""
         self._is_untrained = False
         """A counter was found before any line about training."""
         self.trains = False
-        """True once a line had a word that a training prints."""
+        """True once a line contained a word that trainings print."""
         self._is_partial, self._is_lost = is_partial, False
         self._opening: Optional[str] = None
         """The first line of steps of a start, until the second is read."""
@@ -189,9 +188,9 @@ class StepReader:
         self._aside: Optional[Tuple[int, int, int]] = None
         """Step and number of steps of a shorter loop, and how often it began."""
         self._is_through = False
-        """Steps went on as the epoch grew, so that their total is that of all epochs."""
+        """True if steps continued into the next epoch, so their total is that of all epochs."""
         self._heading: Optional[int] = None
-        """Epoch that a line without a step named last."""
+        """Epoch in the last line that named an epoch without a step."""
         self._learner = Learner(is_partial=is_partial)
         self._tables = Tables()
 
@@ -219,7 +218,7 @@ class StepReader:
 
     @property
     def last(self) -> Optional[int]:
-        """The last step; None where it is not known."""
+        """The last step; None if it is not known."""
         is_learned = self.strength in (EPOCHS, LEARNED)
         is_doubtful = self._is_unnamed or (is_learned and self._learner.doubt is not None)
         return None if is_doubtful else self._last
@@ -231,13 +230,13 @@ class StepReader:
 
     @property
     def said(self) -> Tuple[Optional[int], Optional[int]]:
-        """Steps and epochs that the training will take, as lines without a step have said."""
+        """Numbers of steps and epochs of the training, as announced by lines without a step."""
         return self._learner.said or None, self._learner.said_epochs
 
     @property
     def place(self) -> Optional[Tuple[int, int]]:
-        """The last step as its epoch and its number there, which an attempt that begins within an
-        epoch tells too; where none is named, 0 and the count of all steps."""
+        """The last step's epoch and its number in that epoch, which are known even if an attempt
+        begins within an epoch; without a named epoch, 0 and the count of all steps."""
         if self.last is None or self._raw is None:
             return None
         return (0, self.last) if self._epoch is None else (self._epoch, self._raw[0])
@@ -245,9 +244,9 @@ class StepReader:
     def read(
         self, text: str, at: Optional[float] = None, slack_s: float = MARK_S
     ) -> Optional[StepReading]:
-        """Read a line; return its step, or None if it has none or none that is new.
+        """Read a line; return its step, or None if it has no step or no new one.
 
-        `at` is the time at which it was written, at most `slack_s` too late.
+        `at` is the time at which it was written, known to within `slack_s`.
         """
         own, rank, self.evaluated = self._pattern, split_tag(text)[0], None
         if own is not None:
@@ -281,7 +280,7 @@ class StepReader:
         return self._take(found, strength, rank, at, slack_s)
 
     def _split_pair(self, found: Iteration, rank: Optional[int]) -> Iteration:
-        """Read `Batch 2/1200` as epoch 2 and step 1200 where the second number is what grows."""
+        """Read `Batch 2/1200` as epoch 2 and step 1200 if the second number grows."""
         if found.num_steps is None or found.epoch is not None:
             return found
         if self._num_pairs < LEAST_PAIRS and self._raw is not None and rank == self._rank:
@@ -296,8 +295,8 @@ class StepReader:
         return replace(found, step=found.num_steps, num_steps=None, epoch=found.step)
 
     def _is_reached(self, found: Iteration) -> bool:
-        """True for an evaluation whose step the training has reached, as nanoGPT's: the last step
-        may have no other line."""
+        """Return True for an evaluation at a step that was reached, perhaps the step's only
+        line."""
         self.pause()
         is_ahead = self._last is not None and found.step >= self._last
         return self.strength == LINE and is_ahead and "train" in found.evaluations
@@ -397,7 +396,7 @@ class StepReader:
         }  # fmt: skip
 
     def go_on(self, saved: Mapping[str, Any]) -> None:
-        """Take up reading where the reader with this saved state stopped."""
+        """Continue reading where the reader with this saved state stopped."""
         for name in _STATE:
             value = saved[name]
             setattr(self, name, tuple(value) if isinstance(value, list) else value)
@@ -407,11 +406,11 @@ class StepReader:
         self._tables.names = list(saved["columns"])
 
     def pause(self) -> None:
-        """A checkpoint or an evaluation: no step is blamed for the time up to the next line."""
+        """Note a checkpoint or an evaluation: the time to the next line is not a step's."""
         self._anchor = None
 
     def is_slow(self, reading: StepReading) -> bool:
-        """True if a time by the times of writing may contain a pause."""
+        """Return True if a time derived from times of writing may contain a pause."""
         if reading.num_timed is None or reading.line.time_ms is None or not self._recent:
             return False
         return reading.line.time_ms > SLOW * statistics.median(self._recent)
@@ -433,8 +432,8 @@ class StepReader:
         return StepReading(line, at, is_first, None, EPOCHS)
 
     def _is_followed(self, rank: Optional[int], found: Iteration) -> bool:
-        """True for a line of the rank that is followed, or of one that has come farther. Ranks
-        often print the same steps one after the other, as each writes what it has kept at its
+        """Return True for a line of the followed rank, or of a rank that is ahead of it. Ranks
+        often print the same steps one after the other, as each writes its buffered lines at its
         end; such lines are neither another epoch nor another start."""
         epoch, step = found.epoch or 0, found.step
         place = self._places.get(rank)
@@ -459,8 +458,8 @@ class StepReader:
         return True
 
     def _note_epoch(self, text: str, rank: Optional[int]) -> None:
-        """Note `Epoch 2/3` above a bar, or `Epoch 2` among lines that prove themselves: where their
-        steps fall after it, they are counted in each epoch."""
+        """Note `Epoch 2/3` above a bar, or `Epoch 2` among lines of known formats: if the steps
+        fall after it, they are counted within each epoch."""
         if self.strength >= 0 and rank != self._rank:
             return
         found = parse_epoch(text)
@@ -514,8 +513,8 @@ class StepReader:
         return StepReading(line, at, is_anew, num_timed, self.strength)
 
     def _is_small_bar(self, found: Iteration) -> bool:
-        """The bar of an evaluation runs while that of the training stands still, or before its next
-        epoch; of bars without a name the training's is the one that took longest."""
+        """Return True for a bar that is not the training's: it runs while the training's stands
+        still or before the next epoch; of unnamed bars, the longest one is the training's."""
         spent_ms = found.step * (found.time_ms or 0.0)
         if self._raw is None or not self._raw[1] or not found.num_steps:
             is_small = False
@@ -529,8 +528,8 @@ class StepReader:
         return is_small
 
     def _is_evaluation(self, found: Iteration) -> bool:
-        """True for a shorter loop that begins when one is over, and has nothing that only a
-        training has: Keras and Paddle write the steps of an evaluation as those of the training."""
+        """Return True for a shorter loop that begins when another is over and has nothing that only
+        a training has: Keras and Paddle print steps of evaluations like those of the training."""
         last, total = self._raw or (0, None)
         if not total or not found.num_steps or found.num_steps >= total:
             self._aside = None
@@ -547,7 +546,7 @@ class StepReader:
         return self._aside[2] <= MOST_ASIDE
 
     def _count_epochs(self, found: Iteration) -> bool:
-        """Keep the count of steps before this epoch; True where the steps begin anew."""
+        """Update the count of steps before this epoch; return True if the steps begin anew."""
         epoch = found.epoch if found.epoch is not None else self._epoch
         before, self._epoch = self._epoch, epoch
         is_later = self._is_new_epoch or (
@@ -584,8 +583,8 @@ class StepReader:
         return True
 
     def _infer_first(self, found: Iteration) -> int:
-        """The number of the first epoch. Lightning counts from 0; `Epoch 1/10` counts from 1, and
-        so does a log whose first bar is of epoch 1."""
+        """Return the number of the first epoch. Lightning counts from 0; `Epoch 1/10` counts from
+        1, and so does a log whose first bar is of epoch 1."""
         if not found.is_bar or found.is_from_zero or found.epoch == 0:
             self._first_epoch = 0
         elif self._first_epoch is None:
@@ -594,7 +593,7 @@ class StepReader:
         return self._first_epoch
 
     def _infer_length(self, step: int, last: int, total: Optional[int]) -> int:
-        """Number of steps of the epoch that is over; its last one may not have been printed."""
+        """Return the number of steps of the ended epoch, whose last step may be unprinted."""
         if total is not None or self._is_partial:
             return total or last
         if self._by == 1 and step <= 1:
@@ -620,20 +619,20 @@ class StepReader:
     def _find_total_of(
         self, step: int, num_steps: int, epoch: int, num_epochs: int
     ) -> Optional[int]:
-        """The total of a line such as `epoch: 1/300, iter: 10/1849`: one of an epoch if the steps
-        begin anew in each, or are farther than the epoch is; None where both may be."""
+        """Return the total for `epoch: 1/300, iter: 10/1849`: 1849 is an epoch's if steps begin
+        anew in each epoch or are ahead of the epochs; None if unknown."""
         if self._base or step * num_epochs > (epoch + 1) * num_steps:
             return num_steps * num_epochs
         return num_steps if self._is_through else None
 
     def _is_of_epoch(self, found: Iteration) -> bool:
-        """True where `num_steps` is that of an epoch, if one is named."""
+        """Return True if `num_steps` is the number of steps of an epoch, if an epoch is named."""
         return found.is_bar or (self.strength == LEARNED and found.epoch is not None)
 
     def _measure(
         self, line: Iteration, at: Optional[float], slack_s: float
     ) -> Tuple[Optional[float], Optional[int]]:
-        """Milliseconds a step since the anchor, and how many steps that are."""
+        """Return milliseconds per step since the anchor, and the number of these steps."""
         if line.time_ms is not None and not line.is_bar:
             return line.time_ms, None
         if at is None:

@@ -1,13 +1,13 @@
 # ruff: noqa: B905 - Python 3.8 has no `strict`
-"""Tables whose header names the numbers below it.
+"""Read tables whose header names the numbers below it.
 
       epoch    train_loss    valid_loss      dur          header: a name for each column
     -------  ------------  ------------  -------          a rule
           1        6.4971        6.5846  11.8608          epoch 1 | train_loss 6.4971 | ...
 
-A row is rewritten so that each number stands behind its name; then it is read as any other line. A
-row with fewer or more cells than the header is left alone, so no number gets the name of another.
-Pure, and no line makes it raise.
+A row is rewritten so that each number follows its name; then it is read like any other line. A row
+with fewer or more cells than the header is left unchanged, so no number gets a wrong name. No line
+makes the reader raise.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Tables:
         return " | ".join(named)
 
     def read_header(self, text: str) -> bool:
-        """Keep the names of a line that is a header; False if it is none."""
+        """Keep the names of a line that is a header; return False for any other line."""
         if len(text) > LONGEST:
             return False
         for cells in (_split(text), text.split()):
@@ -76,5 +76,5 @@ def _is_header(cells: List[str]) -> bool:
 
 
 def _spell(name: str) -> str:
-    """`#` and `E` as the words that they stand for."""
+    """Replace `#` and `E` by the words that they stand for."""
     return {"#": "step", "E": "epoch"}.get(name, name)

@@ -1,6 +1,6 @@
 """Read the ends of log files, and what was appended to them, cheaply and safely.
 
-Log lines go to a terminal: whatever could move its cursor or set its title is made visible instead.
+Log lines go to a terminal: characters that could move its cursor or set its title are escaped.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _decode(line: bytes) -> str:
 
 
 class Follower:
-    """Reader of the whole lines that were added to a file since the last look."""
+    """Reader of the complete lines that were added to a file since the last call."""
 
     def __init__(
         self,
@@ -90,8 +90,8 @@ class Follower:
         within_bytes: int = SKIP_BYTES,
         read_bytes: int = READ_BYTES,
     ) -> None:
-        """`read_bytes` at a time; of what is there already only the last `start_lines`, as far as
-        they lie in the last `within_bytes`."""
+        """Read `read_bytes` at a time; of the existing content, only the last `start_lines` that
+        are within the last `within_bytes`."""
         self.path = path
         self._read_bytes = read_bytes
         self._offset = 0
@@ -153,7 +153,7 @@ class Follower:
         return found
 
     def _pass_hole(self, handle: BinaryIO) -> list[tuple[int, str]]:
-        """Go on behind a hole of the file; return the line that ends with it, if there is one."""
+        """Continue after a hole of the file; return the line that ends at the hole, if any."""
         if not self._last or self._last.strip(b"\0"):
             return []
         skip_hole(handle)

@@ -1,13 +1,14 @@
-"""Times across nodes: when the lines of a log were written, and how far two clocks are apart.
+"""Read the times at which the lines of a log were written, and compute the offset of two clocks.
 
-<node>.times lets logs of several nodes merge by time, while a log stays what the ranks printed:
+With <node>.times, logs of several nodes are merged by time, while a log holds only what the ranks
+printed:
 
     1700000000.512 0 0          what follows byte 0 of .out and byte 0 of .err came then or later
     1700000001.730 8123 410
 
-Four marks a second at most; where a log is cut in its middle they move with its lines. Offsets
-between clocks follow from messages there and back, as NTP reckons them; who sends what is the
-runtime's affair:
+There are at most four marks per second; if a log is cut in its middle, they move with its lines.
+Offsets between clocks are computed from messages in both directions, as in NTP; the runtime sends
+the messages:
 
 own clock        asked ──┐                   ┌─► answered
 rank 0's clock           └─► heard ─ replied ┘
@@ -38,12 +39,13 @@ class LineTimes:
     times: Tuple[float, ...]
 
     def find(self, offset: int) -> Optional[float]:
-        """Return when the line at `offset` was written, or a little earlier."""
+        """Return the time at which the line at `offset` was written, or a slightly earlier time."""
         at = bisect_right(self.offsets, offset) - 1
         return self.times[at] if at >= 0 else None
 
     def find_exact(self, offset: int) -> Tuple[Optional[float], float]:
-        """The same, and how much later it may have been: nothing where a mark was made for it."""
+        """Return this time and how much later the line may have been written; 0 with its own
+        mark."""
         at = bisect_right(self.offsets, offset) - 1
         if at < 0:
             return None, 0.0
@@ -132,7 +134,7 @@ class MarkReader:
     and only a piece of the file is in memory."""
 
     def __init__(self, path: Path, *, is_err: bool, state: Any = None) -> None:
-        """`state` is what `save` of another one returned: this one goes on from there."""
+        """`state` is the result of another reader's `save`: this reader continues from there."""
         self._path, self._column = path, 2 if is_err else 1
         self._inode, self._place, self._at, self._latest = 0, 0, 0, float("-inf")
         self._ahead: Deque[Tuple[int, float, int]] = deque()
@@ -155,8 +157,8 @@ class MarkReader:
         self._next_place = self._place
 
     def find_exact(self, offset: int) -> Tuple[Optional[float], float]:
-        """Return the time of the line at `offset`, and how much earlier it may have been written;
-        an offset before that of the last call gets the same answer."""
+        """Return the time of the line at `offset`, and how much later it may have been written; an
+        offset before that of the last call gets the same answer."""
         while self._ahead or self._read(offset):
             place, time, line_end = self._ahead[0]
             if place > offset:

@@ -7,13 +7,13 @@
 {"offset": ..., "residual": ..., "at": ...}                       the clock against rank 0's
 {"after": ..., "sums": {...}}                     last: what came after the last step, as a save
 
-Each rank appends a batch in one write, so that those of several ranks never mix: they share a
-kernel. A file of one rank (trace/<rank>.jsonl, of before) has no line `{"rank": 3}`.
+Each rank appends a batch in one write, so that batches of several ranks of one node never mix. A
+file of one rank (trace/<rank>.jsonl, in older folders) has no line `{"rank": 3}`.
 
-Times are whole nanoseconds of a clock that never jumps, counted from the header's `origin` (the
-wall clock when the file was opened). Events are arrays because they are the bulk: a third of the
-size of objects, and commas alone take them apart, which is what makes the reader fast.
-docs/report.md has the schema.
+Times are whole nanoseconds of a monotonic clock, counted from the header's `origin` (the wall clock
+when the file was opened). Events are arrays because most entries are events: arrays have a third of
+the size of objects and can be split at commas, which makes the reader fast. docs/report.md has the
+schema.
 """
 
 from __future__ import annotations
@@ -141,7 +141,8 @@ class _Names(Dict[str, str]):
 def _read_both_clocks() -> Tuple[float, int]:
     """Read `perf_counter` and the wall clock at one moment: the tightest of a few tries.
 
-    A process that is put aside between the two would be milliseconds off the others of its node.
+    A process that is preempted between the two reads would be milliseconds off the others of its
+    node.
     """
     tries = []
     for _ in range(16):

@@ -1,8 +1,9 @@
 """`TracebackReader`: exceptions that a Python process reports with a traceback, from its lines.
 
-Python writes a traceback of the exception that ends it, and so does a program that catches one and
-goes on. The last one of the main thread may be the end, if the exit code is 1 as well; one of
-another thread, of a destructor or of a child process is none, nor is one before the last.
+Python writes a traceback of the exception that ends the process, and a program that catches an
+exception may write one, too. The last traceback of the main thread may be that of the end, if the
+exit code is also 1; tracebacks of other threads, destructors or child processes and earlier ones
+are not.
 
     Traceback (most recent call last):           ─┐
       File "t.py", line 3, in load                │ a chain: one exception, raised from another
@@ -62,7 +63,7 @@ class TracebackReader:
         self.last: Optional[Raised] = None
         """The last exception of the main thread that is not a launcher's summary."""
         self._own: Optional[Raised] = None
-        """The last of these that tells of no other process's end."""
+        """The last of these exceptions that does not report the end of another process."""
         self._summary: Optional[Raised] = None
         self._is_open = self._has_mark = self._is_linked = self._is_aside = False
         self._before = ""

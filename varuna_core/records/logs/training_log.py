@@ -1,4 +1,4 @@
-"""The lines that a training prints, as Megatron-LM spells them: written and read here alone.
+"""Write and parse the lines that a training prints, in the format of Megatron-LM.
 
  iteration       30/      50 | consumed samples:         1920 | ... | lm loss: 1.017721E+01 | ...
 [Rank 24] (after 20 iterations) memory (MB) | allocated: 3035.1 | max allocated: 3869.2 | ...
@@ -14,8 +14,8 @@ saving checkpoint at iteration      30 to ckpt
 Evaluating on 640 samples                           ends with a validation line
 first step of this start is done (31)               ours alone: a morph is over
 
-Readers take what differs between versions: labels that come and go, a date before the iteration, a
-rank's tag before the line, sizes in other units. Whatever a label says of a loss is a loss.
+Readers accept the formats of all versions: different labels, a date before the iteration, a rank's
+tag before the line, sizes in other units. A label with the word loss is a loss.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Collection, Dict, Mapping, Optional, Sequence, Tuple
 from varuna_core.records.files import as_whole
 
 TAG = r"(?:\d{1,9}: |\[[^\]\n]{1,40}\]:[ ]?)?"
-"""What stands before a line of a merged log: `3: ` of ours and srun's, `[rank3]:` of torchrun."""
+"""Prefix of a line of a merged log: `3: ` in ours and srun's, `[rank3]:` of torchrun."""
 ITERATION_MARK = b"iteration "
 MEMORY_MARK = b"memory (MB)"
 TIMERS_MARK = b"across ranks (ms):"
@@ -59,7 +59,7 @@ LABELS = {
     "number of skipped iterations": "skipped",
     "number of nan iterations": "nan",
 }
-"""Labels with a field of their own; the losses and the elapsed time are found by their words."""
+"""Labels with their own field; losses and the elapsed time are found by their words."""
 _INTEGERS = ("consumed_samples", "global_batch_size", "skipped", "nan")
 UNITS_MS = {"ms": 1.0, "s": 1000.0, "sec": 1000.0, "secs": 1000.0, "seconds": 1000.0}
 _HEAD = re.compile(r"\biteration +(\d{1,18})/ *(\d{1,18}) *\|(.*)", re.DOTALL)
@@ -68,15 +68,14 @@ _VALIDATION = re.compile(
     re.DOTALL,
 )
 _AUXILIARY = re.compile(r"(?:load_balancing|\bz|indexer|\bmtp_\d{1,9})[_ ]loss")
-"""Losses of experts, of attention's indexer and of tokens further ahead: they stand first where the
-first step was skipped."""
+"""Losses of experts, attention's indexer and further tokens, first if a step was skipped."""
 _DATE = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6})\] iteration ")
 _ELAPSED = re.compile(r"elapsed time per (?:iteration|step) *(?:\((\w+)\))?")
 _WHOLE_TIME = re.compile(r" *elapsed time per iteration \(ms\): +\d+\.\d\s*")
-"""As Megatron prints it, with one digit behind the point."""
+"""The elapsed time as Megatron prints it, with one decimal."""
 _MEMORY = re.compile(r"\(after (\d{1,18}) iterations?\) memory \(MB\)([^\n]*)")
 _MEMORY_RANK = re.compile(r"\[Rank (\d{1,9})\][^|\[]*\Z")
-"""At the end of what stands before."""
+"""Matches at the end of the text before the memory."""
 _MEMORY_FIELD = re.compile(r"(max )?(allocated|reserved): *([0-9.eE+-]+)")
 _PHASE = re.compile(r"\[([^\]]{1,200})\] datetime: (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
 _JOB_INFO = re.compile(rf"{TAG}({'|'.join(JOB_INFO)}): ?(.*)")
@@ -84,38 +83,38 @@ _JOB_INFO = re.compile(rf"{TAG}({'|'.join(JOB_INFO)}): ?(.*)")
 
 @dataclass(frozen=True)
 class Iteration:
-    """One iteration line; None is what it does not say."""
+    """Values of one iteration line; None for values that the line does not have."""
 
     step: int
     num_steps: Optional[int] = None
     consumed_samples: Optional[int] = None
     time_ms: Optional[float] = None
-    """A step's time, the mean since the line before."""
+    """Mean time of a step since the previous line."""
     learning_rate: Optional[float] = None
     global_batch_size: Optional[int] = None
     losses: Mapping[str, float] = field(default_factory=dict)
-    """By label; empty where every step was skipped."""
+    """Losses by label; empty if every step was skipped."""
     loss_scale: Optional[float] = None
     grad_norm: Optional[float] = None
     skipped: Optional[int] = None
-    """Steps that were skipped since the line before (an overflow of fp16)."""
+    """Number of steps skipped since the previous line (because fp16 overflowed)."""
     nan: Optional[int] = None
     others: Mapping[str, float] = field(default_factory=dict)
-    """What else the line says in numbers, by label."""
+    """Other numbers of the line, by label."""
     samples_per_s: Optional[float] = None
     tokens_per_s: Optional[float] = None
-    """As printed: torchtitan's is of one device, others' of all."""
+    """Tokens per second as printed: of one device for torchtitan, of all devices for others."""
     is_bar: bool = False
     """The line is a progress bar, which counts steps and measures them roughly."""
     is_named: bool = True
-    """False for a bar of which nothing says that it is of steps."""
+    """False for a bar that may count something other than steps."""
     epoch: Optional[int] = None
-    """As the line says it; then `step` may be counted in each."""
+    """The epoch in the line; if there is one, `step` may be counted within each epoch."""
     num_epochs: Optional[int] = None
     is_from_zero: bool = False
     """The program is known to count its epochs from 0."""
     unit: str = "step"
-    """`epoch` or `sample` where that is what the line counts."""
+    """The unit that the line counts: `step`, `epoch` or `sample`."""
     evaluations: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Metrics that were not of training, by name: `{"val": {"loss": 4.29}}`."""
 
@@ -128,7 +127,7 @@ class Iteration:
 
     @property
     def is_evaluation(self) -> bool:
-        """True for a line of an evaluation: it names a step and says nothing of it."""
+        """True for a line of an evaluation: it names a step but has no values of that step."""
         return bool(self.evaluations) and not self.losses and self.time_ms is None
 
 
@@ -145,7 +144,7 @@ class MemoryLine:
 
 
 def format_iteration(value: Iteration) -> str:
-    """The line as Megatron-LM prints it, without an end."""
+    """Return the line as Megatron-LM prints it, without a line end."""
     parts = [f" iteration {value.step:8d}/{value.num_steps or 0:8d}"]
     if value.consumed_samples is not None:
         parts.append(f"consumed samples: {value.consumed_samples:12d}")
@@ -167,7 +166,7 @@ def format_iteration(value: Iteration) -> str:
 
 
 def parse_iteration(line: str) -> Optional[Iteration]:
-    """None where the line is no iteration line, or too torn to say how long a step took."""
+    """Parse an iteration line; return None for other lines, and for ones without any value."""
     head = _HEAD.search(line)
     if head is None:
         return None
@@ -204,7 +203,7 @@ def parse_iteration(line: str) -> Optional[Iteration]:
 
 
 def format_validation(step: int, losses: Mapping[str, float]) -> str:
-    """Megatron's line of an evaluation, and the rules above and below it."""
+    """Return Megatron's line of an evaluation, with the rules above and below it."""
     parts = [f" validation loss at iteration {step}"]
     for label, loss in losses.items():
         perplexity = math.exp(min(20.0, loss))  # Megatron's bound
@@ -215,10 +214,11 @@ def format_validation(step: int, losses: Mapping[str, float]) -> str:
 
 
 def leave_out_first(first: str, line: str, found: Iteration) -> Iteration:
-    """The second line of a start, `found`, with the time of the steps since the first.
+    """Return `found`, a start's second line, with the time of the steps since the first line.
 
-    Core 0.16 and later print a line after the first step, and the time of the next one is the mean
-    of all steps so far. Known by their dates: the steps since then cannot have taken so long.
+    Core 0.16 and later print a line after the first step, and the time in the next line is the mean
+    of all steps so far. The dates of the lines show it: the steps in between cannot have taken so
+    long.
     """
     before, dates = parse_iteration(first), [_DATE.search(text) for text in (first, line)]
     if before is None or before.time_ms is None or found.time_ms is None:
@@ -234,7 +234,7 @@ def leave_out_first(first: str, line: str, found: Iteration) -> Iteration:
 
 
 def parse_validation(line: str) -> Optional[Tuple[int, str, Dict[str, float]]]:
-    """The step, the part of the data (val or test, and one of several sets), losses by label."""
+    """Return the step, the part of the data (val or test, one of several sets), losses by label."""
     head = _VALIDATION.search(line)
     if head is None:
         return None
@@ -280,31 +280,31 @@ def parse_memory(line: str) -> Optional[MemoryLine]:
 
 
 def format_phase(name: str, datetime: str) -> str:
-    """`datetime` as `2023-06-14 16:08:12`."""
+    """Return the line of a phase; `datetime` has the form `2023-06-14 16:08:12`."""
     return f"[{name}] datetime: {datetime} "
 
 
 def parse_phase(line: str) -> Optional[Tuple[str, str]]:
-    """The phase's name and its local time."""
+    """Return the phase's name and its local time."""
     match = _PHASE.search(line)
     return None if match is None else (match.group(1), match.group(2))
 
 
 def format_job_info(settings: Mapping[str, object]) -> str:
-    """The block of settings, in the order of JOB_INFO; what is not known is left out."""
+    """Return the block of settings, in the order of JOB_INFO; unknown settings are omitted."""
     return "".join(f"{key}: {settings[key]}\n" for key in JOB_INFO if key in settings)
 
 
 def parse_job_info(line: str) -> Optional[Tuple[str, str]]:
-    """One line of the block."""
+    """Parse one line of the block of settings."""
     match = _JOB_INFO.fullmatch(line.strip())
     return None if match is None else (match.group(1), match.group(2).strip())
 
 
 def list_missing_nodes(printed: Sequence[Collection[str]], num_nodes: int) -> Tuple[int, ...]:
-    """The NODE_RANKs of which no log is there; `printed` has those that each log names.
+    """Return the NODE_RANKs without a log; `printed` has those that each log names.
 
-    None are known to be missing where a log does not say whose it is, or is the only one.
+    The result is empty if a log names no node, or if there is only one log.
     """
     numbers = {as_whole(rank) for own in printed for rank in own}
     found = {number for number in numbers if number is not None}
@@ -315,7 +315,7 @@ def list_missing_nodes(printed: Sequence[Collection[str]], num_nodes: int) -> Tu
 
 @dataclass(frozen=True)
 class LogOwner:
-    """Whose log one is, by the settings that it prints."""
+    """Job and node of a log, from the settings that it prints."""
 
     master: str
     node_ranks: Collection[str]
@@ -323,8 +323,8 @@ class LogOwner:
 
 
 def find_other_jobs(owners: Mapping[str, LogOwner]) -> Dict[str, Tuple[str, ...]]:
-    """The logs of a folder, by master, that are not of the job with the most of them, then the
-    newest. Two jobs have two masters, and each a node of the same rank."""
+    """Return the logs, by master, that do not belong to the job with the most logs (of equals, the
+    newest). Jobs have different masters, and nodes with the same ranks."""
     jobs: Dict[str, Dict[str, LogOwner]] = {}
     for name, owner in owners.items():
         if owner.master and owner.node_ranks:
@@ -350,7 +350,7 @@ TIMER_NUMBERS = re.compile(
     rb"\n%b(?:  %b:| {5}rank +(\d{1,9}): +?%b| {4}%b ?\.*: (?:\(%b, %b\)|%b)) *\r?(?=\n)"
     % (TAG.encode(), _NAME, _NUMBER, _NAME, _NUMBER, _NUMBER, _NUMBER)
 )
-"""Groups: a timer's name; a rank and its ms; a name, and min and max, or most."""
+"""Groups: a timer's name; a rank and its ms; a name with min and max, or with max only."""
 TIMER_CALLS = re.compile(
     rb"\n%b(?: {5}rank +(\d{1,9}): [^\n]*| %b (start|end) time lst:([^\n]*))(?=\n)"
     % (TAG.encode(), _NAME)
@@ -369,7 +369,7 @@ def _read_number(text: str) -> Optional[float]:
 
 CHECKPOINT, EVALUATION = "checkpoint", "evaluation"
 PHASE_MARKS = (b"aving", b"aved", b"Evaluati", b" loss at ", b"'eval_")
-"""One of these is in each line that `parse_mark` understands."""
+"""Each line that `parse_mark` understands contains one of these."""
 _MARKS = tuple(
     (name, begins, re.compile(pattern, re.IGNORECASE))
     for name, begins, pattern in (
@@ -386,7 +386,7 @@ _MARKS = tuple(
 
 
 def parse_mark(line: str) -> Optional[Tuple[str, bool]]:
-    """CHECKPOINT or EVALUATION, and whether it begins with this line, else it has ended."""
+    """Return CHECKPOINT or EVALUATION, and True if it begins with this line, False if it ends."""
     for name, begins, pattern in _MARKS:
         if pattern.search(line):
             return name, begins
@@ -394,7 +394,7 @@ def parse_mark(line: str) -> Optional[Tuple[str, bool]]:
 
 
 BEGIN = "before the start of training step"
-"""The phase (training_log) that a rank says once all is loaded."""
+"""The phase that a rank prints once everything is loaded."""
 FIRST_STEP = "first step of this start is done"
 
 
@@ -403,15 +403,15 @@ def format_first_step(step: int) -> str:
 
 
 def format_saving(step: int, folder: str) -> str:
-    """A checkpoint begins; `folder` is that of all checkpoints."""
+    """Return the line printed when a checkpoint begins; `folder` is that of all checkpoints."""
     return f"saving checkpoint at iteration {step:7d} to {folder}"
 
 
 def format_saved(step: int, folder: str) -> str:
-    """A checkpoint is complete."""
+    """Return the line printed when a checkpoint is complete."""
     return f"  successfully saved checkpoint from iteration {step:7d} to {folder}"
 
 
 def format_evaluation(num_samples: int) -> str:
-    """An evaluation begins."""
+    """Return the line printed when an evaluation begins."""
     return f"Evaluating on {num_samples} samples"
