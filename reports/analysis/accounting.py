@@ -45,7 +45,7 @@ CLASSES: dict[str, str] = {
     "end": "after the last step",
     "unknown": "nothing measured it",
 }
-"""Every class of time and its description, in the order of the report's bar."""
+"""The classes of time and their descriptions, in the order of the report's bar."""
 STEPS = ("compute", "steps", "bubble", "communication", "data", "checkpoint", "evaluate", "other")
 """The classes of time that can be spent within a step."""
 _OF_KIND = {
@@ -260,7 +260,7 @@ def list_attempts(
 def _find_times(
     history: Sequence[Mapping[str, Any]], kind: str, label: str, labels: Sequence[str]
 ) -> list[float]:
-    """Return the time of this event in the try of the attempt named `label`, if it has one."""
+    """Return the time of this event in the try named `label`, as a list of at most one."""
     number, _, earlier = label.partition(".earlier-")
     times = sorted(
         float(event["time"])

@@ -455,7 +455,8 @@ def _on_pipeline(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 
 def _is_asked(job: Job, analysis: Analysis) -> bool:
-    """True if the run had as many stages as its conf asks for, False after a loss of nodes."""
+    """Return True if the run had as many stages as its conf asks for; False after nodes were
+    lost."""
     asked, found = job.plan.pipeline, len(analysis.partition)
     return asked is None or not found or asked == found
 
@@ -682,7 +683,7 @@ def _on_training(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 
 def _describe_trend(values: Sequence[float]) -> str:
-    """`went from 9.5 to 8.25`, but only of a change that is beyond the noise."""
+    """Return text such as `went from 9.5 to 8.25` if the change exceeds the noise."""
     found = measure_trend(values)
     if found.is_clear:
         of = f" (medians of the first and last {found.width} lines)" if found.width > 1 else ""
@@ -773,7 +774,7 @@ def _on_goodput(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 
 def _on_resume(job: Job, analysis: Analysis) -> Iterator[Finding]:
-    """Yield a finding on attempts that went on from a step, and on steps that were done twice."""
+    """Yield a finding on attempts that resumed from a step, and on repeated steps."""
     known = [one for one in analysis.goodput.attempts if one.origin and one.last_step is not None]
     said: list[str] = []
     rows: list[dict[str, Any]] = []
@@ -865,7 +866,7 @@ MUCH_SILENCE = 3
 
 
 def _on_end(job: Job, analysis: Analysis) -> Iterator[Finding]:
-    """Yield a finding on a run that ended badly or had nothing to do."""
+    """Yield a finding on a run that failed or had nothing to do."""
     state = analysis.headline.state
     if has_ended_badly(job):
         advice = ""

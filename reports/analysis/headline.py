@@ -81,12 +81,12 @@ class Headline:
     slower: str
     """The paces of a run whose steps became slower, as a phrase; empty if they did not."""
     left_s: Known[float]
-    """Seconds left until the last step, at the median pace, or that of slow steps that go on."""
+    """Seconds left until the last step, at the median pace, or that of slow steps that last."""
     samples_per_s: Known[float]
     tokens_per_s: Known[float]
     goodput: Bounded[float]
     start: Bounded[float]
-    """Share of the time since the start that starts took."""
+    """Share of the time since the first attempt's start that was spent on starting."""
     idle: Known[float]
     """Share of a step in which ranks wait for the work of other ranks."""
     rank_hours: Known[float]
@@ -94,7 +94,7 @@ class Headline:
     cost: Known[float]
     """The cost in the currency of the conf's prices."""
     energy_kwh: Known[float]
-    """Energy of the GPUs alone, by the power that was sampled."""
+    """Energy of the GPUs, from power samples; without processors and other parts."""
     speeds: tuple[Speed, ...]
     hung: str = ""
     """The longest hang, as a sentence; empty if nothing hung."""
@@ -341,7 +341,7 @@ def list_facts(found: Headline) -> Iterator[Fact]:
 
 
 def format_bounded(share: Value[float] | Within[float]) -> str:
-    """`61 %`, or `28 % to 33 %`."""
+    """Format a share such as `61 %`, or bounds such as `28 % to 33 %`."""
     if isinstance(share, Value):
         return format_share(share.value)
     low, high = format_share(share.low), format_share(share.high)
@@ -392,7 +392,7 @@ def _describe_state(job: Job) -> str:
 
 
 def _count_nodes(job: Job) -> int:
-    """Count the nodes by all files, since not every node need have printed lines so far."""
+    """Count the nodes in all files, since some nodes may not have printed lines yet."""
     found = {node for attempt in job.sources.attempts for node, _ in (*attempt.logs, *attempt.gpus)}
     found |= {str(node) for node in job.exits["node"] if node}
     return max(len(found), len({trace.host for trace in job.traces.ranks if trace.host}))

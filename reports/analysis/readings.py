@@ -43,7 +43,7 @@ class Readings:
     """Seconds of one attempt; possible steps are in `before_s`, `gap_s` and `after_s`."""
 
     steps_s: float
-    """Seconds of proved steps: between the first and last line, and right before the first."""
+    """Seconds of steps that lines prove: between the first and last line, and before the first."""
     repeated_s: float = 0.0
     """The part of `steps_s` in steps that a later attempt repeated."""
     first_at: float | None = None

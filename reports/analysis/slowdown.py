@@ -22,8 +22,8 @@ from varuna_core.records.logs.step_counts import StepCounts
 Floats = npt.NDArray[np.float64]
 Marks = npt.NDArray[np.bool_]
 COLUMNS = ["attempt", "first", "last", "begin_at", "end_at", "took_s", "count"]
-"""Columns of paces: a row stands for the steps from `first` to `last`, with the times at which they
-began and ended (NaN if not known), and the time and number of the steps that were timed."""
+"""Columns of paces: a row is about the steps from `first` to `last`, with the times at which they
+began and ended (NaN if not known), and the time and number of timed steps."""
 MOST_ROWS = 200
 LEAST_ROWS = 5
 """Minimum rows of a slow stretch, and of the usual stretch before it."""

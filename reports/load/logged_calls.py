@@ -73,7 +73,7 @@ class Layout:
 
 
 def read_size(info: Mapping[str, str], name: str) -> int | None:
-    """Return a setting as a positive number; None if it is none."""
+    """Return a setting as a positive number; None if it is not one."""
     text = info.get(name, "")
     return as_whole(text) or None
 

@@ -65,7 +65,7 @@ class Sources:
     """The run folder; None for a bare folder."""
     attempts: tuple[AttemptSources, ...]
     num_left_out: int = 0
-    """The number of older attempts that are not read: there are too many, or of their files."""
+    """The number of older attempts that are not read, since attempts or files are too many."""
 
 
 def show_text(text: str) -> str:

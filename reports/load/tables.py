@@ -163,7 +163,7 @@ def _count_ranks(groups: list[Any]) -> int | None:
 MOST_REASON = 300
 """Characters kept of the reason for a run's state."""
 MOST_STEPS = 200
-"""The most steps offered for a look at each one."""
+"""The most steps of `choose_more` whose events are read."""
 
 
 @dataclass(kw_only=True)
@@ -190,7 +190,7 @@ class Job:
     counts: dict[str, dict[int, StepCounts]]
     """Counted optimizer steps of each attempt's ranks; empty for built-in programs."""
     outcomes: dict[str, str]
-    """End of each attempt, in words; an attempt whose outcome is not known is missing."""
+    """Description of each attempt's end; attempts without a known outcome are missing."""
     plan: PlanFacts
     training: Training | None
     """What a built-in program trains: its model and batch."""
@@ -201,7 +201,7 @@ class Job:
     worlds: dict[str, int]
     """The number of ranks of each attempt that has its own plan."""
     skipped: dict[str, str]
-    """By file, what could not be read."""
+    """Problems that were found while reading, by file."""
     commit: str = ""
     """Commit of the user's code: `1a2b3c4d5e on main, dirty`."""
     missing: MissingNodes | None = None

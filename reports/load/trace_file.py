@@ -273,7 +273,7 @@ def _find_all(data: bytes, word: bytes) -> Iterator[int]:
 
 
 WRONG = 0.5
-"""A clock is wrong if it is off by more than this fraction of a median step."""
+"""A clock counts as wrong if its error exceeds this fraction of a median step."""
 STEADY = 0.25
 """Spread of the shift, as a fraction of it. A wrong clock is off by the same amount at every step:
 if the middle half of the steps' ends spreads further, the ranks do not wait for each other."""

@@ -103,7 +103,7 @@ class LogTables:
     iterations: Thinned = field(default_factory=Thinned)
     memory: Thinned = field(default_factory=Thinned)
     evaluations: Thinned = field(default_factory=Thinned)
-    """Metrics of evaluations, one a row."""
+    """Metrics of evaluations, with one row for each."""
     phases: Thinned = field(default_factory=Thinned)
     job_info: dict[str, str] = field(default_factory=dict)
     """Settings by name; if there are several values, the first."""

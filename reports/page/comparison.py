@@ -151,8 +151,8 @@ def build_comparison(jobs: Sequence[Compared]) -> list[ReportTable]:
 
 
 def _shorten(values: Sequence[str | None]) -> list[str]:
-    """Leave out of lists, such as the arguments of a program, what all jobs have: an option goes
-    with its values. Lists that differ in their order alone stay whole."""
+    """Drop from lists, such as the arguments of a program, the parts that all jobs have: an option
+    together with its values. Lists that differ only in their order are not shortened."""
     whole = [value if value is not None else "-" for value in values]
     groups: list[list[str]] = []
     for text in whole:

@@ -92,8 +92,7 @@ def find_span(job: Job, analysis: Analysis) -> Span | None:
 
 
 def build_work_strips(job: Job, span: Span) -> tuple[Strips, Strips]:
-    """Return two charts: the fraction of its steps that a rank worked, and its work divided by its
-    stage's.
+    """Return two charts: the share of steps that each rank worked, and its work over its stage's.
 
     The second has rows only for ranks that share their stage with others, and may be empty. Beyond
     MOST_ROWS, a row stands for several neighbours in a stage: their mean in the first chart, and
@@ -134,7 +133,7 @@ def _choose_farthest(rows: Matrix) -> Matrix:
 
 
 def _fill_bins(steps: pd.DataFrame, shift: float, edges: Matrix) -> tuple[Matrix, Matrix]:
-    """Return for each bin work over time in steps, and work a step, from running sums."""
+    """Return, for each bin, the share of work in steps and the work per step, from running sums."""
     steps = steps.sort_values("begin_s")
     begin = steps["begin_s"].to_numpy(dtype=float) + shift
     took = np.maximum(steps["took_s"].to_numpy(dtype=float), 0)

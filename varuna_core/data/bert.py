@@ -1,10 +1,10 @@
-"""Samples for a BERT: two runs of sentences, some tokens masked, and whether the second follows.
+"""Read samples for a BERT: two sequences of sentences, masked tokens, and if the second follows.
 
     [CLS] first part [SEP] second part [SEP] [PAD] ...        types 0 ... 0 1 ... 1 0 ...
 
-Sample k is a function of (files, split, sequence, seed) and k alone: its row of the epoch's order,
-and draws from a random stream of its own. RandomState, whose streams numpy has frozen, is used
-throughout, so that a newer numpy goes on in the same order.
+Sample k depends only on (files, split, sequence, seed) and k: it is a row of the epoch's order,
+with random numbers of its own stream. RandomState, whose streams numpy has frozen, is used
+throughout, so that a newer numpy continues in the same order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHORT_SHARE = 0.1
 """The share of samples that are packed to a random shorter length, as in BERT."""
 MASK_SHARE = 0.15
 LONGEST_SENTENCE = 512
-"""Documents with a longer sentence are left out, as in Megatron: they are tables and lists."""
+"""Documents with a longer sentence are skipped, as in Megatron: they are tables and lists."""
 NO_LABEL = -1
 _ORDER, _SAMPLE = 1, 2
 
@@ -180,7 +180,7 @@ class BertSamples:
         return {key: np.stack([row[key] for row in rows]) for key in rows[0]} if rows else {}
 
     def state(self) -> dict[str, Any]:
-        """Return what the order of samples depends on, as JSON values for a checkpoint."""
+        """Return the settings that fix the order of samples, as JSON values for a checkpoint."""
         return {
             "part": self.part,
             "sequence": self.sequence,

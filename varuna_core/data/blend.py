@@ -1,6 +1,6 @@
 """Mix several data sets by weight into one.
 
-Each sample comes from the data set that is furthest behind its share so far (Megatron's rule), so
+Each sample comes from the data set that is furthest below its share so far (Megatron's rule), so
 the mixture is even at every position, and position k is the same in every run.
 """
 

@@ -1,7 +1,7 @@
-"""Read samples for a GPT: sequence + 1 tokens, taken across the borders of documents.
+"""Read samples for a GPT: sequence + 1 tokens each, which may span several documents.
 
-Sample numbers are positions in the order of training: a run that has consumed n samples resumes at
-sample n, whatever its layout.
+Sample numbers are positions in the order of training: a run of any layout that has consumed n
+samples resumes at sample n.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class GptSamples:
         return np.stack(rows) if rows else np.empty((0, self.sequence + 1), np.int64)
 
     def state(self) -> dict[str, Any]:
-        """Return what the order of samples depends on, as JSON values for a checkpoint.
+        """Return the settings that determine the order of samples, as JSON values for a checkpoint.
 
-        The number of samples is left out: a larger number keeps the order up to the next epoch.
+        The number of samples is not included: a larger number keeps the order up to the next epoch.
         """
         return {
             "part": self.part,
@@ -104,7 +104,7 @@ def open_gpt(
     seed: int,
     may_write: bool = True,
 ) -> dict[str, GptSamples]:
-    """Open those parts for which `num_samples` asks for samples, by name."""
+    """Open the parts for which `num_samples` asks for samples; the result is keyed by name."""
     tokens = open_tokens(prefix)
     documents = split_documents(split, tokens.num_sequences)
     found = {}

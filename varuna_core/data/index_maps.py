@@ -1,19 +1,19 @@
-"""The three index maps of a GPT data set, by Megatron's rules, in vectorised numpy.
+"""Build and check the three index maps of a GPT data set by Megatron's rules, in vectorised numpy.
 
     documents of the split, tiled over e epochs, shuffled     document index   d7 d2 d9 d4 ...
     their tokens end to end, cut every `sequence` tokens      sample index     (document, offset)
     the order in which samples are taken                      shuffle index    s4 s0 s7 ...
 
 Sample i is the sequence + 1 tokens from row shuffle[i] to row shuffle[i] + 1 inclusive: neighbours
-share a token, the label of one and the input of the next. Where the last epoch is needed for less
-than 80 % of its samples, it is shuffled apart from the others, so that no document of the first
-epochs waits for it. One RandomState draws documents first, then samples.
+share a token, the label of one and the input of the next. If less than 80 % of the last epoch's
+samples are needed, this epoch is shuffled separately, so that it is not mixed with the earlier
+epochs. One RandomState shuffles documents first, then samples.
 
 On disk they have the names that Megatron gave them until May 2023:
-`PREFIX_train_indexmap_1600ns_1024sl_1234s_doc_idx.npy` and so on. Maps that are there are used,
-checked against the data set; missing ones are built, and written if the folder lets us. They are
-built in well under a second, so every rank that finds none builds its own: nobody waits for a file
-of another rank.
+`PREFIX_train_indexmap_1600ns_1024sl_1234s_doc_idx.npy` and so on. Existing maps are checked against
+the data set and used; missing ones are built, and written if the folder is writable. A build takes
+well under a second, so every rank that finds no maps builds its own, without waiting for another
+rank's files.
 """
 
 from __future__ import annotations
@@ -146,9 +146,9 @@ def find_fault(
 ) -> str:
     """Return the reason why these maps do not belong to this data set; empty if they do.
 
-    The maps may have been shuffled by other rules, so they are not compared with maps of our own:
-    the document index must hold every document equally often, the sample index cut their tokens
-    evenly, and the shuffle index name every sample once.
+    The maps may have been shuffled by other rules, so they are not compared with our own: the
+    document index must hold every document equally often, the sample index must cut the tokens
+    evenly, and the shuffle index must name every sample once.
     """
     document, sample, shuffle = maps.document, maps.sample, maps.shuffle
     if document.ndim != 1 or sample.ndim != 2 or sample.shape[1:] != (2,) or shuffle.ndim != 1:

@@ -1,7 +1,7 @@
 """Read and write Megatron's `.bin/.idx` pairs (version 1), through memory maps.
 
-prepare.py writes a pair under temporary names; this module has the byte layout. Refused with a
-reason: the older TNTIDX layout, other versions, files that are shorter than their index says.
+prepare.py writes a pair under temporary names; this module has the byte layout. The older TNTIDX
+layout, other versions and files shorter than their index says are refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A script's place in its data, whatever the number of ranks: which samples each global step has.
+"""Track a script's position in its data: the samples of each global step, for any number of ranks.
 
     from varuna_core import DataPlace
 
@@ -17,10 +17,9 @@
       ^ ^ ^ ^
       A B A B     two ranks;  with four: A B C D
 
-The batch of a step depends on nothing but the step, so a run that goes on with other ranks trains
-on the same samples: each of an epoch once, none twice. The state is a few numbers. No list of all
-samples is made or kept: a place in the order is computed (a cipher of four rounds over the numbers
-below n).
+The batch of a step depends only on the step, so a run that continues with other ranks trains on the
+same samples, each exactly once per epoch. The state is a few numbers. No list of all samples is
+kept: a position in the order is computed (with a cipher of four rounds over the numbers below n).
 
 Standard library only: it is imported in any container, and by programs without torch.
 """
@@ -78,12 +77,12 @@ class DataPlace:
 
     @property
     def epoch(self) -> int:
-        """How many times all samples were taken."""
+        """Number of times that all samples have been taken."""
         return self.consumed // self.num_samples
 
     @property
     def weight(self) -> float:
-        """The weight of this rank's mean in a mean over ranks: 1 where all ranks have as many
+        """The weight of this rank's mean in a mean over ranks: 1 if all ranks have equally many
         samples. `(loss * place.weight).backward()` gives DDP the gradient of the whole batch."""
         share = len(range(self.rank, self.batch_size, self.world))
         return share * self.world / self.batch_size

@@ -1,16 +1,16 @@
-"""Raw text to a `.bin/.idx` pair: one reader, many encoders, one writer, restartable at any block.
+"""Convert text to a `.bin/.idx` pair: one reader, many encoders, one writer, restartable anywhere.
 
-The output is a function of the inputs and the settings: not of the number of processes, of where
-blocks are cut, or of how often the work was interrupted.
+The output depends only on the inputs and the settings, not on the number of processes, the borders
+of blocks or interruptions.
 
-The folder in which a data set is made until it is whole is `PREFIX_text_document.part/`:
+An incomplete data set is kept in the folder `PREFIX_text_document.part/`:
 
     tokens.bin   lengths.i4   counts.i4      tokens, tokens a sequence, sequences a document
     journal.json                             how far all of them are good, and up to which input
     vocab.json   merges.txt                  where the vocabulary is trained here
 
-The journal is written after its files are synced. Whatever else they hold after a kill or on a full
-disk is cut off when the same work goes on; other work starts anew.
+The journal is written after the files are synced. Bytes that a kill or a full disk left after the
+journal's position are cut off when the same work continues; other work starts anew.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def _sync_folder(path: Path) -> None:
 
 
 FORMAT = 1
-"""Format of the part folder; work in another format starts again."""
+"""Format of the part folder; work in another format starts anew."""
 COMMIT_EVERY_S = 10.0
 NAMED_BAD = 5
 Show = Callable[[int, str], None]

@@ -1,13 +1,13 @@
-"""Documents from files: JSON lines or plain text, as they are or under gzip or zstandard.
+"""Read documents from files: JSON lines or plain text, uncompressed or with gzip or zstandard.
 
-One process reads blocks of whole lines, others take them apart: which documents there are does not
-depend on where the blocks were cut. A line that is no document is named by file and number.
+One process reads blocks of whole lines, others parse them: the documents do not depend on the
+borders of blocks. A line that is not a document is reported with its file and number.
 
 Sentences, for BERT, are found by rules, without a model to download. One ends at `.`, `!` or `?`
 (and closing quotes or brackets) before white space and something that may begin a sentence; at
 their full-width forms, with or without space; and at a line break. Abbreviations, initials and
-numbered points do not end one. English in the main: in a language whose sentences do not begin with
-a capital, only line breaks and `!` `?` before a space part them.
+numbered points do not end one. The rules are made for English: if a language's sentences do not
+begin with a capital, only line breaks and `!` `?` before a space separate them.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def read_blocks(
     block_bytes: int = BLOCK_BYTES,
     max_line_bytes: int = MAX_LINE_BYTES,
 ) -> Iterator[Block]:
-    """Yield the lines of a file from `start` on; DataError if the file cannot be read whole."""
+    """Yield the lines of a file from `start` on; raise DataError if the file is unreadable."""
     line = start.line
     try:
         with open(path, "rb") as raw:

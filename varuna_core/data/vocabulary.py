@@ -1,9 +1,9 @@
-"""Text to token bytes, with the tokenizers of GPT-2, BERT and the whitespace vocabulary.
+"""Encode text as token bytes, with the tokenizers of GPT-2, BERT and the whitespace vocabulary.
 
-A byte-level BPE or WordPiece tokenizer encodes what stands between two spaces alike wherever it
-stands. So an encoder keeps the bytes of each such unit, asks the tokenizer only for units that it
-has not seen, and joins bytes. Where a unit ends is chosen so that this is exact (see the patterns);
-a property test holds it against the tokenizer's own encoding of the whole.
+A byte-level BPE or WordPiece tokenizer encodes the text between two spaces independently of its
+surroundings. So an encoder caches the bytes of each such unit, calls the tokenizer only for new
+units, and joins bytes. The ends of units are chosen so that this is exact (see the patterns); a
+property test compares it with the tokenizer's own encoding of the whole text.
 """
 
 from __future__ import annotations

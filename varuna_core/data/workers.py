@@ -28,7 +28,7 @@ from varuna_core.data.text import Block, Format, read_documents, split_sentences
 from varuna_core.data.vocabulary import Encoder, VocabularyFiles, open_encoder
 
 AHEAD = 3
-"""Blocks for each process that may wait or be in work, which bounds the memory."""
+"""Number of blocks for each process that may be waiting or in work, which bounds the memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +134,7 @@ def _encode(number: int, block: Block) -> Encoded:
 def encode_blocks(
     work: EncodingTask, blocks: Iterable[tuple[int, Block]], num_processes: int
 ) -> Generator[tuple[int, Block, Encoded], None, None]:
-    """Yield each block with its tokens, in order; a single process works in this one."""
+    """Yield each block with its tokens, in order; one process means the present one."""
     if num_processes == 1:
         encoder = BlockEncoder(work)
         for number, block in blocks:

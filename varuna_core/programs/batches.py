@@ -1,4 +1,4 @@
-"""Read batches by sample numbers, one step ahead: from token files, BERT pairs, or random tokens.
+"""Read batches by sample numbers, one step ahead, from token files, BERT pairs or random tokens.
 
 Sample k depends only on the settings and k, so a run's position is the number of samples that it
 has consumed, and a run with another layout can continue from there.

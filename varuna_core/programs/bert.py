@@ -1,4 +1,4 @@
-"""BERT: predicts masked tokens and if the second part follows the first; cut as in gpt.py.
+"""Define BERT, which predicts masked tokens and the order of two parts; cut as in gpt.py.
 
 The token head shares the embedding's weight. The two losses are added, as in the paper: the mean
 over the masked tokens of the whole batch, and the mean over its pairs.
@@ -44,7 +44,7 @@ class TokenHead(nn.Module):
 
 
 class Bert(nn.Module):
-    """BERT; returns the losses of a batch as read by BertSamples, whose mean is the batch's."""
+    """BERT model: returns the losses of a batch of BertSamples, whose mean is the batch's."""
 
     def __init__(
         self, *, layers: int, hidden: int, heads: int, sequence: int, vocab: int, dropout: float
@@ -87,7 +87,7 @@ class Bert(nn.Module):
         return plan_blocks(sequence_parallel=False) | head
 
     def predict(self, text: Tensor, types: Tensor, padding_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits of each position's token, and of each pair (B follows A, B is random)."""
+        """Return the logits of each position's token and each pair (B follows A, B is random)."""
         mask = padding_mask.bool()[:, None, None, :]
         places = number_positions(text, self.sequence)
         x = self.tokens(text) + self.positions(places) + self.types(types)

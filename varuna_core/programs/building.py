@@ -1,7 +1,7 @@
 """Build a built-in program's rank-independent parts: model, optimizer, learning rate.
 
-The learning rate counts steps that were taken and not those that an fp16 overflow skips, so that a
-run resumed from a checkpoint continues along the same curve.
+The learning rate does not count steps that an fp16 overflow skips, so that a run resumed from a
+checkpoint continues along the same curve.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def choose_recompute(training: Training, device: torch.device) -> tuple[Recomput
 
 
 def plan_layers(model: nn.Module, training: Training) -> dict[str, Any] | None:
-    """Return the plan by which ranks share layers, if they do; ProgramError for bad sizes."""
+    """Return the tensor-parallel plan, if there is one; raise ProgramError for bad sizes."""
     shared = training.tensor
     if shared == 1:
         return None

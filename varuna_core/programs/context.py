@@ -1,16 +1,16 @@
-"""Context parallelism of the built-in GPT: neighbouring replicas share each sample, and each of
-them trains on a part of its sequence.
+"""Implement context parallelism for the built-in GPT: neighbouring replicas share each sample, and
+each of them trains on a part of the sequence.
 
     a sample of 8 tokens and the next one, by two ranks
     part 0    t0 t1 t2 t3                  predicts t1 t2 t3 t4
     part 1                 t4 t5 t6 t7     predicts t5 t6 t7 t8
 
-Everything except attention looks at one position alone, so a rank holds activations of its own
-positions only. In attention, its queries look at the keys and values of all positions before them.
-Each rank gathers those of all parts; in the backward pass, the gradients of each part are summed
-over the ranks. The mask is a full one, so no part has less work than another.
+Everything except attention works on single positions, so a rank holds only activations of its own
+positions. In attention, a rank's queries need the keys and values of all earlier positions, so each
+rank gathers the keys and values of all parts; in the backward pass, their gradients are summed over
+the ranks. The mask is a full one, so all parts have equal work.
 
-The engine takes these ranks for replicas. Parts are equally long, so the mean of their losses is
+The engine treats these ranks as replicas. Parts are equally long, so the mean of their losses is
 that of the sample, and the gradients that the engine averages over its replicas are those of the
 whole batch.
 """
@@ -36,7 +36,7 @@ SEQUENCE = 2
 
 
 class Context:
-    """The parts of a sequence, and which of them is this rank's."""
+    """The parts of a sequence, with the number of this rank's part."""
 
     def __init__(self, size: int, index: int) -> None:
         self.size, self.index = size, index
@@ -55,8 +55,8 @@ class Context:
                 self.group = group
 
     def share_samples(self, own: range) -> range:
-        """Return the samples that these ranks share, of which the engine deals `own`, as many
-        parts as there are samples, to this one."""
+        """Return the samples that these ranks share, given `own`: the samples that the engine
+        assigns to this rank as a replica."""
         replica = own.start // len(own)
         first = replica // self.size * len(own)
         return range(first, first + len(own))
@@ -87,7 +87,7 @@ class Context:
 
 
 class _Gather(torch.autograd.Function):
-    """Keys and values of all parts from those of one."""
+    """Gather the keys and values of all parts from those of each part."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, context: Context) -> Tensor:

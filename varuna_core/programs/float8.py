@@ -1,10 +1,10 @@
-"""Linear layers of the blocks in float8, by torchao: `train.precision: fp8`.
+"""Run the linear layers of the blocks in float8 with torchao: `train.precision: fp8`.
 
     weights, activations, gradients     bf16, with fp32 masters, as with `precision: bf16`
     the three products of a layer       float8, each tensor scaled by its largest value
 
-GPUs from compute capability 8.9 on have such products; elsewhere torchao computes what they would
-give, slowly. Embeddings, norms, attention and the head stay in bf16.
+GPUs of compute capability 8.9 and later have float8 products; elsewhere torchao emulates them
+slowly. Embeddings, norms, attention and the head stay in bf16.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def fork_ranks(*, is_early: bool = False) -> list[str]:
 
 
 def holds_gpu(open_files: Path) -> bool:
-    """True where one of these is a GPU's: what torch has set up on it does not survive a fork."""
+    """Return True if a GPU's device file is open: CUDA's state does not survive a fork."""
     for file in open_files.iterdir():
         with contextlib.suppress(OSError):  # closed meanwhile
             if os.readlink(file).startswith(DEVICE_FILES):

@@ -1,4 +1,4 @@
-"""GPT-2, Llama and Qwen: any number of layers, a CutPoint before each block and after the last.
+"""Define GPT-2, Llama and Qwen, with a CutPoint before each block and after the last one.
 
 segment 0        | block 1 | ... | block n | segment n + 1
 embeddings       cut       cut   cut       norm, head (if tied the embedding's weight), loss

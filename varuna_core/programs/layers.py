@@ -1,4 +1,4 @@
-"""Layers of the built-in models.
+"""Define the layers of the built-in models.
 
 Each module with parameters has a `reset_parameters` of its own. Varuna uses it to initialize models
 that were built on the meta device, one parameter at a time, seeded by the parameter's name, so that
@@ -226,8 +226,8 @@ def compile_blocks(module: nn.Module, **options: Any) -> int:
 
 
 def plan_blocks(sequence_parallel: bool, llama: Llama | None = None) -> dict[str, Any]:
-    """Return a plan by which T ranks share embedding and blocks: heads, the inside of each MLP,
-    words. With `sequence_parallel`, unshared parts are split along the sequence."""
+    """Return the tensor-parallel plan, which shards heads, the inside of each MLP and the
+    vocabulary. With `sequence_parallel`, other parts are split along the sequence."""
     from torch.distributed.tensor import Replicate, Shard  # takes half a second to load
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,

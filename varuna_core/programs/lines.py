@@ -48,12 +48,12 @@ MB = 1024 * 1024
 
 
 class RankLines:
-    """Prints one rank's lines, and sums up the steps between two of them."""
+    """Prints one rank's lines, and sums up the steps between two lines."""
 
     def __init__(self, training: Training, place: Place, model: Varuna) -> None:
         self.training, self.place, self.model = training, place, model
         self.num_steps = 0
-        """Steps since this start."""
+        """Number of steps since this start."""
 
         self._run = _find_run()
         self._since = time.perf_counter()
@@ -84,12 +84,12 @@ class RankLines:
             _say(f"resumed from iteration {iteration} in {folder}")
 
     def tell_choice(self, text: str) -> None:
-        """Print what was chosen for a key that is `auto`."""
+        """Print the choice made for a key that is `auto`."""
         if self.place.rank == 0:
             _say(text)
 
     def tell_recomputed(self) -> None:
-        """Print how many forwards `recompute: auto` runs again, once it has measured the graphs."""
+        """Print how many forwards `recompute: auto` recomputes, once graphs are measured."""
         samples, size = len(self.model.samples), self.training.micro_batch_size
         schedule = self.model.plans.find(-(-samples // size)).schedule
         kinds = [action.kind for actions in schedule.ranks for action in actions]
@@ -116,7 +116,7 @@ class RankLines:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Context whose time does not count as time of a step."""
+        """Return a context whose time does not count as time of a step."""
         begin = time.perf_counter()
         yield
         self._paused += time.perf_counter() - begin

@@ -16,7 +16,7 @@ from varuna_core.runtime.comm.links import join_ranks
 
 
 class ProgramError(ValueError):
-    """Raised for settings, data and environments of a built-in program that do not fit together."""
+    """Raised if settings, data and environment of a built-in program do not fit together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +64,9 @@ def compute_place(pipeline: int, tensor: int = 1, environ: Mapping[str, str] = o
 
 
 def refuse_missing_gpus(environ: Mapping[str, str], built_for: str | None) -> None:
-    """Refuse to train on the processors of a job that got GPUs: it would be taken for a slow one.
+    """Refuse to train on CPUs in a job that has GPUs, since it would only seem slow.
 
-    `built_for` is torch's version of CUDA or ROCm, None where it has neither.
+    `built_for` is torch's version of CUDA or ROCm; None if torch is built for neither.
     """
     visible = find_visible(environ)
     if visible is None:

@@ -1,10 +1,10 @@
 """`python -m varuna_core.programs.pretrain training.json`: one rank of a built-in program.
 
-`vjob submit` makes the file of a conf with `program: pretrain_gpt` or `pretrain_bert` and starts
-the ranks; under torchrun, or alone, it runs as well. With `--profile FILE`, as `vjob profile` says
-it, the rank measures what the model costs and does not train. With `--fork` it imports, and forks
-the ranks of a node (varuna_core/agent/setup/forked_ranks.py); with `--standby` it also waits
-between the two.
+`vjob submit` writes the file for a conf with `program: pretrain_gpt` or `pretrain_bert` and starts
+the ranks; the program also runs under torchrun or as a single process. With `--profile FILE`, which
+`vjob profile` passes, the rank measures the model's costs and does not train. With `--fork` it
+imports, and forks the ranks of a node (varuna_core/agent/setup/forked_ranks.py); with `--standby`
+it also waits between the two.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def profile_training(
     sizes: Sequence[int] | None = None,
     degrees: Sequence[int] | None = None,
 ) -> None:
-    """Write the profile to `path`, extending an existing one, and what this run knows to `copy`."""
+    """Write the profile to `path`, extending an existing one, and this run's figures to `copy`."""
     begin = time.monotonic()
     wanted = sorted(set(degrees or (1, training.tensor)))
     for degree in wanted:

@@ -1,10 +1,10 @@
-"""The training of a built-in program: one rank's, from its settings to the last step.
+"""Train a built-in program on one rank, from its settings to the last step.
 
 settings, place ─► source of batches ─► model on the meta device ─► Varuna ─► checkpoint, if any
 each step: batch ─► step ─► optimizer ─► lines, evaluation, checkpoint
 
-Clocks of ranks are compared before the first step and after the last one: the report takes the
-offset to move in a straight line between the two.
+Clocks of ranks are compared before the first step and after the last one: the report assumes that
+the offset changes linearly between the two.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class Trainer:
         self.model.save_on_signal(folder, keep=self.training.checkpoint_keep)
 
     def _begin_with_imported(self, folder: str) -> None:
-        """Start from weights that `python -m varuna_core.checkpoint import` wrote, no more."""
+        """Begin with weights that `varuna_core.checkpoint import` wrote at iteration 0."""
         if self.model.iteration:
             raise ProgramError(
                 f"iteration {self.model.iteration} in {folder} does not say which samples it has "
