@@ -191,4 +191,4 @@ def test_wrong_input_is_2_with_a_sentence(bundle: Path, tmp_path: Path) -> None:
     result = call(str(bundle), "open", "--run", str(tmp_path / "none"), "--attempt", "0")
     assert (result.returncode, "there is no such run folder" in result.stderr) == (2, True)
     result = call(str(bundle), "node", "--run", str(tmp_path), "--attempt", "0")
-    assert (result.returncode, "missing, torn" in result.stderr) == (2, True)
+    assert (result.returncode, "missing, incomplete" in result.stderr) == (2, True)
