@@ -455,8 +455,7 @@ def _on_pipeline(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 
 def _is_asked(job: Job, analysis: Analysis) -> bool:
-    """Return True if the run had as many stages as its conf asks for; False after nodes were
-    lost."""
+    """Return True if the run had the stages that its conf asks for, False after a loss."""
     asked, found = job.plan.pipeline, len(analysis.partition)
     return asked is None or not found or asked == found
 

@@ -92,7 +92,7 @@ def test_there_and_back_the_weights_are_the_same_bits(
     assert main([*words, "--vocab", "64"]) == 0
     into = str(tmp_path / "again")
     assert main(["import", str(tmp_path / "theirs"), into, "--vocab", "50"]) == 0
-    assert "varuna_ckpt_3" in capsys.readouterr().out
+    assert "imported the weights of" in capsys.readouterr().out
     assert is_same(read(tmp_path / "again"), OURS)
     with CheckpointReader.open(tmp_path / "again") as reader:
         assert reader.state.user["model"] == {"heads": HEADS}
@@ -259,10 +259,7 @@ def promise_more(held: Any) -> None:
         (swap_places, r"bytes cannot hold|is not the torch.float32 of"),
         (promise_more, r"bytes cannot hold decoder.final_layernorm.bias"),
         (lambda held: held.state_dict_metadata.clear(), r"has no word embedding"),
-        (
-            lambda held: delattr(held, "storage_data"),
-            r"not a checkpoint of torch.distributed.checkpoint",
-        ),
+        (lambda held: delattr(held, "storage_data"), r"not a checkpoint of torch.distributed"),
     ],
 )
 def test_metadata_that_does_not_fit_is_refused(

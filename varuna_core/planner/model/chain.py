@@ -34,8 +34,7 @@ from varuna_core.schedule.recompute import Memory, apply_recompute
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Behind:
-    """Lower bounds of a stage and all later ones, by the stage's first segment; inf if nothing
-    fits."""
+    """Lower bounds of a stage and all later ones, by its first segment; inf if nothing fits."""
 
     least: Array
     """The least step time; the module's docstring has the recurrence."""
@@ -51,8 +50,7 @@ class Behind:
     after: Behind | None = None
 
     def compute_beyond(self, begins: int | slice | Array = slice(None)) -> Array:
-        """Return the least time of the other micro-batches on this stage beyond one micro-batch's
-        pass through the pipeline, for each run of segments."""
+        """Return `beyond` of this stage, with rounds in which micro-batches wait for gradients."""
         assert self.stage is not None and self.after is not None
         return _compute_beyond(self.stage, self.after, begins)
 
@@ -195,8 +193,7 @@ class Chain:
         return [max([1, *(each // self.shape.tensor for each in own)]) for own in flows]
 
     def may_recompute(self, limit: float) -> bool:
-        """Return True if a run that fits only with recomputes takes at most `limit` on some
-        stage."""
+        """Return True if a run that needs recomputes to fit takes at most `limit`."""
         return any(bool((stage.work[stage.is_beyond] <= limit).any()) for stage in self.stages)
 
     def compile(self, bounds: Bounds) -> Compiled:
@@ -306,8 +303,7 @@ class Chain:
 
     @cached_property
     def upstream(self) -> list[Array]:
-        """For each stage, the time before later stages' first action plus the time after their last
-        one."""
+        """By stage, the time before later stages' first action plus that after their last one."""
         if self.puts_off:
             return [stage.way_down for stage in self.stages]
         return [stage.way for stage in self.stages]
@@ -344,8 +340,7 @@ class Chain:
 
     @cached_property
     def first_tail(self) -> Array:
-        """Time after the first stage's last action, by its end: its gradient sum, then tied
-        weights."""
+        """Time after the first stage's actions, by its end: its sum, then that of tied weights."""
         if self.puts_off:
             return np.zeros(self.size + 1)
         return self.behind[0].unhidden[0] + self.tied_tail
@@ -378,7 +373,7 @@ class Chain:
     def compute_steps(
         self, partitions: Sequence[Bounds] | Array, factors: Array | None = None
     ) -> Array:
-        """Return partitions' step times, equal to `simulate_step`'s; `factors` are as in
+        """Return partitions' step times, as in `simulate_step`; `factors` are those of
         Levels.run."""
         if not len(partitions):
             return np.zeros(0)
@@ -449,8 +444,7 @@ class Chain:
         return training.data_s + agreed + optimizer.max(axis=1) + exchange.max(axis=1)
 
     def _follow_sums(self, begins: Array, ends: Array, last: Array, done: Array) -> None:
-        """Add the gradient sums of each rank's stages, in the order in which last backwards
-        begin."""
+        """Add each rank's gradient sums, in the order in which its stages' last backwards begin."""
         rows = np.arange(len(done))
         reduce = np.stack(
             [self.sums[s].reduce[begins[:, s], ends[:, s]] for s in range(self.num_stages)], axis=1

@@ -77,8 +77,7 @@ class _Together:
         heapq.heappush(self.events, (at, self.count, kind, which))
 
     def _begin(self, now: float, place: tuple[int, int]) -> None:
-        """Begin the next action of a replica's rank if the rank is idle and the message has
-        arrived."""
+        """Begin the next action of a rank if the rank is idle and the message has arrived."""
         actions = self.left[place]
         if place in self.working or not actions:
             return

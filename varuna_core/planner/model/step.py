@@ -34,8 +34,7 @@ class ActionCosts:
     hops: tuple[float, ...]
     """Transfer times, two for each boundary: activations, then gradients."""
     holds: tuple[float, ...] | None = None
-    """Time for which each transfer, with other replicas' ones, occupies its link; None means
-    `hops`."""
+    """Time that each transfer, with other replicas' ones, occupies its link; None means `hops`."""
 
     @property
     def lag_s(self) -> float:

@@ -305,8 +305,7 @@ def _compute_largest(values: Array) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class StageTable:
-    """Figures of a stage for each run of segments; inf marks runs too short or too large for
-    memory."""
+    """Figures of a stage by run of segments; inf marks runs too short or too large for memory."""
 
     times: TimeTables
     kinds: tuple[Array, ...]

@@ -114,8 +114,7 @@ class Network:
         return link
 
     def is_sum_measured(self, nodes: Sequence[tuple[str, int]]) -> bool:
-        """Return True if all-reduces of such a group were measured, and not estimated from
-        links."""
+        """Return True if all-reduces of such a group were measured; others are estimates."""
         kind, count = nodes[0]
         found = self.all_reduces.get((kind, count * len(nodes), count))
         return len(set(nodes)) == 1 and found is not None and found.source == "measured"
@@ -123,8 +122,7 @@ class Network:
     def find_all_reduce(
         self, nodes: Sequence[tuple[str, int]], num_bytes: Array, sharing: int = 1
     ) -> tuple[Array, Source]:
-        """Return the all-reduce time of a group, given as each node's kind of GPU and number of
-        ranks.
+        """Return the all-reduce time of a group, given as each node's kind and number of ranks.
 
         Measured times are used if there are any. Otherwise rings are assumed: within each node,
         then over the nodes, then back within; `sharing` groups use the links between nodes at the

@@ -444,8 +444,7 @@ class Search:
         return found
 
     def _make_first(self, options: tuple[Option, ...], counts: tuple[int, ...]) -> Iterator[Chain]:
-        """Yield the chains of an option; for several, one per placement, whose bound holds for
-        all."""
+        """Yield the chains of an option; for several options, chains whose bound holds for all."""
         if len(options) < 2:
             for option in options:
                 yield from self._make_chains(option, counts)

@@ -254,8 +254,7 @@ class _Several:
         return found
 
     def _has_time(self, option: Option, num_stages: int, orders: int = 1) -> bool:
-        """Return True if earlier orders suggest that there is time for these, or if no plan
-        exists."""
+        """Return True if earlier orders suggest that time suffices, or if there is no plan yet."""
         took = 0.0
         if SCHEDULES[option.schedule].splits_backward:
             took = orders * self.order_s * option.num_microbatches * num_stages**2

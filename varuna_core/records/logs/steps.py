@@ -295,8 +295,7 @@ class StepReader:
         return replace(found, step=found.num_steps, num_steps=None, epoch=found.step)
 
     def _is_reached(self, found: Iteration) -> bool:
-        """Return True for an evaluation at a step that was reached, perhaps the step's only
-        line."""
+        """Return True for an evaluation at a reached step, perhaps the step's only line."""
         self.pause()
         is_ahead = self._last is not None and found.step >= self._last
         return self.strength == LINE and is_ahead and "train" in found.evaluations

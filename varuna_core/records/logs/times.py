@@ -44,8 +44,7 @@ class LineTimes:
         return self.times[at] if at >= 0 else None
 
     def find_exact(self, offset: int) -> Tuple[Optional[float], float]:
-        """Return this time and how much later the line may have been written; 0 with its own
-        mark."""
+        """Return this time, and how much later the line may be; 0 if a mark was made for it."""
         at = bisect_right(self.offsets, offset) - 1
         if at < 0:
             return None, 0.0
