@@ -492,7 +492,7 @@ class Cluster:
     """Most that a node's .out and .err hold in an attempt, half of it each: their beginnings and
     their newest lines; a line says how much is left out between. 0 is no limit."""
     sbatch: Mapping[str, Any] = field(default_factory=dict)
-    """More sbatch options, such as {reservation: week7}."""
+    """More sbatch options, such as {reservation: week7, hold: true}."""
     nodes: tuple[NodeGroup, ...] = ()
     """Groups of nodes; the first one holds rank 0 and the master's address. A number is a group of
     so many nodes; default: one node with the ranks of the layout."""

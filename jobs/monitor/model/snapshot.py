@@ -152,8 +152,7 @@ class Progress:
     """`step` is `done`: no line has the program's own number, which differs if the program
     continued from a checkpoint."""
     is_least: bool = False
-    """More steps than `step` may be done: a program that continued from a checkpoint prints its
-    number now and then."""
+    """True if later steps may have been done."""
     unit: str = "step"
     """`epoch` or `sample`, if that is what lines count."""
     other: int | None = None

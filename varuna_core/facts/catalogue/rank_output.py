@@ -136,6 +136,14 @@ CUDA = (
         fatal=True,
     ),
     cause(
+        "torch without CUDA",
+        r"'torch\._C' has no attribute '_cuda_|Torch not compiled with CUDA enabled",
+        "the ranks' torch was built without CUDA",
+        Remedy(Action.INSTALL, value="torch for CUDA", detail="in the ranks' Python"),
+        Remedy(Action.CHANGE, Target.IMAGE, "one that has it", instead=True),
+        fatal=True,
+    ),
+    cause(
         "driver",
         r"(?i)driver version is insufficient|NVIDIA driver on your system is too old"
         r"|Driver/library version mismatch|forward compatibility was attempted"

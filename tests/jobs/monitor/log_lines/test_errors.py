@@ -56,6 +56,7 @@ ROOTS = {
     "no kernel image": (
         "RuntimeError: CUDA error: no kernel image is available for execution on the device"
     ),
+    "torch without CUDA": "AssertionError: Torch not compiled with CUDA enabled",
     "driver": "RuntimeError: Found no NVIDIA driver on your system. Please check that you have",
     "gpu busy": "RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable",
     "device number": "RuntimeError: CUDA error: invalid device ordinal",
@@ -221,6 +222,7 @@ VARIANTS = (
     # torch
     ("cuda out of memory", "ncclUnhandledCudaError: Last error: Cuda failure 2 'out of memory'"),
     ("cuda out of memory", "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate"),
+    ("torch without CUDA", "AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'"),
     ("collective timeout", "RuntimeError: Socket Timeout"),
     ("rendezvous", "RuntimeError: Gloo connectFullMesh failed with [/gloo/pair.cc:144] no error"),
     (
