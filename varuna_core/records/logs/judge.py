@@ -238,6 +238,9 @@ def fit_lines(lines: Lines, counts: StepCounts) -> Optional[Fit]:
     unsure = (1 + 2 * slack) / span if span else 1.0
     if span < LEAST_STEPS or unsure > TWICE or last < first:
         is_same = last >= SAME and abs(last - last_done) <= min(1 + slack, NEAR * last)
+        gaps = [abs(step - done) for step, done, _ in pairs]
+        is_same = is_same or (len({step for step, _, _ in pairs}) >= LEAST_STEPS
+                              and max(gaps) + slack < SURE_STEPS / 2)  # fmt: skip
         return Fit(Unit.STEP, 1.0, 0) if is_same else None
     ratio = (last - first) / span
     if abs(ratio - 1) <= max(NEAR, unsure):
