@@ -126,7 +126,7 @@ def make_plan(group: GroupPlan) -> Plan:
         run="big-1", name="big", scheduler="slurm", layout="hetjob", morph=False, groups=(group,),
         pipeline=1, data=group.count * RANKS, tensor=1, order="data", partition=None,
         stage_map=",".join(map(str, range(group.count * RANKS))) + ";", command=("x",),
-        python="python3", workdir="/", env={}, containers=(), remedies=(), must_exist=(),
+        python="python3", workdir="/", env={}, containers=(), must_exist=(),
         port=None, timing=Timing(10, 600, 600, 10, 120, 10),
     )  # fmt: skip
 

@@ -174,7 +174,7 @@ def match_container_message(run: RunFolder, judged: Judgement) -> str:
     started the container, in the batch script's output.
     """
     plan, attempts = read_plan(run.plan), run.attempts()
-    rows = () if plan is None else read_known_lines(run, plan)
+    rows = () if plan is None else read_known_lines(run)
     if plan is None or not rows or not attempts:
         return ""
     logs = run.batch_logs()

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from varuna_core.facts.catalogue.known_line import KnownLine, Scope
-from varuna_core.facts.remedy import context_of, render_all
 from varuna_core.records.plan import (
     ContainerPlan,
     GroupPlan,
@@ -133,10 +132,6 @@ def build_plan(conf: JobConf, here: PlanContext) -> Plan:
             **conf.env,
         },
         containers=containers,
-        remedies=tuple(
-            (row.pattern, render_all(row.remedies, context_of(here.scheduler)))
-            for row in list_known_lines(python, containers)
-        ),
         modules=starter.list_modules(conf),
         must_exist=tuple(find_needed_paths(conf, workdir, containers)),
         port=None if conf.cluster.port == "auto" else conf.cluster.port,

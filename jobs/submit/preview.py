@@ -37,9 +37,7 @@ def render_preview(ready: Prepared, after: AfterRuns = NO_RUNS) -> str:
     long file, only the first and last lines."""
     parts = list(_list_scripts(ready).items())
     parts += [(name, _comment(redact_string(text))) for name, text in ready.files.items()]
-    value = _describe_plan(ready)
-    value["remedies"] = f"<{len(ready.plan.remedies)} known messages>"
-    lines = json.dumps(_break_lines(value), indent=1)
+    lines = json.dumps(_break_lines(_describe_plan(ready)), indent=1)
     parts.append((ready.run.plan.name, _comment(lines)))
     head = f"# Nothing is written or submitted. The run folder would be {ready.run.path}\n"
     code = describe(ready.snapshot.build_record())

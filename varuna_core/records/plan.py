@@ -248,9 +248,6 @@ class Plan:
     containers: tuple[ContainerPlan, ...]
     """Containers in order of preference: a node uses the first that works there; without any, ranks
     run without a container."""
-    remedies: tuple[tuple[str, str], ...]
-    """Patterns of known messages with their remedies, for older versions of vjob: others use
-    known_lines.json."""
     must_exist: tuple[str, ...]
     """Paths that preflight checks on every node."""
     port: int | None
@@ -459,7 +456,7 @@ def read_attempt_plan(run: RunFolder, number: int) -> Plan | None:
     return None if plan is not None and plan.morph else plan
 
 
-NOT_READ = ("traces",)
+NOT_READ = ("traces", "remedies")
 """Keys of earlier plans that are no longer read."""
 
 
@@ -476,7 +473,6 @@ def parse_plan(value: dict[str, Any]) -> Plan:
             "groups": tuple(parse_group(group) for group in rest["groups"]),
             "command": tuple(rest["command"]),
             "containers": tuple(_parse_container(item) for item in rest["containers"]),
-            "remedies": tuple((pattern, remedy) for pattern, remedy in rest["remedies"]),
             "must_exist": tuple(rest["must_exist"]),
             "modules": tuple((name, remedy) for name, remedy in rest.get("modules", ())),
             "timing": expect_types(Timing(**rest["timing"])),

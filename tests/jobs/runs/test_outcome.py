@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from tests.varuna_core.agent.local_run import make_plan
+from varuna_core.agent.setup.known_lines import write_known_lines
+from varuna_core.facts.catalogue.known_line import KnownLine, Scope
+from varuna_core.facts.catalogue.remedies import do
 from varuna_core.facts.cause import EndCause
 from varuna_core.facts.sentences import describe_end
 from varuna_core.records import record as records
@@ -54,6 +57,10 @@ def make_run(folder: Path, *, started: bool = True, reason: str = TOLD) -> RunFo
 
 def make_outcome(reason: str) -> Outcome:
     return Outcome(143, reason, None, None, None, [], 1.0)
+
+
+def make_row(pattern: str) -> KnownLine:
+    return KnownLine("row", pattern, Scope.CONTAINER, remedies=(do("mend it"),))
 
 
 def make_job(word: str) -> SchedulerJob:
@@ -191,7 +198,7 @@ def test_a_failed_node_is_named_by_srun(tmp_path: Path) -> None:
 def test_a_known_message_of_the_runtime_brings_its_remedy(tmp_path: Path, place: str) -> None:
     said = "FATAL ERROR: Can't find a SQUASHFS superblock"
     run = make_run(tmp_path)
-    write_plan(run.plan, replace(make_plan(), remedies=(("SQUASHFS superblock", "mend it"),)))
+    write_known_lines(run, [make_row("SQUASHFS superblock")])
     reason = f"rank 0 on n0 exited 1{f': {said}' if place == 'reason' else ''}"
     outcome = replace(make_outcome(reason), culprit_node="n0", code=1)
     noise = "".join(f"line {number}\n" for number in range(15))
@@ -207,7 +214,7 @@ def test_a_remedy_that_the_reason_has_already_is_not_repeated(tmp_path: Path) ->
     run = make_run(tmp_path, started=False)
     run.attempt(0).make()
     write_stop(run.attempt(0), "not-ready", 112, "not ready: n0: torn -> mend it")
-    write_plan(run.plan, replace(make_plan(), remedies=(("torn", "mend it"),)))
+    write_known_lines(run, [make_row("torn")])
     outcome = replace(make_outcome("not ready: n0: torn -> mend it"), code=112)
     assert explain(run, "FAILED", outcome) == outcome.reason
     assert explain(run, "COMPLETED", replace(outcome, code=0, reason="torn")) == "torn"

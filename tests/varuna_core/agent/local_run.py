@@ -65,7 +65,6 @@ def make_plan(*groups: GroupPlan, command: Sequence[str] = ("true",), **changes:
         workdir="/",
         env={},
         containers=(),
-        remedies=(),
         must_exist=(),
         port=None,
         timing=TIMING,

@@ -19,6 +19,9 @@ from tests.varuna_core.agent.local_run import (
     shell,
     wait_until,
 )
+from varuna_core.agent.setup.known_lines import write_known_lines
+from varuna_core.facts.catalogue.known_line import KnownLine, Scope
+from varuna_core.facts.catalogue.remedies import do
 from varuna_core.records.nodes import read_report
 
 MakeStage = Callable[..., Stage]
@@ -57,10 +60,9 @@ def test_one_is_started_and_every_rank_enters_it(make_stage: MakeStage, tmp_path
 
 def test_one_that_fails_keeps_the_node_from_ready(make_stage: MakeStage) -> None:
     """Before, each rank found out by itself, after all nodes had said that they were ready."""
-    remedies = ((r"out of \w+", "add butter"),)
-    stage = make_held(
-        make_stage, "echo out of dough >&2; exit 3", "echo", "never", remedies=remedies
-    )
+    stage = make_held(make_stage, "echo out of dough >&2; exit 3", "echo", "never")
+    row = KnownLine("dough", r"out of \w+", Scope.CONTAINER, remedies=(do("add butter"),))
+    write_known_lines(stage.run, [row])
     codes, outcome = stage.play()
     assert outcome.code != 0 and codes == [outcome.code]
     assert "stand-in: out of dough -> add butter" in outcome.reason

@@ -56,17 +56,10 @@ def test_a_profile_is_read_as_it_was_written(seed: int, size: int) -> None:
         parse_profile(falling)
 
 
-def test_a_file_of_version_1_is_read() -> None:
+def test_a_file_of_another_version_is_refused() -> None:
     fields = json.loads(render_profile(make_profile(random.Random(1), 4)))
     fields["vjob_profile"] = 1
-    for gpu in fields["gpus"].values():
-        for cell in gpu["cells"]:
-            del cell["action_s"], cell["backward_s"]
-    for cell in parse_profile(json.dumps(fields)).gpus["big"].cells.values():
-        both = zip(cell.input_grad_s, cell.weight_grad_s, strict=True)
-        assert cell.backward_s == tuple(a + b for a, b in both) and not any(cell.action_s)
-    fields["vjob_profile"] = 3
-    with pytest.raises(PlanningError, match="version 3, but this vjob reads 1, 2: profile again"):
+    with pytest.raises(PlanningError, match="version 1, but this vjob reads 2: profile again"):
         parse_profile(json.dumps(fields))
 
 

@@ -26,7 +26,6 @@ MIXED = make_plan(
     make_group("small", 2, 2, env={"NCCL_P2P_DISABLE": "1"}),
     command=("python", "it's\n$(x) 모델"),
     containers=(replace(make_container("enroot"), prepare=(("a", "b"), ("c",)), step=("-e",)),),
-    remedies=(("No space", "make some"),),
     must_exist=("/data",),
     port=61234,
 )

@@ -1,7 +1,6 @@
 """known_lines.json: the rows of the catalogue that a node needs, as they were at submit.
 
-A node has no plug-ins, so a submit writes the rows about containers there. A run of an older vjob
-has no such file; its plan has patterns and what to do about them.
+A node has no plug-ins, so a submit writes the rows about containers there.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from varuna_core.facts.catalogue.tables import (
     dump_rows,
     match_rows,
     parse_rows,
-    rows_of_pairs,
 )
 from varuna_core.facts.remedy import Context, context_of, render_all
 from varuna_core.records.files import read_json, write_json
@@ -26,22 +24,20 @@ def write_known_lines(run: RunFolder, rows: Iterable[KnownLine]) -> None:
     write_json(run.known_lines, {"format": 1, "rows": dump_rows(rows)})
 
 
-def read_known_lines(run: RunFolder, plan: Plan) -> Rows:
+def read_known_lines(run: RunFolder) -> Rows:
     """Read the rows of known_lines.json of a run, in order."""
     value = read_json(run.known_lines)
-    if isinstance(value, dict) and isinstance(value.get("rows"), list):
-        return parse_rows(value["rows"])
-    return rows_of_pairs(plan.remedies)
+    return parse_rows(value.get("rows") if isinstance(value, dict) else None)
 
 
-def find_known_line(run: RunFolder, plan: Plan, text: str) -> KnownLine | None:
+def find_known_line(run: RunFolder, text: str) -> KnownLine | None:
     """Find the first of the run's rows whose pattern matches a text."""
-    return match_rows(read_known_lines(run, plan), text)
+    return match_rows(read_known_lines(run), text)
 
 
 def add_remedy(run: RunFolder, plan: Plan, text: str) -> str:
     """Return the text of a problem, followed by ` -> REMEDY` if a row has a remedy for it."""
-    row = find_known_line(run, plan, text)
+    row = find_known_line(run, text)
     remedy = render_all(row.remedies, get_context(plan)) if row is not None else ""
     return f"{text} -> {remedy}" if remedy and remedy not in text else text
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, fields
 from functools import lru_cache
-from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from varuna_core.facts.catalogue import containers, node, rank_output, slurm, ssh
 from varuna_core.facts.catalogue.known_line import Fate, KnownLine, Proof, Scope, Stream
@@ -194,21 +194,6 @@ def _parse_remedy(item: Dict[str, Any]) -> Remedy:
         detail=str(item.get("detail", "")),
         when=str(item.get("when", "")),
         instead=bool(item.get("instead", False)),
-    )
-
-
-def rows_of_pairs(pairs: Sequence[Tuple[str, str]]) -> Rows:
-    """Return rows about containers from the `remedies` of an older run: pairs of a pattern and a
-    remedy."""
-    return tuple(
-        KnownLine(
-            f"row {number}",
-            pattern,
-            Scope.CONTAINER,
-            cause=EndCause.CONTAINER,
-            remedies=(Remedy(Action.INSPECT, detail=text),),
-        )
-        for number, (pattern, text) in enumerate(pairs)
     )
 
 

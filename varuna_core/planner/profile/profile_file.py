@@ -50,8 +50,6 @@ from varuna_core.planner.profile.profile import (
 from varuna_core.records.files import write_atomic
 
 FORMAT = 2
-OLDER = (1,)
-"""Older formats that are still read."""
 _SOURCES = ("measured", "interpolated", "estimate")
 
 
@@ -166,10 +164,9 @@ def parse_profile(text: str) -> Profile:
         raise PlanningError(f"not JSON: {error}") from error
     if not isinstance(fields, dict) or "vjob_profile" not in fields:
         raise PlanningError("this is not a profile: it has no key vjob_profile")
-    if fields["vjob_profile"] not in (*OLDER, FORMAT):
-        known = ", ".join(map(str, (*OLDER, FORMAT)))
+    if fields["vjob_profile"] != FORMAT:
         raise PlanningError(
-            f"the profile has version {fields['vjob_profile']!r}, but this vjob reads {known}: "
+            f"the profile has version {fields['vjob_profile']!r}, but this vjob reads {FORMAT}: "
             "profile again"
         )
     try:
@@ -201,8 +198,7 @@ def _parse(fields: Mapping[str, Any]) -> Profile:
             raise PlanningError(f"a tie of segments {tie.segments}")
     for counts in model.parameters.values():
         _check_size("parameters", counts, model)
-    is_old = fields["vjob_profile"] in OLDER
-    gpus = {str(kind): _parse_gpu(gpu, model, is_old) for kind, gpu in fields["gpus"].items()}
+    gpus = {str(kind): _parse_gpu(gpu, model) for kind, gpu in fields["gpus"].items()}
     links: dict[LinkKey, LinkTime] = {}
     for link in fields.get("links", []):
         where = link["where"]
@@ -234,17 +230,15 @@ def _parse_detail(fields: Any) -> Mapping[str, Any]:
     return {**fields, "gpu": str(fields["gpu"]), "tensor": int(fields["tensor"])}
 
 
-def _parse_gpu(fields: Mapping[str, Any], model: Model, is_old: bool) -> GpuProfile:
+def _parse_gpu(fields: Mapping[str, Any], model: Model) -> GpuProfile:
     cells = {}
     for given in fields["cells"]:
-        names = [name for name in FIGURES if not (is_old and name == "backward_s")]
-        names = [name for name in names if name in given or name not in (*HOST_TIMES, *OPTIONAL)]
+        names = [name for name in FIGURES if name in given or name not in (*HOST_TIMES, *OPTIONAL)]
         figures = {name: tuple(map(float, given[name])) for name in names}
         _check_size("cells", figures["forward_s"], model)
-        if not is_old:
-            actions = given["action_s"]
-            figures["action_s"] = tuple(float(actions[name]) for name in TIMES)
-            figures["action_host_s"] = tuple(float(actions.get(name, 0)) for name in HOST_TIMES)
+        actions = given["action_s"]
+        figures["action_s"] = tuple(float(actions[name]) for name in TIMES)
+        figures["action_host_s"] = tuple(float(actions.get(name, 0)) for name in HOST_TIMES)
         key = int(given["micro_batch"]), int(given["tensor"])
         if min(key) < 1:
             raise PlanningError(f"micro-batch and tensor degree {key}: expected 1 or more")

@@ -17,9 +17,8 @@ from varuna_core.facts.catalogue.tables import (
     dump_rows,
     merge_rows,
     parse_rows,
-    rows_of_pairs,
 )
-from varuna_core.facts.remedy import Action, Context
+from varuna_core.facts.remedy import Context
 
 ROWS = [row for scope in Scope for row in BUILT_IN.rows(scope)]
 SITE = KnownLine("site disk", r"lustre on fire", Scope.RANK)
@@ -97,12 +96,6 @@ def test_a_row_of_a_later_version_is_left_out() -> None:
     later = {**rows[0], "colour": "red"}
     assert parse_rows([*unknown, later]) == (SITE,)
     assert parse_rows("nonsense") == ()
-
-
-def test_an_older_run_has_patterns_and_words() -> None:
-    (row,) = rows_of_pairs([("SQUASHFS superblock", "mend it")])
-    assert row.scope is Scope.CONTAINER and row.explain(Context.SBATCH) == "mend it"
-    assert row.remedies[0].action is Action.INSPECT
 
 
 def test_what_says_most_comes_first_in_logs() -> None:
