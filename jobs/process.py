@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vjob.jobs.errors import VjobError
 
@@ -122,18 +123,13 @@ def run_start(
     fails by itself.
     """
     deadline = time.monotonic() + timeout_s
-    try:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=dict(env),
-            start_new_session=True,
-            preexec_fn=_ask_for_term,
-        )
-    except OSError as error:
-        raise VjobError(f"{command[0]} cannot be started: {error.strerror}") from None
+    child = _start(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=dict(env),
+    )
     assert child.stdout is not None
     data, is_whole = b"", False
     try:
@@ -163,18 +159,13 @@ def run_fed(
 ) -> Result:
     """Run a command to its end with `data` on standard input; on a timeout, end its whole process
     group."""
-    try:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=dict(env),
-            start_new_session=True,
-            preexec_fn=_ask_for_term,
-        )
-    except OSError as error:
-        raise VjobError(f"{command[0]} cannot be started: {error.strerror}") from None
+    child = _start(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=dict(env),
+    )
     try:
         out, err = child.communicate(data, timeout=timeout_s)
     except BaseException as error:
@@ -247,18 +238,13 @@ def run_shown(
     The command has no terminal, so it cannot ask for a password, and ends with this process: at
     Ctrl-C its whole process group gets SIGTERM, and later SIGKILL if necessary.
     """
-    try:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=None if env is None else dict(env),
-            start_new_session=True,
-            preexec_fn=_ask_for_term,
-        )
-    except OSError as error:
-        raise VjobError(f"{command[0]} cannot be started: {error.strerror}") from None
+    child = _start(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=None if env is None else dict(env),
+    )
     assert child.stdout is not None
     lines: list[str] = []
     try:
@@ -295,14 +281,12 @@ def run_together(
     try:
         for number, command in enumerate(commands):
             script = (scripts or {}).get(number)
-            child = subprocess.Popen(
+            child = _start(
                 command,
                 stdin=subprocess.DEVNULL if script is None else subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env=dict(env),
-                start_new_session=True,
-                preexec_fn=_ask_for_term,
             )
             children.append(child)
             if child.stdin is not None:
@@ -324,9 +308,6 @@ def run_together(
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(timeout=max(deadline - time.monotonic(), 0))
         return [child.poll() for child in children]
-    except OSError as error:
-        command = commands[len(children)] if len(children) < len(commands) else commands[0]
-        raise VjobError(f"{command[0]} cannot be started: {error.strerror}") from None
     finally:
         for child in children:
             if child.poll() is None:
@@ -370,13 +351,18 @@ def _end_group(child: subprocess.Popen[bytes]) -> None:
 def start(command: Sequence[str], *, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start a child in a session of its own that shares our output and gets SIGTERM if this process
     dies."""
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        env=dict(env),
-        start_new_session=True,
-        preexec_fn=_ask_for_term,
-    )
+    return _start(command, stdin=subprocess.DEVNULL, env=dict(env))
+
+
+def _start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a child in a session of its own that gets SIGTERM if this process dies; raise VjobError
+    if it cannot start."""
+    try:
+        return subprocess.Popen(
+            command, start_new_session=True, preexec_fn=_ask_for_term, **options
+        )
+    except OSError as error:
+        raise VjobError(f"{command[0]} cannot be started: {error.strerror}") from None
 
 
 _PR_SET_PDEATHSIG = 1
