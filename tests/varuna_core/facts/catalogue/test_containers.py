@@ -8,8 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from tests.jobs.confs import SINGLE, make_conf
-from tests.jobs.confs import make_plan as make_plan_of
 from tests.varuna_core.agent.local_run import Stage, make_container, make_plan, shell
 from varuna_core.agent.setup.known_lines import write_known_lines
 from varuna_core.facts.catalogue.containers import ALL
@@ -18,8 +16,6 @@ from varuna_core.facts.catalogue.known_line import Scope
 from varuna_core.facts.catalogue.tables import BUILT_IN
 from varuna_core.facts.remedy import Context, render_all
 from vjob.containers.registry import RUNTIMES
-from vjob.containers.runtime import ImageKind
-from vjob.jobs.conf.schema import Container
 from vjob.jobs.submit.build_plan import list_known_lines
 
 MESSAGES = (
@@ -296,34 +292,16 @@ def test_a_node_gets_the_rows_of_the_runtimes_that_may_run() -> None:
     assert [row.name for row in list_known_lines("python3", [])] == ["missing module"]
 
 
-def test_a_plan_carries_patterns_and_words_for_an_older_vjob() -> None:
-    conf = make_conf(SINGLE)
-    assert len(make_plan_of(conf).remedies) == 1, "of Python's own"
-    boxed = replace(conf, container=Container(runtime="enroot", image="/img/a.sqsh"))
-    plan = make_plan_of(boxed, image_kind=ImageKind.SQUASHFS)
-    rows = BUILT_IN.rows(Scope.CONTAINER, ["enroot"])
-    assert [pattern for pattern, _ in plan.remedies[1:]] == [row.pattern for row in rows]
-    assert all(text for _, text in plan.remedies)
-
-
 MakeStage = Callable[..., Stage]
-"""A failing start of a container, with the rows beside the plan or, as before, in it."""
 
 
-@pytest.mark.parametrize("has_file", [True, False])
-def test_a_failing_prepare_shows_the_remedy_in_the_preflight_table(
-    make_stage: MakeStage, has_file: bool
-) -> None:
+def test_a_failing_prepare_shows_the_remedy_in_the_preflight_table(make_stage: MakeStage) -> None:
     said = "echo 'Read on filesystem failed because EOF' >&2; exit 1"
-    container = replace(make_container(), prepare=(shell(said),))
-    row = ROWS["torn image"]
-    remedy = render_all(row.remedies, Context.LOCAL)
-    pairs = () if has_file else ((row.pattern, remedy),)
-    stage = make_stage(make_plan(containers=(container,), remedies=pairs))
-    if has_file:
-        write_known_lines(stage.run, BUILT_IN.rows(Scope.CONTAINER, ["enroot"]))
+    stage = make_stage(make_plan(containers=(replace(make_container(), prepare=(shell(said),)),)))
+    write_known_lines(stage.run, BUILT_IN.rows(Scope.CONTAINER, ["enroot"]))
     codes, outcome = stage.play()
     assert set(codes) == {112}
+    remedy = render_all(ROWS["torn image"].remedies, Context.LOCAL)
     assert f" -> {remedy}" in stage.attempt.preflight.read_text()
     assert f" -> {remedy}" in outcome.reason
 
