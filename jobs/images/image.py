@@ -37,7 +37,6 @@ SUFFIXES = {
 _SUPERBLOCK = struct.Struct("<4sIIIIHHHHHHQQ")
 """Magic, inodes, time, block size, fragments, compressor, ... root inode, bytes used (4.0)."""
 _MAGIC = b"hsqs"
-_COMPRESSORS = {1: "gzip", 2: "lzma", 3: "lzo", 4: "xz", 5: "lz4", 6: "zstd"}
 
 
 def classify_image(image: str) -> ImageKind:
@@ -150,45 +149,20 @@ def read_reference(text: str) -> Reference:
         raise InputError(str(error)) from None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Squashfs:
-    """Superblock of a squashfs file, which mksquashfs writes last."""
-
-    num_entries: int
-    made: int
-    """Time of creation, in seconds since 1970."""
-    compression: str
-    used_bytes: int
-    """The number of bytes that a complete file has at least."""
-
-
-def parse_superblock(data: bytes) -> Squashfs | None:
-    """Parse the superblock at the start of a file; None if there is none."""
-    if len(data) < _SUPERBLOCK.size:
-        return None
-    fields = _SUPERBLOCK.unpack_from(data)
-    if fields[0] != _MAGIC or fields[9] != 4:
-        return None
-    return Squashfs(
-        num_entries=fields[1],
-        made=fields[2],
-        compression=_COMPRESSORS.get(fields[5], f"compressor {fields[5]}"),
-        used_bytes=fields[12],
-    )
-
-
-def read_squashfs(path: Path) -> Squashfs | None:
-    """Read a file's superblock; None if it is no squashfs image, OSError if it is unreadable."""
+def read_full_size(path: Path) -> int | None:
+    """Return the bytes that a squashfs file has at least once it is complete, as its superblock
+    says, which mksquashfs writes last; None if it is no squashfs image, OSError if unreadable."""
     with open_file(path) as handle:
-        return parse_superblock(handle.read(_SUPERBLOCK.size))
+        data = handle.read(_SUPERBLOCK.size)
+    fields = _SUPERBLOCK.unpack(data) if len(data) == _SUPERBLOCK.size else ()
+    return fields[12] if fields and fields[0] == _MAGIC and fields[9] == 4 else None
 
 
 def explain_damage(path: Path) -> str:
     """Describe the damage of an image file, as far as its first bytes tell; empty if none."""
-    facts = read_squashfs(path)
-    if facts is None:
+    full_size, size = read_full_size(path), path.stat().st_size
+    if full_size is None:
         return "is not a squashfs image"
-    size = path.stat().st_size
-    if size < facts.used_bytes:
-        return f"is cut short: it has {size} of {facts.used_bytes} bytes; copy or make it again"
+    if size < full_size:
+        return f"is cut short: it has {size} of {full_size} bytes; copy or make it again"
     return ""
