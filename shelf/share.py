@@ -180,7 +180,7 @@ def find_group(name: str) -> int:
     for one in sorted(mine):
         with contextlib.suppress(KeyError):
             known.append(grp.getgrgid(one).gr_name)
-    what = "you are not in it" if number >= 0 else "there is no such group"
+    what = "you are not a member" if number >= 0 else "there is no such group"
     raise InputError(f"--group {name}: {what}; your groups are {', '.join(known) or 'unnamed'}")
 
 

@@ -64,7 +64,7 @@ scratch_option = click.option(
     default="/tmp",  # that of container.scratch, written out: the schema is slow to import
     show_default=True,
     metavar="DIR",
-    help="container.scratch of your confs: the store lies below it.",
+    help="container.scratch of your confs, which holds the image store.",
 )
 cache_option = click.option(
     "--cache",

@@ -89,7 +89,7 @@ def status(
     check_port(port, web, "--web")
     if web:
         if once or every_s or as_json:
-            raise click.UsageError("--web prints nothing: without --once, --watch and --json")
+            raise click.UsageError("--web prints nothing: remove --once, --watch and --json")
         from vjob.shelf.web.serve import serve_status
 
         serve_status(job, Path.cwd(), click.echo, port=port or 0)

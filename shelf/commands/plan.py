@@ -90,14 +90,14 @@ def read_prices(
 @click.option(
     "--budget",
     type=click.FloatRange(min=0, min_open=True),
-    help="The fastest plan whose whole run costs no more.",
+    help="Choose the fastest plan whose whole run costs no more.",
 )
 @click.option(
     "--deadline",
     "deadline_h",
     type=Duration(HOURS, is_open=True),
     metavar="HOURS",
-    help="The cheapest plan whose whole run takes no longer.",
+    help="Choose the cheapest plan whose whole run takes no longer.",
 )
 @click.option(
     "--write",
@@ -136,7 +136,7 @@ def plan(
     from vjob.jobs.planning.inputs import explain_errors
 
     if conf is None:
-        raise click.UsageError("which conf? such as: vjob plan conf.yaml")
+        raise click.UsageError("no conf is given: vjob plan conf.yaml")
     with explain_errors():
         from vjob.jobs.planning.answer import build_json, find_answer
         from vjob.jobs.planning.answer_text import render_answer
@@ -144,7 +144,7 @@ def plan(
         from vjob.jobs.planning.question import PlanOptions, read_question
 
         if queue is not None and not from_slurm:
-            raise InputError("--queue goes with --from-slurm")
+            raise InputError("--queue needs --from-slurm")
         options = PlanOptions(
             overrides=overrides,
             profile=profile,

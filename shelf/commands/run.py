@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 END = "--"
 IS_COMMAND = f"{__name__}.is_command"
-NO_JSON = "--json prints what was submitted and the lines; it does not go with --print-conf"
+NO_JSON = "--json prints the submitted job and its lines, and cannot be used with --print-conf"
 
 
 class RunCommand(click.Command):
@@ -51,7 +51,7 @@ class RunCommand(click.Command):
                 rows[option is not None and option.is_for_slurm].append(record)
         with formatter.section("Options"):
             formatter.write_dl(rows[False])
-        with formatter.section("Options that submit it to Slurm, in sbatch's spellings"):
+        with formatter.section("Options that submit the program to Slurm, as for sbatch"):
             formatter.write_dl(rows[True])
 
 
@@ -63,7 +63,7 @@ def explain_unknown(option: str) -> str:
     more = f"of sbatch: --set cluster.sbatch.{name}=VALUE"
     if name in WORDS:
         more = f"sbatch's --{name}: {explain_option(name)}"
-    return f"No such option: {option} (the program's own come after its name; {more})"
+    return f"No such option: {option} (the program's own options follow its name; {more})"
 
 
 def complete_file(
@@ -181,7 +181,7 @@ def run(
         print_submitted(found, record, ready.plan, {}, as_json=as_json, follow=False)
     else:
         _print_notes(resolved, given)
-        say("vjob: Ctrl-C ends it", err=True)
+        say("vjob: Ctrl-C ends the run", err=True)
         sys.exit(_follow(resolved, given, as_json=as_json))
 
 

@@ -216,7 +216,7 @@ def share(
     from vjob.shelf import share as sharing
 
     if (group is None) != private:
-        raise InputError("give --group NAME to share it, or --private to close it, one of them")
+        raise InputError("give either --group NAME to share it, or --private to close it")
     if private and (anyway or dry_run or show_what):
         raise InputError("--anyway, --dry-run and --show-what need --group")
     run = find_run(job, Path.cwd())
@@ -242,13 +242,13 @@ def share(
     "--queue",
     metavar="NAME",
     shell_complete=complete_by("complete_queue"),
-    help="Their Slurm partition; default: the run's first.",
+    help="Slurm partition of the new nodes; default: the run's first.",
 )
 @click.option(
     "--walltime-min",
     type=Duration(MINUTES, least=1, whole=True),
     metavar="MINUTES",
-    help="Default: as the run's.",
+    help="Time limit of the new nodes; default: the run's.",
 )
 @json_option
 def grow(job: str, count: int, queue: str | None, walltime_min: int | None, as_json: bool) -> None:

@@ -143,7 +143,7 @@ def judge_scratch(path: str, kind: str, options: str, free: int) -> Diagnosis:
         problem, remedy = "not a disk of this machine", advice
     elif free < LOW_SCRATCH:
         where = "memory" if kind == "tmpfs" else "disk"
-        problem = f"little {where} for an unpacked image of PyTorch, which takes 25 GB"
+        problem = f"too little {where} for an unpacked image of PyTorch, which takes 25 GB"
         remedy = f"{advice} with three times the image's size; `vjob container clean` makes room"
     else:
         return Diagnosis(name="scratch", status="ok", text=text)
@@ -158,7 +158,7 @@ def judge_squashfs(unpacker: str | None, packer: str | None) -> Diagnosis:
             text="unsquashfs is missing: enroot, charliecloud and podman cannot unpack .sqsh files",
             remedy="an admin installs squashfs-tools on every node",
         )
-    text = "unsquashfs is there" + ("" if packer else "; mksquashfs, to make images, is not")
+    text = "unsquashfs is there" + ("" if packer else "; mksquashfs, which makes images, is not")
     return Diagnosis(name="squashfs", status="ok", text=text)
 
 

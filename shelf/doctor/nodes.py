@@ -103,7 +103,7 @@ def examine_nodes(resolved: Resolved, say: Callable[[str], object]) -> list[Diag
         )
     found = judge(results)
     if conf.cluster.scheduler == LOCAL and len({one.get("node") for one in results}) > 1:
-        text = "these nodes are processes of this one machine, and share its parts"
+        text = "these nodes are processes on one machine and share its hardware"
         found.insert(0, Diagnosis(name="nodes", status="note", text=text))
     return found
 
@@ -205,7 +205,7 @@ def _judge_equals(measure: Measure, kind: str, figures: Sequence[Figure]) -> Ite
     for one in _blame(slow, figures):
         share = one.value / middle
         text = f"{one.place}: {one.value:,.0f} {measure.unit}, {share:.2f} of the median"
-        remedy = _leave_out(one.nodes[0]) if len(one.nodes) == 1 else "have an admin look at it"
+        remedy = _leave_out(one.nodes[0]) if len(one.nodes) == 1 else "ask an admin to check it"
         yield Diagnosis(name=name, status="warn", text=text, remedy=remedy)
 
 

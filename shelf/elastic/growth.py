@@ -86,7 +86,7 @@ class Pause:
     def __str__(self) -> str:
         whence = "a guess"
         if self.num_morphs:
-            whence = f"median of its {self.num_morphs} last" if self.num_morphs > 1 else "its last"
+            whence = f"median of the last {self.num_morphs}" if self.num_morphs > 1 else "the last"
         return f"a pause of {self.seconds:.3g} s ({whence})"
 
 
@@ -189,4 +189,4 @@ def choose_leaving(standing: Standing, slow: Sequence[SlowNode], fewest: int) ->
 
 def format_basis(*, is_predicted: bool) -> str:
     """Return the basis of a forecast, in words."""
-    return "planned at submit" if is_predicted else "by a count of slots and ranks"
+    return "planned at submit" if is_predicted else "estimated from the numbers of slots and ranks"

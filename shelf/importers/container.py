@@ -110,7 +110,7 @@ def _add_mounts(draft: Draft, word: Word, said: str, mounts: list[str]) -> None:
         target = target or source
         mount = f"{draft.shorten(source)}:{target}" + (":ro" if "ro" in flags.split("+") else "")
         if not source or not target.startswith("/"):
-            draft.note(f"{said} is left out: a mount is source:target, the target absolute")
+            draft.note(f"{said} is left out: a mount must be source:target with an absolute target")
         elif mount not in mounts:
             mounts.append(mount)
             draft.record(said, "container.mounts")

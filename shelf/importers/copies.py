@@ -47,7 +47,7 @@ def build_copies(
         elif _to_host(target, sources) is not None:
             found.left_out.append((said, "it would write to a folder that is mounted"))
         elif scratch is None:
-            found.left_out.append((said, "no script names a folder of the node for it"))
+            found.left_out.append((said, "no script names a folder on the node for it"))
         else:
             if place is None:
                 place = made[target] = f"{scratch.rstrip('/')}/copies{target}"

@@ -68,7 +68,7 @@ class Draft:
     def put(self, key: str, value: Any, what: str) -> None:
         """Set a key, unless it is already set to another value, which is kept and noted."""
         if key in self.values and self.values[key] != value:
-            self.note(f"{redact_string(what)} is not used: {key} is {self.values[key]} already")
+            self.note(f"{redact_string(what)} is not used: {key} is already {self.values[key]}")
             return
         self.values[key] = value
         self.record(what, key)

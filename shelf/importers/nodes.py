@@ -37,7 +37,7 @@ NO_KEY: Mapping[str, str] = {
     "LOCAL_RANK": "is not needed: each rank gets its own",
     "CONTAINER_NAME": "is not needed: the unpacked image is named after the image",
     "CONTAINER_PATH": "is not known: images are unpacked below container.scratch",
-    "GRES": "is gpus of the group",
+    "GRES": "it is gpus of the group",
 }
 
 
@@ -101,7 +101,7 @@ def build_nodes(draft: Draft, launch: Launch) -> None:
         )
         asked = _get_count(block)
         if asked is not None and asked != count:
-            draft.note(f"--nodes={asked} of group {name} is not the {count} of the launcher")
+            draft.note(f"--nodes={asked} of group {name} differs from the launcher's {count}")
 
 
 def _find_counts(draft: Draft, launch: Launch) -> tuple[int | None, int | None]:

@@ -52,11 +52,11 @@ LAUNCHER_REASONS: Mapping[str, str] = {
     "elastic_training": "a run continues with fewer nodes with morph.enabled",
     "min_elastic_nodes": "it is morph.min_nodes",
     "max_elastic_nodes": "it is the number of nodes",
-    "venv_script": "write its lines in setup",
-    "quiet": "it is about the launcher's own lines",
-    "log_level": "it is about the launcher's own lines",
-    "save_pid": "the run folder has the processes",
-    "resume": "a run that ended is submitted again",
+    "venv_script": "copy its lines to setup",
+    "quiet": "it concerns only the launcher's own output",
+    "log_level": "it concerns only the launcher's own output",
+    "save_pid": "the run folder lists the processes",
+    "resume": "to resume a run, submit it again",
     "log_dir": "use log_folder",
 }
 
@@ -99,8 +99,8 @@ def _build_command(draft: Draft, launch: Launch) -> dict[str, Any]:
         line = " ".join(word.shell or shlex.quote(word.text) for word in words)
         program["command"] = ["bash", "-c", draft.expand(f"exec {line}")]
         draft.note(
-            f"{launch.command.where}: a shell in the job fills in "
-            f"{', '.join(sorted({name for word in words for name in word.unknown}))}"
+            f"{launch.command.where}: the job's shell expands "
+            f"{', '.join(sorted({name for word in words for name in word.unknown}))} at run time"
         )
         if find_launcher([word.text for word in words]):
             program["launch"] = "node"
@@ -126,7 +126,7 @@ def _infer_folder(draft: Draft, launch: Launch) -> str:
             draft.put("workdir", folder, f"{where} {code.text}")
         return folder
     if code is not None:
-        draft.note(f"{where} {code.text} is not known; the conf's folder stands in")
+        draft.note(f"{where} {code.text} is not known; the conf's folder is used")
     here, folder = draft.found.folder, launch.command.cwd
     if not folder or folder == here:
         return ""

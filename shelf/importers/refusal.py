@@ -11,11 +11,11 @@ class Refusal(Enum):
     """Kind of a refusal."""
 
     ARGUMENTS = "it needs arguments"
-    COUNTS = "it needs counts that only the job has"
+    COUNTS = "it needs counts that are known only in the job"
     ENDLESS = "bash does not reach its end"
     FILES = "it needs files that are not here"
     NOTHING = "it starts no program"
-    OUTPUTS = "it needs what a command prints"
+    OUTPUTS = "it needs the output of a command"
     PLACEHOLDERS = "its placeholders in angle brackets or braces must be replaced first"
     SEVERAL = "it starts several different programs"
     SYNTAX = "bash does not accept it"

@@ -141,7 +141,7 @@ def read_source(
     folder = (path if path.is_dir() else path.parent).absolute()
     files = _read_folder(folder)
     if not path.is_dir() and not is_script(path):
-        raise InputError(f"{path} is not what --from takes: {ACCEPTED}")
+        raise InputError(f"{path} is not supported by --from, which takes {ACCEPTED}")
     paths = find_entries(path)
     asking = [one for one in paths if path.is_dir() and list_arguments(files.get(one.name, ""))]
     found: list[Recording] = []
@@ -264,7 +264,7 @@ def refuse_open(launch: Launch, found: ShellConf) -> None:
     said = f"bash says {'; '.join(_list_problems(found)[:3])}"
     remedies |= dict.fromkeys(_explain_errors(found), said)  # such a file sets nothing
     raise ScriptRefusedError(
-        f"{launch.command.where}: what the program gets is not known before it runs: {shown}; "
+        f"{launch.command.where}: the program's arguments are known only at run time: {shown}; "
         + "; ".join(dict.fromkeys(remedies.values())),
         *remedies,
     )
@@ -305,8 +305,8 @@ def _explain_none(found: ShellConf, title: str, line: int | None) -> ScriptRefus
     if not why and tested:
         why = f"; it asks for {', '.join(tested[:3])}"
     return ScriptRefusedError(
-        f"{title} is not what --from takes: it starts no program{why}. --from takes {ACCEPTED}; "
-        "arguments of the script follow after --",
+        f"{title} is not supported by --from: it starts no program{why}. --from takes "
+        f"{ACCEPTED}; give arguments of the script after --",
         *reasons,
     )
 
@@ -489,8 +489,8 @@ def _explain_open(word: Word) -> str:
         return "it is not known"
     names = sorted(word.unknown - NODE_REFERENCES.keys())
     return (
-        f"setup knows {', '.join(names)} but not the address and port of rank 0, and env knows "
-        "these alone; build it in the program"
+        f"{', '.join(names)} is known only in setup, and the address and port of rank 0 only in "
+        "env: combine them in the program"
     )
 
 

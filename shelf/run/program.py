@@ -29,7 +29,7 @@ def read_program(
     """Return the section `program`; raise InputError if the words start nothing. `path` is PATH."""
     if not words or not words[0]:
         raise InputError(
-            "which program? vjob run train.py, vjob run -m package, vjob run -- command"
+            "no program is given: vjob run train.py, vjob run -m package, vjob run -- command"
         )
     first, *args = words
     kept = [keep_text(word) for word in args]

@@ -75,8 +75,8 @@ OPTIONS = (
     _passed("licenses", "L", "NAMES", "Licenses."),
     _passed("begin", "b", "TIME", "Start no earlier."),
     _passed("nice", "", "N", "Lower the job's priority."),
-    _passed("mail-type", "", "TYPES", "When Slurm sends mail."),
-    _passed("mail-user", "", "ADDRESS", "Who gets Slurm's mail."),
+    _passed("mail-type", "", "TYPES", "Events for which Slurm sends mail."),
+    _passed("mail-user", "", "ADDRESS", "Recipient of Slurm's mail."),
 )
 BY_NAME: Mapping[str, SlurmOption] = {option.name: option for option in OPTIONS}
 Given = Mapping[str, str | bool]
@@ -117,8 +117,8 @@ def _build_group(read: _Reader) -> dict[str, Any]:
         ranks = _divide(tasks, count, f"--ntasks {tasks}", f"{count} nodes")
         if per_node not in (None, ranks):
             raise InputError(
-                f"--ntasks {tasks} on {count} nodes is {ranks} a node, and --ntasks-per-node is "
-                f"{per_node}: leave one of them out"
+                f"--ntasks {tasks} on {count} nodes is {ranks} per node, but --ntasks-per-node "
+                f"is {per_node}: remove one of them"
             )
         per_node = ranks
     total = read("gpus", _to_type, "a number, or a type and a number such as a100:4")

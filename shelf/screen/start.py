@@ -138,7 +138,7 @@ class JobActions:
     def _run(self, command: str, *options: str, timeout_s: float) -> str:
         last = self._source.last
         if last is None:
-            raise VjobError("nothing is known of the job yet")
+            raise VjobError("nothing is known about the job yet")
         job = name_job(last) if is_plain_job(last) else last.folder
         return run_vjob(command, job, *options, timeout_s=timeout_s)
 

@@ -121,7 +121,7 @@ def read_webhook(path: Path | None) -> str | None:
     except OSError as error:
         raise InputError(f"--webhook {path}: {error.strerror}") from None
     if not words:
-        raise InputError(f"--webhook {path}: it is empty, and should hold a URL")
+        raise InputError(f"--webhook {path}: the file is empty, but must hold a URL")
     return words[0]
 
 
@@ -184,7 +184,7 @@ def send_mail(notice: Notice, to: str) -> None:
     program = shutil.which("sendmail") or next(filter(os.path.exists, MAILERS), None)
     if program is None:
         raise VjobError(
-            "this machine has no sendmail: run `vjob watch` where there is one, or use a webhook"
+            "this machine has no sendmail: run `vjob watch` on one that has it, or use a webhook"
         )
     text = build_mail(notice, to).as_bytes()
     result = process.run_fed([program, "-oi", "-t"], text, env=os.environ, timeout_s=COMMAND_S)

@@ -218,4 +218,4 @@ def test_a_group_that_is_not_ones_own_is_refused(ended: Ended) -> None:
     vjob, run = ended
     done = vjob("share", str(run.path), "--group", "nobody-has-this", code=2)
     assert "there is no such group; your groups are" in done.stderr
-    assert "one of them" in vjob("share", str(run.path), code=2).stderr
+    assert "give either --group" in vjob("share", str(run.path), code=2).stderr

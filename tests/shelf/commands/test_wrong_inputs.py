@@ -26,7 +26,7 @@ CASES = {
     ("cancel", ""): "JOB is empty: give a job id",
     ("check", "my.yaml"): "Did you mean 'vjob submit CONF --dry-run'?",
     ("kill", "last"): "Did you mean 'vjob cancel JOB'?",
-    ("init", "--from", "train.py"): "train.py is not what --from takes",
+    ("init", "--from", "train.py"): "train.py is not supported by --from",
 }
 
 

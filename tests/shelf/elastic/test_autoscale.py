@@ -136,7 +136,7 @@ def test_idle_nodes_join_once_and_the_reason_is_told(cluster: Idle, tmp_path: Pa
     (join,) = read_joins(run.morph)
     assert (join.by_itself, join.group.count, list(join.seats)) == (True, 3, [4, 5, 6])
     (event,) = [one for one in read_events(run) if one["kind"] == "grow-asked"]
-    assert "by a count of slots and ranks" in event["why"]
+    assert "estimated from the numbers of slots and ranks" in event["why"]
     assert look(run) == [] and cluster.asked == 2, "one on its way is enough"
     with pytest.raises(InputError, match="is already waiting to join"):
         membership.grow(run, count=1, queue=None, walltime_min=None, why="another one thinks so")
@@ -210,7 +210,7 @@ def test_nobody_is_asked_where_no_number_of_nodes_would_be_worth_it(
     assert look(run) == ["more nodes would not be worth a pause of 120 s (a guess)"]
     assert cluster.asked == 0
     append_event(run.morph_events, "morph", pause_s=8.0)
-    assert look(run)[0].endswith("a pause of 8 s (its last)")
+    assert look(run)[0].endswith("a pause of 8 s (the last)")
     assert len(read_joins(run.morph)) == 1
 
 

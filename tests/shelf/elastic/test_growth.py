@@ -96,9 +96,9 @@ def test_what_was_planned_at_submit_decides() -> None:
 def test_a_pause_is_that_of_the_runs_own_morphs() -> None:
     assert compute_pause([]) == Pause(seconds=DEFAULT_PAUSE_S, num_morphs=0)
     assert str(compute_pause([])) == "a pause of 120 s (a guess)"
-    assert str(compute_pause([12.0])) == "a pause of 12 s (its last)"
+    assert str(compute_pause([12.0])) == "a pause of 12 s (the last)"
     assert str(compute_pause([900.0, 10.0, 11.0, 12.0, 13.0, 14.0])) == (
-        "a pause of 12 s (median of its 5 last)"
+        "a pause of 12 s (median of the last 5)"
     )
 
 

@@ -91,7 +91,7 @@ def test_a_script_that_needs_arguments_gets_them(tmp_path: Path) -> None:
     vjob = Vjob(tmp_path, {"HOME": "/home/kim"})
     vjob.write(vjob("init", "--from", "x.sh", "--", "0.1", "a b").stdout)
     check = ("submit", "conf.yaml", "--dry-run", "--check-against", "x.sh", "--")
-    said = vjob(*check, "0.1", "a b").stdout  # a shell in the job fills in its number
+    said = vjob(*check, "0.1", "a b").stdout  # the job's shell expands its number
     assert "t.py, 7 words: no difference" in said and "${SLURM_JOB_ID}" in said
     assert "changed  --lr 0.2  ->  --lr 0.1" in vjob(*check, "0.2", "a b", code=1).stdout
     said = vjob("submit", "conf.yaml", "--dry-run", "other.yaml", code=2).stderr

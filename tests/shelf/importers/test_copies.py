@@ -46,7 +46,7 @@ def test_the_setup_lines_make_the_files_of_the_copy(tmp_path: Path) -> None:
     [
         ("cp -r /elsewhere /root/work", "/s", "the files that it copies are not in the mounts"),
         ("cp -r /root/checkout /root/log2/now", "/s", "it would write to a folder that is mounted"),
-        ("cp -r /root/checkout /root/work", None, "no script names a folder of the node for it"),
+        ("cp -r /root/checkout /root/work", None, "no script names a folder on the node for it"),
     ],
 )
 def test_a_copy_that_cannot_be_made_is_told(command: str, scratch: str | None, reason: str) -> None:

@@ -535,7 +535,7 @@ def test_what_srun_says_otherwise_than_sbatch_is_told(tmp_path: Path) -> None:
 )
 def test_a_file_that_starts_no_training_is_refused(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
-    with pytest.raises(InputError, match=r"is not what --from takes"):
+    with pytest.raises(InputError, match=r"is not supported by --from"):
         translate_source(Source(path=tmp_path / name), ENVIRON)
     shown = Vjob(tmp_path)("init", "--from", name, code=2)
     assert shown.stdout == "" and "a script for bash" in shown.stderr

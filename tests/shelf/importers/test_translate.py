@@ -96,7 +96,7 @@ def test_what_only_the_job_knows_is_filled_in_there(tmp_path: Path) -> None:
     conf, notes = translate(tmp_path, text)
     line = """exec python t.py --out r-"$${SLURM_JOB_ID}" 'a b' --at "$${MASTER_ADDR}":29500"""
     assert conf["program"] == {"command": ["bash", "-c", line]}
-    assert "a shell in the job fills in ${MASTER_ADDR}, ${SLURM_JOB_ID}" in notes
+    assert "the job's shell expands ${MASTER_ADDR}, ${SLURM_JOB_ID}" in notes
 
 
 def test_a_variable_with_the_first_nodes_name_reaches_the_ranks(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_script_is_refused_with_the_reason(
         ("while :; do\n[ -f done ] && break\n./train 1\nsleep 1\ndone", "./train 1",
          "x.sh:3: the script starts it repeatedly"),
         ("srun ./check\nsrun torchrun t.py", "t.py", "x.sh:1: left out"),
-        ("srun --export=ALL ./run $SLURM_TMPDIR/data", "bash", "fills in ${SLURM_TMPDIR}"),
+        ("srun --export=ALL ./run $SLURM_TMPDIR/data", "bash", "expands ${SLURM_TMPDIR}"),
         ("while read H; do echo $H; done < hosts\n./run 1", "./run 1",
          "bash says line 1: hosts: No such file"),
         ("[ -f hosts ] || exit 1\n./run 1", "./run 1", "is not here, but is assumed to exist"),

@@ -67,7 +67,7 @@ def test_words_name_a_program(
         ("train.yaml", "is a conf, not a program: vjob submit train.yaml"),
         ("pkg", "is a folder: give a script in it, or a package with -m"),
         ("data.bin", "neither a Python script (.py) nor executable"),
-        ("", "which program? vjob run train.py"),
+        ("", "no program is given: vjob run train.py"),
     ],
 )
 def test_other_words_are_refused_with_what_to_do(folder: Path, word: str, said: str) -> None:

@@ -41,7 +41,7 @@ def test_a_script_runs_as_its_user_would_start_it(vjob: Vjob) -> None:
     done = vjob("run", "show.py", *words)
     here = vjob.folder
     assert done.stdout == f"{words} leaked {here} {here / 'show.py'}\n"
-    assert "to stderr\n" in done.stderr and "Ctrl-C ends it" in done.stderr
+    assert "to stderr\n" in done.stderr and "Ctrl-C ends the run" in done.stderr
     run = next(path.parent for path in here.glob("log/show-*/record.json"))
     conf = read_conf(run / "conf.yaml", environ=vjob.env, require_paths=False)
     assert fill_references(conf).program.args == tuple(words)
@@ -148,4 +148,4 @@ def test_a_conf_and_a_script_are_told_apart(vjob: Vjob) -> None:
 )
 def test_an_unknown_option_may_be_the_programs_or_sbatchs(option: str, said: str) -> None:
     text = explain_unknown(option)
-    assert said in text and "the program's own come after its name" in text
+    assert said in text and "the program's own options follow its name" in text

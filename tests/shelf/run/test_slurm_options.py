@@ -81,7 +81,7 @@ def test_other_options_have_their_keys_or_are_given_to_sbatch() -> None:
         ({"nodes": "2-4"}, "--nodes 2-4: give one number of nodes, not a range"),
         ({"ntasks": "0"}, "--ntasks 0: give a number of ranks"),
         ({"ntasks": "5", "nodes": "2"}, "--ntasks 5 cannot be divided by 2 nodes"),
-        ({"ntasks": "4", "nodes": "2", "ntasks-per-node": "4"}, "leave one of them out"),
+        ({"ntasks": "4", "nodes": "2", "ntasks-per-node": "4"}, "remove one of them"),
         ({"gpus": "5", "nodes": "2"}, "--gpus 5 cannot be divided by 2 nodes"),
         ({"gpus": "a100:4", "gres": "gpu:h100:4"}, "remove one of them"),
         ({"gres": "gpu:2", "gpus-per-node": "4"}, "remove one of them"),
