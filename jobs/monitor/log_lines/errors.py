@@ -17,7 +17,7 @@ from varuna_core.facts.catalogue.known_line import KnownLine, Proof, Scope, Stre
 from varuna_core.facts.catalogue.patterns import MOST_CHARS
 from varuna_core.facts.catalogue.rank_output import ATTEMPT_ENDED, PYTHON_EXCEPTION
 from varuna_core.facts.catalogue.tables import compile_pattern
-from varuna_core.facts.remedy import Action, Context, Remedy, explain
+from varuna_core.facts.remedy import Action, Remedy
 from varuna_core.records.exits import RankExit
 from varuna_core.records.logs.literals import find_literals
 from varuna_core.records.logs.progress import MARKS, split_tag
@@ -102,11 +102,6 @@ def explain_parts(line: Line | None) -> tuple[str, tuple[Remedy, ...]]:
     meaning = f"rank {quiet.group(1)} ended with {quiet.group(2)} and printed no error"
     look = Remedy(Action.INSPECT, detail="look for sys.exit or os._exit in the program")
     return meaning, (look,)
-
-
-def describe_remedy(line: Line | None, context: Context = Context.CONF, job: str = "") -> str:
-    """Return the meaning of a line and its remedies as one text in the words of a context."""
-    return explain(*explain_parts(line), context, job)
 
 
 def strip_tags(text: str) -> str:

@@ -9,9 +9,8 @@ from itertools import groupby
 from typing import Any
 
 from varuna_core.facts.catalogue.known_line import Proof
-from varuna_core.facts.catalogue.rank_output import ENDS
+from varuna_core.facts.catalogue.tables import BUILT_IN
 from varuna_core.facts.cause import EndCause
-from varuna_core.facts.deciding import FALLOUT
 from varuna_core.facts.known import NotKnown, Value, as_json
 from varuna_core.facts.sentences import PHRASES
 from varuna_core.records.exits import count_ends
@@ -227,14 +226,14 @@ def format_progress(snapshot: Snapshot, *, is_over: bool) -> str:
 def _render_errors(errors: Sequence[Line]) -> list[str]:
     if not errors:
         return []
-    roots = [line for line in errors if not is_fallout_line(line)]
+    roots = [line for line in errors if line.kind not in FALLOUT_KINDS]
     lines = ["errors, oldest first"]
     for line in roots[:NUM_ERRORS]:
         more = f"  (x{line.num_same})" if line.num_same > 1 else ""
         lines.append(f"  {_place(line)}{line.text}{more}")
     if len(roots) > NUM_ERRORS:
         lines.append(f"  and {len(roots) - NUM_ERRORS} more; `vjob logs --errors` shows them")
-    if rest := [line for line in errors if is_fallout_line(line)]:
+    if rest := [line for line in errors if line.kind in FALLOUT_KINDS]:
         many = sum(line.num_same for line in rest)
         what = f"{many} lines" if many > 1 else "1 line"
         lines.append(f"  {what} from launchers or about the loss of another rank, such as")
@@ -242,13 +241,8 @@ def _render_errors(errors: Sequence[Line]) -> list[str]:
     return lines
 
 
-FALLOUT_KINDS = {row.name for row in ENDS if row.proof is Proof.FALLOUT}
-
-
-def is_fallout_line(line: Line) -> bool:
-    """Return True for a line that only follows from the end of another rank."""
-    is_launcher = line.kind in FALLOUT_KINDS or "ChildFailedError" in line.text
-    return is_launcher or FALLOUT.search(line.text) is not None
+FALLOUT_KINDS = {row.name for row in BUILT_IN.log_rows() if row.proof is Proof.FALLOUT}
+"""Kinds of lines that only follow from the end of another rank."""
 
 
 def _place(line: Line) -> str:

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from tests.varuna_core.facts.catalogue.test_containers import MESSAGES
 from varuna_core.facts.catalogue.known_line import KnownLine, Proof, Scope
+from varuna_core.facts.remedy import Context, explain
 from vjob.jobs.monitor.log_lines.errors import (
     _NO_DIGITS,
     _scope,
     classify_line,
-    describe_remedy,
+    explain_parts,
     find_literals,
     find_row,
     first_root,
@@ -320,7 +321,8 @@ def test_only_a_rank_that_quotes_another_is_said_to_have_failed_later(
     text: str, remedy: str
 ) -> None:
     """`sys.exit(3)`, a kill and the time limit were explained by "another rank failed first"."""
-    said = describe_remedy(Line(text=text, kind=classify_line(text) or ""))
+    parts = explain_parts(Line(text=text, kind=classify_line(text) or ""))
+    said = explain(*parts, Context.CONF)
     assert said.startswith(remedy) and bool(said) == bool(remedy)
 
 

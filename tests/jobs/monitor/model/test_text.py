@@ -115,7 +115,7 @@ def test_a_job_that_is_over_is_not_at_a_checkpoint_now() -> None:
 def test_what_follows_from_the_end_of_a_rank_is_folded_below_its_error() -> None:
     """Those whose peer had gone wrote before it, and were shown first."""
     closed = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [n1]:4"
-    fallout = replace(LINE, text=closed, rank=2, num_same=7)
+    fallout = replace(LINE, text=closed, kind="connection lost", rank=2, num_same=7)
     summary = replace(LINE, text="exitcode  : -15 (pid: 7)", kind="launcher summary", num_same=1)
     text = render(make(errors=(fallout, summary, LINE)), None, all_nodes=False)
     assert (
