@@ -27,10 +27,12 @@ from vjob.jobs.programs.launchers import find_launcher
 from vjob.shelf.importers.bash.recording import (
     A_COUNT,
     ALL_THERE,
+    ARRAY_TASK,
     MAX_FILE,
     PLACEHOLDER,
     SEARCH_PATHS,
     SUFFIXES,
+    Command,
     Recording,
     Word,
     list_arguments,
@@ -59,6 +61,8 @@ NODE_REFERENCES = {"${MASTER_ADDR}": "${master.address}", "${MASTER_PORT}": "${m
 _SYNTAX = re.compile(r"syntax error|unexpected (?:EOF|token|end of file)|here-document")
 _UNBOUND = re.compile(r": (\$?\w+): (?:unbound variable|parameter (?:null or )?not set)")
 _SETUP = ("module", "ml", "conda", "mamba", "micromamba", "spack")
+_RC = (".bashrc", ".bash_profile", ".profile")
+"""Files that may fail where no terminal is, which a script without `set -e` does not notice."""
 _SILENT = ("rm", "touch", "chmod", "ls", "which", "printenv", "df", "free", "ps", "lscpu", "env",
            "squeue", "sinfo", "scontrol", "stat", "du", "nvcc", "id", "lsof", "tput", "cd", "find",
            "uname", "column", "jq", "diff", "sync", "less", "more", "ulimit", "stty",
@@ -118,6 +122,9 @@ def translate_source(source: Source, environ: Mapping[str, str]) -> tuple[str, l
             )
         for text, where in recording.once.items():
             draft.note(f"{where}: {text} is evaluated once: the conf has the value of this reading")
+        if recording.task:
+            where, number = recording.task
+            draft.note(f"{where}: the conf has the values of {ARRAY_TASK} {number}")
         for problem in recording.problems:
             if problem.endswith("No such file or directory"):
                 draft.note(f"{recording.file}: bash says {problem}")
@@ -394,25 +401,54 @@ def _build_setup(draft: Draft) -> None:
     for command in draft.found.setup:
         texts = [word.text for word in command.words]
         name = posixpath.basename(texts[0])
-        is_source = name in (".", "source") and len(texts) > 1
-        line = shlex.join(texts)
-        if name in _SETUP or (is_source and texts[1].endswith("activate")):
-            if any(word.is_open and not word.shell for word in command.words):
-                draft.note(f"{command.where}: {command.raw} is left out: it is not known")
-            elif line not in setup:
-                setup.append(
-                    " ".join(word.shell or shlex.quote(word.text) for word in command.words)
-                )
-                draft.record(f"{command.where}: {command.raw}", "setup")
+        said = f"{command.where}: {command.raw}"
+        if name in _SETUP or (name in (".", "source") and len(texts) > 1):
+            line = _spell_setup(draft, command)
+            if line is None:
+                draft.note(f"{said} is left out: it is not known")
+            elif line and line not in setup:
+                setup.append(line)
+                draft.record(f"{command.where}: {line}", "setup")
+                if name not in _SETUP and not texts[1].endswith("activate"):
+                    draft.note(f"{command.where}: not read, but run in setup: {line}")
         elif command.where in inside and name == "cp":
             continue  # container.py tells
-        elif name not in _SILENT and not name.startswith("@") and not is_question(texts):
+        elif name not in _SILENT and name[:1] not in ("@", "$") and not is_question(texts):
             draft.note(
-                f"{command.where}: not done: {redact_string(_shorten(line))}; do it beforehand, "
-                "or in setup"
+                f"{command.where}: not done: {redact_string(_shorten(shlex.join(texts)))}; do it "
+                "beforehand, or in setup"
             )
     if setup:
         draft.values["setup"] = setup
+
+
+def _spell_setup(draft: Draft, command: Command) -> str | None:
+    """Return a line of shell that does the same; empty for a command of which only the output is
+    used, and None if a word of it is not known."""
+    texts = [word.text for word in command.words]
+    if posixpath.basename(texts[0]) in _SETUP:
+        if "hook" in texts[1:]:  # of conda, for `eval`
+            return f'eval "$({shlex.join(texts)})"'
+        if texts[1:2] == ["info"]:
+            return ""
+    words = [_spell_word(draft, word, command.where) for word in command.words]
+    if None in words:
+        return None
+    is_for_terminals = posixpath.basename(texts[1]) in _RC if len(texts) > 1 else False
+    return " ".join(map(str, words)) + (" || true" if is_for_terminals else "")
+
+
+def _spell_word(draft: Draft, word: Word, where: str) -> str | None:
+    """Return a word as shell; the output of a command of the same line is that command again."""
+    if not word.is_open:
+        home = draft.shorten(word.text)
+        return "~/" + shlex.quote(home[2:]) if home[:2] == "~/" else shlex.quote(word.text)
+    for asked in draft.found.setup:
+        texts = [one.text for one in asked.words]
+        name = f"$({posixpath.basename(texts[0])})"
+        if asked.where == where and word.unknown == {name}:
+            return '"' + word.text.replace(name, f"$({shlex.join(texts)})") + '"'
+    return word.shell or None
 
 
 def is_question(texts: Sequence[str]) -> bool:

@@ -117,7 +117,9 @@ pwd() { builtin printf '%s\n' "$PWD"; }
 source() {
     local __vj_path=$1 __vj_own=$__VJ_FOLDER/${1##*/}
     shift
-    if [[ $__vj_path != /* ]]; then __vj_path=$PWD/$__vj_path; fi
+    if [[ $__vj_path == */* ]] || builtin test -f "$__vj_path"; then  # else bash looks in PATH
+        if [[ $__vj_path != [/@]* ]]; then __vj_path=$PWD/$__vj_path; fi
+    fi
     if [[ $__vj_path == /dev/fd/* || $__vj_path == /proc/* ]]; then
         if [[ -p $__vj_path ]]; then builtin source "$__vj_path" "$@"; return; fi
     elif builtin test ! -f "$__vj_path" -a -f "$__vj_own"; then

@@ -86,13 +86,17 @@ _NEVER_EXPORTED = frozenset(("LC_ALL", "LOGNAME", "OLDPWD", "PWD", "SHLVL", "TMP
 SEARCH_PATHS = ("CPATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "PYTHONPATH")
 ACTIVATED = ("CONDA_PREFIX", "VIRTUAL_ENV")
 """Variables that modules and environments set in the job, whatever their values on this machine."""
+ARRAY_TASK = "SLURM_ARRAY_TASK_ID"
+_NEEDS_TASK = re.compile(rf"(?m)^[^#\n]*\$\{{?{ARRAY_TASK}\b")
+_ASKS_FOR_TASK = re.compile(rf"{ARRAY_TASK}:?[-+=]|-[nzv]\s+[\"']?\$?\{{?{ARRAY_TASK}")
+"""A script with such words runs without an array too."""
 JOB_VALUES: Mapping[str, tuple[str, str]] = {
     "SLURM_JOB_ID": ("7300421", "7300842"),
     "SLURM_JOBID": ("7300421", "7300842"),
     "SLURM_PROCID": ("0", "71"),
     "SLURM_NODEID": ("0", "37"),
     "SLURM_LOCALID": ("0", "5"),
-    "SLURM_ARRAY_JOB_ID": ("7300422", "7300843"),
+    "SLURM_ARRAY_JOB_ID": ("7300421", "7300842"),  # a conf's job is no array
 }
 """Variables that only the job knows, with their values for two ranks of two jobs."""
 _TEXTS: Mapping[str, str] = {
@@ -101,6 +105,7 @@ _TEXTS: Mapping[str, str] = {
     "SLURM_STEP_NODELIST": "@NODELIST@",
     "SLURM_SUBMIT_DIR": "@SUBMIT@",
     "SLURM_LAUNCH_NODE_IPADDR": "@IP0@",
+    "SLURMD_NODENAME": "@ENV:SLURMD_NODENAME@",
 }
 _COUNTS = {"nodes": (2, 3), "ntasks": (6, 12), "gpus": (8, 5), "cpus": (64, 48)}
 """Two values for each count that no option sets, so that words that depend on the count differ."""
@@ -203,6 +208,9 @@ class Recording:
     once: dict[str, str] = field(default_factory=dict)
     """Commands with a different output in each run, such as `date`, with their places; the output
     of one run is used."""
+
+    task: tuple[str, str] | None = None
+    """Where the script uses the number of its task of a job array, and the number that it got."""
 
     loops: dict[str, str] = field(default_factory=dict)
     """Programs that the script starts again and again in an endless loop, with their places."""
@@ -343,8 +351,12 @@ class _Reader:
         texts = self._list_texts(mine.text, main)
         is_same = its == given[0]
         marks = mine if marks == given[0] else marks
-        unset = self._mark_unset(texts, {**build_environment(job, 0, is_job=how.is_job),
-                                         **marks.env})  # fmt: skip
+        own = build_environment(job, 0, is_job=how.is_job)
+        task = (own | self._inherit(mine.text)).get(ARRAY_TASK)
+        for number, line in enumerate(mine.text.splitlines(), 1):
+            if task is not None and ARRAY_TASK in _drop_comments(line):
+                found.task = found.task or (f"{name}:{number}", task)
+        unset = self._mark_unset(texts, {**own, **marks.env})
         words = [] if depth or marks.args else list_arguments(*texts)
         found.arguments = [_spell(one) for one in map(_TOKEN.fullmatch, words) if one]
         if unset or words or marks is not mine:
@@ -389,6 +401,8 @@ class _Reader:
         env |= {key: self.environ.get(key, own.pw_name) for key in ("USER", "LOGNAME")}
         env |= {name: f"@ENV:{name}@" for name in SEARCH_PATHS}
         env |= self._inherit(given.text) | dict(given.env)
+        if _NEEDS_TASK.search(given.text) and not _ASKS_FOR_TASK.search(given.text):
+            env.setdefault(ARRAY_TASK, f"@UNSET:{ARRAY_TASK}@")
         env |= {key: value[rank] for key, value in JOB_VALUES.items() if key in env}
         env |= {
             "__VJ_RANK": str(rank * how.is_step),
@@ -424,7 +438,9 @@ class _Reader:
         return {
             name: self.environ[name]
             for name in names
-            if name in self.environ and not is_secret(name) and not name.startswith("SLURM_")
+            if name in self.environ
+            and not is_secret(name)
+            and (name == ARRAY_TASK or not name.startswith("SLURM_"))
         }
 
     def _mark_unset(self, texts: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
@@ -627,9 +643,15 @@ def _settle(
     needs = [_spell(found) for word in texts for found in _TOKEN.finditer(word)
              if found["kind"] in ("ARG", "UNSET")]  # fmt: skip
     is_marked = bool(needs) or texts != list(record.words)
-    others = list(other.words) if other is not None and not is_marked else texts
-    if len(others) != len(texts):
-        others = texts
+    others = list(texts)
+    if other is not None and not is_marked and len(other.words) == len(texts):
+        others = list(other.words)
+    elif other is not None and is_marked:  # the marks stand in no other pass
+        kept = [at for at, text in enumerate(texts)
+                if not _MARK.fullmatch(text) or text in record.words]  # fmt: skip
+        if len(kept) == len(record.words) == len(other.words):
+            for at, own, its in zip(kept, record.words, other.words, strict=True):
+                others[at] = its if texts[at] == own else texts[at]
     words: list[Word] = []
     for mine, its in zip(texts, others, strict=True):
         word = make_word(mine, its)
@@ -718,7 +740,8 @@ def _name_port(word: Word, mine: str, its: str, option: str) -> Word:
 
 
 _IN_THE_JOB = re.compile(
-    rf"\$\{{(SLURM_\w+|MASTER_ADDR|MASTER_PORT|{'|'.join((*SEARCH_PATHS, *ACTIVATED))})\}}"
+    r"\$\{(SLURMD?_(?!ARRAY_)\w+|MASTER_ADDR|MASTER_PORT|"
+    rf"{'|'.join((*SEARCH_PATHS, *ACTIVATED))})\}}"
 )
 """Names that a shell in the job can expand."""
 
@@ -728,17 +751,14 @@ def make_word(mine: str, its: str) -> Word:
     unknown."""
     pieces: list[tuple[str, str]] = []
     """Text and, for an unknown part, its name; one of the two is empty."""
-    pattern = "|".join(
-        [_TOKEN.pattern, *(rf"(?<!\d){one}(?!\d)" for one in ("7300421", "7300422"))]
-    )
+    pattern = rf"{_TOKEN.pattern}|(?<!\d)7300421(?!\d)"
     at = 0
     for found in re.finditer(pattern, mine):
         pieces.append((mine[at : found.start()], ""))
         if found[0].startswith("@"):
             pieces.append(("", _spell(found)))
         else:
-            number = {"7300421": "SLURM_JOB_ID", "7300422": "SLURM_ARRAY_JOB_ID"}[found[0]]
-            pieces.append(("", f"${{{number}}}"))
+            pieces.append(("", "${SLURM_JOB_ID}"))
         at = found.end()
     pieces.append((mine[at:], ""))
     if mine != its and "".join(text or _value(name, 1) for text, name in pieces) != its:
@@ -844,8 +864,8 @@ def build_environment(options: Sequence[Option], rank: int, *, is_job: bool) -> 
     values["JOB_NAME"] = name
     values["JOB_PARTITION"] = next((one.value for one in options if one.name == "partition"), None)
     array = next((one.value for one in options if one.name == "array"), "")
-    if found := re.match(r"\d+", array):
-        values["ARRAY_TASK_ID"] = found[0]  # of its first task
+    if found := re.match(r"\[?(\d+)", array):
+        values["ARRAY_TASK_ID"] = found[1]  # of its first task
     env |= {f"SLURM_{key}": str(value) for key, value in values.items() if value is not None}
     env |= {key: pair[rank] for key, pair in JOB_VALUES.items()}
     return env | dict(_TEXTS)

@@ -245,6 +245,56 @@ def test_options_of_sbatch_are_keys_or_are_told(tmp_path: Path) -> None:
     assert conf["cluster"]["sbatch"] == {"mail-type": "END", "dependency": "singleton"}
     assert (conf["cluster"]["signal_before_end_s"], conf["cluster"]["walltime_min"]) == (90, 90)
     assert "x.sh:1: --array=3-5 is left out" in notes
+    assert "x.sh:2: the conf has the values of SLURM_ARRAY_TASK_ID 3" in notes
+
+
+def test_a_conf_has_one_task_of_an_array(tmp_path: Path) -> None:
+    """The job of a conf is no array, so nothing in it fills in the number of a task."""
+    run = "srun python t.py $SLURM_ARRAY_TASK_ID -o $SLURM_ARRAY_JOB_ID\n"
+    conf, _ = translate(tmp_path, f"#SBATCH --array=[31,33]\n{run}")
+    assert "t.py 31 -o" in conf["program"]["command"][2]
+    assert "$${SLURM_JOB_ID}" in conf["program"]["command"][2]
+    with pytest.raises(InputError, match="set SLURM_ARRAY_TASK_ID in your shell"):
+        translate(tmp_path, f"#SBATCH -N 1\n{run}")
+    environ = {**ENVIRON, "SLURM_ARRAY_TASK_ID": "7"}
+    made, notes = translate_source(Source(path=tmp_path / "x.sh"), environ)
+    assert "t.py 7 -o" in made and "x.sh:2: the conf has the values of" in "\n".join(notes)
+
+
+def test_the_rank_of_a_node_stays_open_beside_what_the_job_fills_in(tmp_path: Path) -> None:
+    inner = (
+        "torchrun_like t.py --rank \\$SLURM_PROCID --at \\$SLURMD_NODENAME --of \\$SLURM_JOB_GPUS"
+    )
+    conf, _ = translate(tmp_path, f'#SBATCH -N 2\nsrun bash -c "{inner}"\n')
+    line = conf["program"]["command"][2]
+    names = ("SLURM_PROCID", "SLURMD_NODENAME", "SLURM_JOB_GPUS")
+    assert all(f'"$${{{name}}}"' in line for name in names), line
+
+
+def test_files_that_prepare_the_shell_are_setup(tmp_path: Path) -> None:
+    """`conda activate` works only in a shell that has read conda.sh, and bash looks for `activate`
+    in PATH."""
+    text = """\
+source ~/.bashrc
+source "$(conda info --base)/etc/profile.d/conda.sh"
+source ${CONDA_BASE:-$HOME/miniconda3}/etc/profile.d/conda.sh
+eval "$(conda shell.bash hook)"
+conda activate torch
+source activate torch
+. venv/bin/activate
+srun python t.py
+"""
+    conf, notes = translate(tmp_path, text)
+    assert conf["setup"] == [
+        "source ~/.bashrc || true",
+        'source "$(conda info --base)/etc/profile.d/conda.sh"',
+        "source ~/miniconda3/etc/profile.d/conda.sh",
+        'eval "$(conda shell.bash hook)"',
+        "conda activate torch",
+        "source activate torch",
+        f"source {tmp_path}/venv/bin/activate",
+    ]
+    assert "not read" in notes and "not done" not in notes
 
 
 def test_what_differs_from_run_to_run_is_answered_once(tmp_path: Path) -> None:
