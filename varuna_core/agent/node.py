@@ -55,7 +55,7 @@ def run_node(
     tether: int | None = None,
     origin: Origin | None = None,
 ) -> int:
-    """The exit code of this node's share of the attempt."""
+    """Run this node's share of the attempt, and return its exit code."""
     signals = Signals()
     if tether is not None:
         signals.hold(tether, plan.timing.lost_s)
@@ -106,7 +106,7 @@ def run_node(
 def make_ready(
     site: Site, signals: Signals, problems: list[Check], leases: contextlib.ExitStack
 ) -> NodeReport:
-    """Preflight and the container's preparation; the report lands before and after the latter."""
+    """Run the preflight and prepare the container; the report is written before and after that."""
     container = site.container
     report = inspect_node(site).with_check(*problems)
     start = build_rank(site.plan, site.node, 0, meeting_of(site), site.env, container)
@@ -133,7 +133,7 @@ def make_ready(
 
 
 def meet(site: Site, signals: Signals, report: NodeReport, leases: contextlib.ExitStack) -> Go:
-    """The meeting place, once every node is ready; a Refusal otherwise."""
+    """Return the meeting place once every node is ready; raise a Refusal otherwise."""
     plan, attempt, opened = site.plan, site.attempt, site.master.opened
     if site.node.index != 0:
         return wait_for_go(attempt, signals, plan, site.host, opened)

@@ -86,7 +86,7 @@ def _become(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> NoReturn:
 
 
 def _find_rank(site: Site) -> int:
-    """The pid of a rank that runs here."""
+    """Return the pid of a rank that runs here."""
     beat = read_json(site.attempt.beat(site.node.index))
     ranks = beat.get("ranks") if isinstance(beat, dict) else None
     for held in ranks.values() if isinstance(ranks, dict) else ():

@@ -35,7 +35,7 @@ _LINE = re.compile(r"vjob-parcel (\S{1,80}) (\d{1,6})/(\d{1,6}) ([A-Za-z0-9+/=]*
 
 
 def pack(key: str, value: Any) -> Iterator[str]:
-    """Lines that carry a parcel; `key` tells it from all others of the channel."""
+    """Pack a parcel into lines; `key` distinguishes it from all others of the channel."""
     data = base64.b64encode(zlib.compress(json.dumps(value).encode())).decode()
     pieces = [data[at : at + PIECE_CHARS] for at in range(0, len(data), PIECE_CHARS)]
     for number, piece in enumerate(pieces, start=1):
@@ -139,7 +139,7 @@ NO_PYTHON = "no Python process of yours that belongs to the job runs here"
 
 
 def find_job_processes(jobs: Sequence[str], own_step: str) -> List[Tuple[int, int]]:
-    """Rank and pid of the topmost Python processes of each task of these Slurm jobs, here."""
+    """Return rank and pid of the topmost Python processes of these Slurm jobs' local tasks."""
     tasks: Dict[Tuple[str, str], Dict[str, List[int]]] = {}
     stats = list_stats()
     here = os.environ.get("SLURMD_NODENAME", os.uname().nodename)
@@ -181,7 +181,7 @@ def _choose_own(plan: Plan, attempt: AttemptFolder) -> int:
 
 
 def find_spy(candidates: Sequence[str]) -> Optional[str]:
-    """The first that is there, else the one on the PATH."""
+    """Return the first py-spy that exists, else the one on the PATH."""
     for path in candidates:
         if os.access(path, os.X_OK):
             return path
@@ -220,7 +220,7 @@ def dump_rank(
 
 
 def dump_ranks(plan: Plan, ranks: Mapping[int, int]) -> Dict[int, Dict[str, Any]]:
-    """Stacks with native frames of ranks that are about to be ended, by rank."""
+    """Return stacks with native frames, by rank, of ranks that are about to be ended."""
     spy = find_spy([str(Path(plan.python).parent / SPY)])
     if spy is None:
         raise FileNotFoundError(MISSING.format(python=plan.python))
@@ -231,7 +231,7 @@ def dump_ranks(plan: Plan, ranks: Mapping[int, int]) -> Dict[int, Dict[str, Any]
 
 
 def _choose_python(pid: int) -> int:
-    """The rank's own process, or the first below it that is Python: a shell may have started it."""
+    """Return the rank's process, or the first Python below it if a shell started it."""
     stats = list_stats()
     below = sorted(list_below([pid], stats), key=lambda one: (stats[one].started, one))
     return next((one for one in (pid, *below) if _runs_python(one)), pid)
@@ -245,7 +245,7 @@ def _runs_python(pid: int) -> bool:
 
 
 def shorten_error(text: str) -> str:
-    """py-spy's error and its first cause, without what follows for its own developers."""
+    """Shorten py-spy's error to the error and its first cause."""
     told: List[str] = []
     for line in text.partition("Stack backtrace")[0].splitlines():
         words = line.strip()
@@ -255,7 +255,7 @@ def shorten_error(text: str) -> str:
 
 
 def explain_refusal(said: str) -> str:
-    """Advice where the kernel does not let py-spy look."""
+    """Return advice if the kernel does not let py-spy read the process, else an empty text."""
     if not any(word in said.lower() for word in REFUSED):
         return ""
     try:

@@ -231,7 +231,7 @@ class Supervisor:
         return forked
 
     def _refuse_rank(self, rank: int, error: OSError) -> None:
-        """A rank that could not even start fails like one that did; the rest do not start."""
+        """Record a rank that could not start as a failed one; the other ranks do not start."""
         code = START_FAILED.get(type(error), 1)
         said = f"could not start: {error.strerror}: {os.fsdecode(error.filename or b'')}"
         self._record(rank, code, time.time(), said, stopped=False)
@@ -260,7 +260,7 @@ class Supervisor:
         return {rank: process.find_main() for rank, process in list(self._alive.items())}
 
     def _list_own(self) -> set[int]:
-        """The pids of all that runs here because of this attempt."""
+        """List the pids of all processes of this attempt on this node."""
         strangers = [process.find_strangers() for process in list(self._alive.values())]
         return list_below([os.getpid()], list_stats()).union(*strangers)
 
@@ -444,5 +444,5 @@ class Supervisor:
 
 
 def _is_told(returncode: int) -> bool:
-    """True if a rank ended as one does that a scheduler told to end."""
+    """Return True if a rank ended as after a scheduler's signal."""
     return returncode in {-number for number in ENDING} | {128 + number for number in ENDING}

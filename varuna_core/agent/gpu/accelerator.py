@@ -58,7 +58,7 @@ class GpuSample:
         return str(self.index) if self.slice is None else f"{self.index}:{self.slice}"
 
     def as_json(self, processes: Optional[Sequence[int]]) -> Dict[str, Any]:
-        """Fields of the device in a line of `<node>.gpu.jsonl`."""
+        """Return the fields of the device in a line of `<node>.gpu.jsonl`."""
         return {
             "index": self.index if self.slice is None else self.key,
             "name": self.name,
@@ -179,7 +179,7 @@ ACCELERATORS = Seam(
 
 
 def find_lost(reading: Known[Sequence[GpuSample]]) -> Tuple[int, ...]:
-    """Numbers of devices that the driver has and that this reading lacks."""
+    """Return the numbers of devices that the driver has but this reading lacks."""
     if isinstance(reading, NotKnown):
         return ()
     expected = reading.evidence[0].expected or 0
@@ -216,12 +216,12 @@ def parse_number(word: str) -> Optional[float]:
 
 
 def describe_silence(code: Optional[int], limit_s: float) -> str:
-    """Say how a tool ended that printed nothing; `code` is None if it was still running."""
+    """Describe how a tool that printed nothing ended; `code` is None if it was still running."""
     return f"no answer in {limit_s:.0f} s" if code is None else f"no answer, exit code {code}"
 
 
 def read_gpus(accelerator: Accelerator) -> Any:
-    """One reading as JSON, or the `problem` of it."""
+    """Return one reading as JSON, or its `problem`."""
     found = accelerator.sample()
     if isinstance(found, NotKnown):
         return {"problem": found.reason}

@@ -14,7 +14,7 @@ class Cpu:
         self._last: tuple[int, int] | None = None
 
     def read_percent(self) -> float | None:
-        """None at the first reading: there is nothing to compare with."""
+        """Return the percentage; None at the first reading, which has nothing to compare with."""
         with open("/proc/stat", encoding="ascii") as handle:
             ticks = [int(word) for word in handle.readline().split()[1:9]]
         now = (sum(ticks), ticks[3] + ticks[4])  # all, idle and waiting for disks
@@ -25,13 +25,13 @@ class Cpu:
 
 
 def read_memory_mb() -> tuple[int, int]:
-    """Used and total, as `free` counts them."""
+    """Return used and total memory, as `free` counts them."""
     fields = _read_meminfo()
     return fields["MemTotal"] - fields["MemAvailable"], fields["MemTotal"]
 
 
 def read_swap_mb() -> int:
-    """Memory of the node in swap."""
+    """Return the node's memory in swap."""
     fields = _read_meminfo()
     return fields.get("SwapTotal", 0) - fields.get("SwapFree", 0)
 

@@ -143,7 +143,7 @@ class NvidiaAccelerator:
         return found
 
     def _find_named(self, text: str) -> Set[int]:
-        """Numbers of the GPUs whose addresses the tool names as those that it cannot reach."""
+        """Return the numbers of the GPUs whose addresses the tool names as unreachable."""
         addresses = {health.spell_address(word) for word in _LOST_ADDRESS.findall(text)}
         return {
             index
@@ -189,7 +189,7 @@ class NvidiaAccelerator:
         return found
 
     def _take_events(self) -> List[Finding]:
-        """Faults that NVML has reported since the first sample."""
+        """Return faults that NVML has reported since the first sample."""
         nvml = self._nvml
         if nvml is None:
             return []
@@ -311,7 +311,7 @@ class NvidiaAccelerator:
 
 
 def parse_rows(text: str, *, is_long: bool, known: int = 0) -> Known[Sequence[GpuSample]]:
-    """The rows of a query with their coverage; `[N/A]` becomes None.
+    """Parse the rows of a query, with their coverage; `[N/A]` becomes None.
 
     `known` GPUs have been seen before. A long query has the fields of MORE too.
     """
@@ -335,7 +335,7 @@ def parse_rows(text: str, *, is_long: bool, known: int = 0) -> Known[Sequence[Gp
 
 
 def parse_processes(text: str) -> Dict[str, List[int]]:
-    """From `nvidia-smi --query-compute-apps=gpu_uuid,pid`: pids by the GPU's uuid."""
+    """Parse `nvidia-smi --query-compute-apps=gpu_uuid,pid`; return pids by the GPU's uuid."""
     found: Dict[str, List[int]] = {}
     for line in text.splitlines():
         uuid, _, pid = (word.strip() for word in line.partition(","))
@@ -345,7 +345,7 @@ def parse_processes(text: str) -> Dict[str, List[int]]:
 
 
 def spell_throttle(bits: int) -> str:
-    """Words for why a GPU's clock is held down; empty for none, and for an idle one."""
+    """Name why a GPU's clock is lowered; empty if it is not, or only because the GPU is idle."""
     words = [word for bit, word in THROTTLES.items() if bits & bit]
     unknown = bits & ~sum(THROTTLES) & ~1
     return ", ".join([*words, *([hex(unknown)] if unknown else [])])
@@ -371,7 +371,7 @@ def _parse_row(line: str, is_long: bool) -> Optional[GpuSample]:
 
 
 def _open_nvml() -> Tuple[Any, str]:
-    """The module, or None with the reason."""
+    """Return the module, or None with the reason."""
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()
@@ -383,7 +383,7 @@ def _open_nvml() -> Tuple[Any, str]:
 
 def _make_ask(nvml: Any, device: Any) -> health.Ask:
     def ask(names: Sequence[str], *words: Any) -> Any:
-        """The answer of the first of these functions that this binding and this driver have."""
+        """Return the answer of the first of these functions that this binding and driver have."""
         for name in names:
             try:
                 return getattr(nvml, name)(device, *words)
@@ -446,7 +446,7 @@ def _list_device_files() -> List[Path]:
 
 
 def _describe(code: Optional[int], said: str) -> str:
-    """The tool's own words, else what became of it."""
+    """Return the tool's own words, or else how it ended."""
     lines = [line for line in said.strip().splitlines() if line.strip()]
     return lines[0].strip() if lines else describe_silence(code, SAMPLE_S)
 

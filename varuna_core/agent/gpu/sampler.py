@@ -106,7 +106,7 @@ class Sampler(threading.Thread):
         self._lines.write(json.dumps(sample).encode() + b"\n")
 
     def _read_gpus(self, accelerator: Accelerator) -> Tuple[Dict[str, Any], Sequence[GpuSample]]:
-        """Fields of the sample about GPUs, and our GPUs' readings.
+        """Return the sample's fields about GPUs, and our GPUs' readings.
 
         `gpus` are those that ours use, `gpus_not_known` is the reason where none could be read.
         """
@@ -139,7 +139,7 @@ class Sampler(threading.Thread):
         return {"gpus": readings}, ours
 
     def _choose_ours(self, samples: Sequence[GpuSample]) -> List[GpuSample]:
-        """The devices that the ranks may use: all of them where nothing tells, or names none."""
+        """Return the devices that the ranks may use: all if none are known or named."""
         chosen = [one for name in self._names or () for one in list_named(name, samples)]
         return sorted(set(chosen), key=lambda one: (one.index, one.slice or 0)) or list(samples)
 

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def find_master(attempt: AttemptFolder) -> Master | None:
-    """The master of this attempt, as long as the attempt is not over."""
+    """Return the master of this attempt, as long as the attempt is not over."""
     if not is_listed(attempt.master) or is_listed(attempt.outcome):
         return None
     value = read_json(attempt.master)
@@ -66,7 +66,7 @@ class Go:
 
 
 def find_go(attempt: AttemptFolder, opened: float) -> Go | None:
-    """The word of node 0 for the attempt that was opened then."""
+    """Return node 0's decision for the attempt that was opened then."""
     value = read_json(attempt.go) if is_listed(attempt.go) else None
     if not isinstance(value, dict) or value.get("opened") != opened:
         return None
@@ -76,7 +76,7 @@ def find_go(attempt: AttemptFolder, opened: float) -> Go | None:
 def wait_for_go(
     attempt: AttemptFolder, signals: Signals, plan: Plan, host: str, opened: float
 ) -> Go:
-    """The word of node 0, after the slowest node's deadline at the latest."""
+    """Wait for node 0's decision, until after the slowest node's deadline at most."""
     deadline_s = _report_deadline_s(plan) + 2 * LATECOMERS_S
     go = _poll(
         lambda: find_go(attempt, opened), attempt, signals, deadline_s, opened=opened, host=host
@@ -117,7 +117,7 @@ def say_go(attempt: AttemptFolder, opened: float, go: Go) -> None:
 
 
 def explain_not_ready(plan: Plan, reports: dict[int, NodeReport]) -> str | None:
-    """Why the ranks cannot start, naming nodes and what to do; None when they can."""
+    """Explain why the ranks cannot start, with nodes and remedies; return None if they can."""
     refused = [report for report in reports.values() if not report.ok]
     silent = [index for index in range(plan.num_nodes) if index not in reports]
     busy = [item.host for item in reports.values() if item.ok and not item.ready]
@@ -137,7 +137,7 @@ def explain_not_ready(plan: Plan, reports: dict[int, NodeReport]) -> str | None:
 
 
 def judge_not_ready(reports: Mapping[int, NodeReport]) -> EndCause:
-    """The cause that `explain_not_ready` puts into words."""
+    """Return the cause that `explain_not_ready` puts into words."""
     failed = [check for report in reports.values() for check in report.problems("fail")]
     if failed:
         is_container = all(check.name == "container" for check in failed)
@@ -199,7 +199,7 @@ def check_stop(attempt: AttemptFolder, signals: Signals, opened: float | None, h
 
 
 def explain_ending(name: str, host: str) -> Tuple[str, int, str, EndCause]:
-    """Kind, code, reason and cause of the stop of an agent that was asked to end."""
+    """Return kind, code, reason and cause of the stop of an agent that was asked to end."""
     if name in (GONE, SILENT):  # what became of the master, its own machine knows
         return "lost", NODE_LOST, f"{name}, seen first on {host}", EndCause.STOPPED
     # Who sent it, only the scheduler or the supervisor can say.

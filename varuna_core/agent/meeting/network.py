@@ -52,7 +52,7 @@ def parse_addresses(text: str) -> dict[str, str]:
 
 
 def find_route(address: str) -> Route | None:
-    """The route to an address; None where there is none. To an own one: its interface."""
+    """Return the route to an address, for an own address its interface; None without a route."""
     own = list_addresses()
     if address in own or address.startswith("127."):
         return Route(own.get(address, "lo"), address)
@@ -80,11 +80,8 @@ def resolve(name: str) -> list[str]:
 
 
 def find_outside_address(towards: list[str]) -> str | None:
-    """Own address on the cluster's network when the host name does not tell it.
-
-    That of the route to one of `towards`, else of the default route, else of the only real
-    interface.
-    """
+    """Return this host's address on the cluster's network: that of the route to one of `towards`,
+    else of the default route, else of the only real interface; None if there is none."""
     for address in [*towards, ANYWHERE]:
         route = find_route(address)
         if route is not None and not route.source.startswith("127."):

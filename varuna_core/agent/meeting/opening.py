@@ -69,7 +69,7 @@ def open_attempt(
 
 
 def choose_address(plan: Plan, host: str, env: Mapping[str, str], given: str | None = None) -> str:
-    """This host's address as the other nodes see it; `given` is believed where it is ours."""
+    """Return this host's address for the other nodes; `given` is used if it is an own address."""
     if plan.scheduler == "local":
         return "127.0.0.1"
     for believed in resolve(given) if given else []:
@@ -96,7 +96,7 @@ def _has_loopback_alone() -> bool:
 
 
 def advise_hosts_line(host: str, named: list[str], address: str | None) -> str:
-    """Say what is wrong with the host's name, and which line of /etc/hosts fixes it."""
+    """Describe what is wrong with the host's name, and the line of /etc/hosts that fixes it."""
     found = f"resolves to {', '.join(named)}" if named else "does not resolve"
     line = f"{address or '<its address>'} {host}"
     return f"{host} {found} on itself; put the line '{line}' in its /etc/hosts instead"
@@ -109,8 +109,8 @@ MOST_HEEDED = 50
 def pick_port(
     plan: Plan, attempt: int, job_id: str | None, wanted: int | None = None
 ) -> tuple[int, socket.socket]:
-    """A port where the master can listen, `wanted` before all others, and what keeps other runs
-    from it until it is closed."""
+    """Return a port for the master, preferably `wanted`, and a socket that, while open, keeps other
+    runs from the port."""
     ports = [*list_ports(_number_of(plan, job_id), attempt)]
     if plan.port is not None:
         ports = [plan.port]
@@ -129,7 +129,7 @@ def pick_port(
 
 
 def _number_of(plan: Plan, job_id: str | None) -> int:
-    """A number that differs between jobs; the tasks of an array, `4711_3`, may share a host."""
+    """Return a number that differs between jobs; tasks of an array, `4711_3`, may share a host."""
     digits = re.match(r"(\d+)(?:_(\d+))?", job_id or "")
     if digits is None:
         return zlib.crc32(plan.run.encode())
@@ -137,7 +137,7 @@ def _number_of(plan: Plan, job_id: str | None) -> int:
 
 
 def _scheduler_addresses(env: Mapping[str, str]) -> list[str]:
-    """Addresses on the cluster's network to look up a route to."""
+    """Return addresses on the cluster's network for which to look up a route."""
     found: list[str] = []
     for name in ("SLURM_LAUNCH_NODE_IPADDR", "SLURM_SUBMIT_HOST", "SSH_CONNECTION"):
         with contextlib.suppress(KeyError, IndexError):

@@ -39,7 +39,7 @@ Address = Tuple[str, int]
 def gather_evidence(
     ranks: Mapping[int, int], more: Mapping[str, Part], limit_s: float = LIMIT_S
 ) -> Dict[str, Any]:
-    """All parts by name; `ranks` has the pid of each rank, `more` the parts of others."""
+    """Gather all parts by name; `ranks` has the pid of each rank, `more` the parts of others."""
     own = {
         "processes": lambda: list_processes(ranks),
         "sockets": lambda: list_sockets(ranks),
@@ -72,7 +72,7 @@ def _run_part(found: Dict[str, Any], name: str, part: Part) -> None:
 
 
 def list_processes(ranks: Mapping[int, int]) -> List[Dict[str, Any]]:
-    """A rank's own process and those below it."""
+    """List a rank's own process and its descendants."""
     stats = list_stats()
     found = []
     for rank, main in sorted(ranks.items()):
@@ -106,7 +106,7 @@ def _list_threads(pid: int) -> List[Dict[str, Any]]:
 
 
 def list_sockets(ranks: Mapping[int, int]) -> List[Dict[str, Any]]:
-    """TCP connections of ranks; `peer` is the rank at the other end, where this node has it."""
+    """List TCP connections of ranks; `peer` is the rank at the other end, if it is on this node."""
     stats = list_stats()
     tables: Dict[str, Dict[int, Dict[str, Any]]] = {}
     found = []
@@ -137,7 +137,7 @@ def _read_tables(pid: int) -> Iterator[Dict[str, Any]]:
 
 
 def parse_socket(line: str) -> Dict[str, Any]:
-    """A line of /proc/net/tcp or tcp6."""
+    """Parse a line of /proc/net/tcp or tcp6."""
     words = line.split()
     unsent, unread = (int(word, 16) for word in words[4].split(":"))
     state = int(words[3], 16)
@@ -153,7 +153,7 @@ def parse_socket(line: str) -> Dict[str, Any]:
 
 
 def _parse_address(word: str) -> Address:
-    """The kernel prints each four bytes of an address as one number of its own byte order."""
+    """Parse an address, of which the kernel prints four bytes as one number in its byte order."""
     host, _, port = word.partition(":")
     numbers = [int(host[at : at + 8], 16) for at in range(0, len(host), 8)]
     packed = struct.pack(f"={len(numbers)}I", *numbers)
@@ -164,7 +164,7 @@ def _parse_address(word: str) -> Address:
 
 
 def describe_queues(sockets: Any) -> List[str]:
-    """Bytes that one rank sent and another has not taken, the most first."""
+    """Describe bytes that a rank has received but not read, the most first."""
     found: Dict[Tuple[int, str], int] = {}
     for one in sockets if isinstance(sockets, list) else ():
         if one["state"] == "listen" or not one["unread"] or one["peer"] == one["rank"]:
@@ -183,7 +183,7 @@ def describe_queues(sockets: Any) -> List[str]:
 
 
 def list_kernel_lines() -> Any:
-    """Its last lines; empty where there are none, a problem where they may not be read."""
+    """Return the kernel log's last lines, or the problem if they may not be read."""
     log = KernelLog(is_whole=True)
     if log.problem:
         return {"problem": log.problem}
@@ -200,7 +200,7 @@ def list_kernel_lines() -> Any:
 
 
 def read_ras_address(pids: Iterable[int]) -> Address:
-    """The address at which a rank's NCCL listens: NCCL_RAS_ADDR, else NCCL's default."""
+    """Return the address at which a rank's NCCL listens: NCCL_RAS_ADDR, else NCCL's default."""
     for pid in pids:
         host, mark, port = read_environment(pid).get("NCCL_RAS_ADDR", "").rpartition(":")
         if mark and port.isdecimal():
@@ -209,8 +209,8 @@ def read_ras_address(pids: Iterable[int]) -> Address:
 
 
 def ask_nccl(address: Address) -> Dict[str, str]:
-    """NCCL's words about its communicators: a text protocol of lines, the last answer until its
-    end. https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html"""
+    """Ask NCCL about its communicators in a text protocol of lines; return the last answer.
+    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html"""
     with socket.create_connection(address, timeout=1.0) as link:
         link.settimeout(RAS_S + 1)
         lines = link.makefile("rwb")

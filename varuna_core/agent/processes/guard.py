@@ -354,7 +354,7 @@ class Guard(threading.Thread):
         return finding
 
     def _find_cut(self, others: Sequence[int], nodes: Mapping[int, NodeSigns]) -> Dict[int, str]:
-        """Nodes without a connection; this one where no other has one."""
+        """Find nodes that are cut off; if all other nodes are, return only this node."""
         cut = read_cut(self._attempt) & set(others)
         if len(cut) > 1 and len(cut) == len(others):
             cut = frozenset((self._node.index,))
@@ -366,7 +366,7 @@ class Guard(threading.Thread):
         return nodes[index].node if index in nodes else self._beats.find_host(index)
 
     def _ask_scheduler(self, hosts: Mapping[str, int]) -> List[int]:
-        """Nodes that Slurm calls down, or that do not answer it."""
+        """Return nodes that Slurm reports as down, or that do not answer it."""
         if self._plan.scheduler not in UNDER_SLURM or time.monotonic() < self._next_question:
             return self._down
         self._next_question = time.monotonic() + QUESTION_S
@@ -378,7 +378,7 @@ class Guard(threading.Thread):
     # Looks.
 
     def _find_inner(self, mains: Mapping[int, int]) -> Dict[int, int]:
-        """The processes that count steps below a launcher, by rank; the launcher before them."""
+        """Return the processes below a launcher that count steps, by rank, or else the launcher."""
         below = list_below(list(mains.values()), list_stats())
         found = {}
         for rank, path in self._attempt.list_steps().items():
@@ -389,7 +389,7 @@ class Guard(threading.Thread):
         return found or dict(mains)
 
     def _read_tokens(self, mains: Mapping[int, int], now: float) -> bool:
-        """True where a step was made that belongs to a rank which was silent."""
+        """Return True if a silent rank has made a step."""
         has_stepped = False
         for rank in mains:
             track = self._tracks.setdefault(rank, RankTrack(now))
@@ -399,7 +399,7 @@ class Guard(threading.Thread):
         return has_stepped
 
     def _read_progress(self, rank: int) -> Progress:
-        """By the rank's count of optimizer steps; of a built-in program by its node's trace."""
+        """Read the rank's count of optimizer steps, or its node's trace for a built-in program."""
         with contextlib.suppress(OSError):
             if not self._plan.count_steps:
                 with open(self._attempt.node_trace(self._node.index), "rb") as handle:
@@ -536,7 +536,7 @@ class Guard(threading.Thread):
         return {0: measure_received(pid)}
 
     def _ask(self, rank: int) -> bool:
-        """False where nobody listens."""
+        """Ask the rank; return False if nobody listens."""
         with contextlib.suppress(OSError):
             fd = os.open(self._attempt.ask(rank), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
@@ -547,14 +547,14 @@ class Guard(threading.Thread):
         return False
 
     def _drop_answer(self, rank: int) -> bool:
-        """False where there is none."""
+        """Drop an answer; return False if there is none."""
         with contextlib.suppress(OSError):
             self._attempt.where(rank).unlink()
             return True
         return False
 
     def _read_answer(self, rank: int) -> Tuple[Mapping[str, Any], int]:
-        """The rank's last answer and its size."""
+        """Return the rank's last answer and its size."""
         path, size = self._attempt.where(rank), 0
         with contextlib.suppress(OSError):
             size = path.stat().st_size
@@ -643,14 +643,14 @@ class Guard(threading.Thread):
 
 
 def choose_action(plan: Plan) -> HangAction:
-    """The action that the conf asks for: with `auto` a restart where a failure would get one."""
+    """Return the conf's action: with `auto`, a restart if a failure would get one."""
     if plan.hang_do == "auto":
         return HangAction.RESTART if plan.morph or plan.restarts else HangAction.REPORT
     return HangAction(plan.hang_do)
 
 
 def parse_down(text: str, hosts: Mapping[str, int]) -> List[int]:
-    """Nodes of `scontrol --oneliner show node` that are down or do not answer."""
+    """Parse `scontrol --oneliner show node`; return nodes that are down or do not answer."""
     found = []
     for line in text.splitlines():
         name = re.search(r"(?:^|\s)NodeName=(\S+)", line)
@@ -668,7 +668,7 @@ def _find_main_frames(answer: Mapping[str, Any]) -> List[Mapping[str, Any]]:
 
 
 def _is_debugged(answer: Mapping[str, Any]) -> bool:
-    """True where a thread stands in a debugger: its prompt, or its wait for the client."""
+    """Return True if a thread is in a debugger: at its prompt, or waiting for a client."""
     for thread in answer.get("threads") or ():
         frames = thread.get("frames") or () if isinstance(thread, dict) else ()
         names = [str(one.get("filename")) for one in frames[:12] if isinstance(one, dict)]
@@ -680,13 +680,13 @@ def _is_debugged(answer: Mapping[str, Any]) -> bool:
 
 
 def _list_own(frames: List[Mapping[str, Any]]) -> List[Mapping[str, Any]]:
-    """Frames of the program itself: neither Python's own files nor installed ones."""
+    """List frames of the program itself: neither Python's own files nor installed ones."""
     marks = ("/lib/python3", "-packages/", "<frozen ")
     return [one for one in frames if not any(x in str(one.get("filename")) for x in marks)]
 
 
 def _name_place(frames: List[Mapping[str, Any]]) -> str:
-    """The innermost frame of the program's own, else the innermost."""
+    """Return the innermost frame of the program itself, else the innermost one."""
     for one in _list_own(frames)[:1] or frames[:1]:
         name = os.path.basename(str(one.get("filename")))
         return f"{one.get('name')} ({name}:{one.get('line')})"
@@ -694,7 +694,7 @@ def _name_place(frames: List[Mapping[str, Any]]) -> str:
 
 
 def _is_held_by_a_person(pid: int) -> bool:
-    """True if a debugger traces the process, or a terminal's job control may have stopped it."""
+    """Return True if a debugger traces the process or a terminal may have stopped it."""
     try:
         text = Path(f"/proc/{pid}/status").read_text(errors="replace")
         if "\nTracerPid:\t0\n" not in text and "\nTracerPid:" in text:
@@ -706,7 +706,7 @@ def _is_held_by_a_person(pid: int) -> bool:
 
 
 def _read_main_thread(pid: int) -> float:
-    """Seconds of processor time of its main thread."""
+    """Return the main thread's seconds of processor time."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         text = Path(f"/proc/{pid}/task/{pid}/stat").read_text(errors="replace")
         words = text.rpartition(")")[2].split()
@@ -721,7 +721,7 @@ def _read_channel(pid: int) -> str:
 
 
 def _read_bytes(pid: int) -> int:
-    """Bytes that it read and wrote, files and pipes alike."""
+    """Return the bytes that the process read and wrote, in files and pipes."""
     with contextlib.suppress(OSError, ValueError):
         words = Path(f"/proc/{pid}/io").read_text().split()
         return int(words[1]) + int(words[3])

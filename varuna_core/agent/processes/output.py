@@ -108,7 +108,7 @@ def cut_middle(path: Path, size: int, most: int, before: Cut | None) -> Cut | No
 
 
 def _locate_line(fd: int, at: int) -> int:
-    """Position at which the next line begins."""
+    """Return the position at which the next line begins."""
     return at + os.pread(fd, LINE_BYTES, at).find(b"\n") + 1
 
 
@@ -230,7 +230,7 @@ class Pump(threading.Thread):
             self._end(key.fd, key.data)
 
     def last_error(self, rank: int, timeout_s: float) -> str:
-        """The rank's last line on stderr, once its pipes are read to their end."""
+        """Return the rank's last line on stderr, once its pipes are read to their end."""
         deadline = time.monotonic() + timeout_s
         for stream in self._streams[rank]:
             # A process that the rank left in another session may hold the pipe for ever.
@@ -250,7 +250,7 @@ class Pump(threading.Thread):
         return max((one.last_at for one in words), default=float("-inf"))
 
     def find_exception(self, rank: int) -> str:
-        """The exception of the rank's last traceback; call it after `last_error`."""
+        """Return the exception of the rank's last traceback; call this after `last_error`."""
         return self._words[rank].exception
 
     def close(self, timeout_s: float) -> None:

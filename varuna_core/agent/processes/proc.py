@@ -137,7 +137,7 @@ class ContainerProcesses:
         self._started = 0
 
     def find_main(self) -> int | None:
-        """The program itself: the first process, and parent of the others."""
+        """Return the program itself: the first process, which is the parent of the others."""
         if self._main is not None:
             stat = read_stat(self._main)
             if stat is not None and stat.started == self._started and stat.is_alive:
@@ -151,7 +151,7 @@ class ContainerProcesses:
         return self._main
 
     def find_group(self) -> list[int]:
-        """The program, and those of its children that share its process group."""
+        """Return the program, and those of its children that share its process group."""
         main = self.find_main()
         found = self._find()
         if main not in found:
@@ -159,7 +159,7 @@ class ContainerProcesses:
         return [pid for pid, stat in found.items() if stat.group == found[main].group]
 
     def find_all(self) -> list[int]:
-        """Also those that ran off in groups of their own."""
+        """Return all processes, also those that have left for process groups of their own."""
         return list(self._find())
 
     def _find(self) -> dict[int, Stat]:

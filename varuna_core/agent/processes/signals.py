@@ -44,7 +44,7 @@ class Signals:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
 
     def hold(self, tether: int, silence_s: float) -> None:
-        """From now on the end of this input, or so long a silence, asks the agent to end."""
+        """Ask the agent to end if this input ends, or if it is silent for this long."""
         os.set_blocking(tether, False)
         self._tether, self._silence_s, self._heard = tether, silence_s, time.monotonic()
 
@@ -79,12 +79,12 @@ class Signals:
             os.write(self._writer, b"\0")
 
     def forward(self, number: int) -> None:
-        """A signal for the ranks that came another way; from any thread."""
+        """Take a signal for the ranks that came another way; may be called from any thread."""
         self._forward.append(number)
         self.wake()
 
     def take_forwarded(self) -> list[int]:
-        """Signals for the ranks since the last call."""
+        """Return signals for the ranks since the last call."""
         taken, self._forward = self._forward, []
         return taken
 

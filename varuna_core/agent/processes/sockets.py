@@ -22,7 +22,7 @@ PORTS, INODE, BODY, RECEIVED = 4, 68, 72, 128
 
 
 def list_inodes(pid: int) -> Iterator[int]:
-    """The sockets that a process holds."""
+    """List the sockets that a process holds."""
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):
@@ -32,7 +32,7 @@ def list_inodes(pid: int) -> Iterator[int]:
 
 
 def has_socket(pid: int, port: int) -> bool:
-    """True if the process has a TCP connection to this port, or listens there."""
+    """Return True if the process has a TCP connection to this port, or listens there."""
     found, mark = set(), f":{port:04X}"
     with contextlib.suppress(OSError, IndexError):
         for name in ("tcp", "tcp6"):
@@ -44,8 +44,8 @@ def has_socket(pid: int, port: int) -> bool:
 
 
 def read_received(besides: int) -> Dict[int, int]:
-    """Bytes received so far by each TCP connection of this network namespace, by inode; those of
-    one port are left out. OSError where the kernel does not say."""
+    """Return bytes received by each TCP connection of this network namespace, by inode, without
+    those of one port; raise OSError if the kernel does not tell."""
     found = {}
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, SOCK_DIAG) as link:
         link.settimeout(LIMIT_S)
@@ -80,7 +80,7 @@ def _find_received(attributes: bytes) -> int:
 
 
 def measure_received(pid: int) -> int:
-    """Bytes that all of a process' network namespace received, but those from itself."""
+    """Return the bytes that a process' network namespace received, except from itself."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         lines = Path(f"/proc/{pid}/net/dev").read_text().splitlines()[2:]
         parts = [line.partition(":") for line in lines]

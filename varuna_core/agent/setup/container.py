@@ -64,7 +64,7 @@ _LIBRARIES = (
 def build_entry(
     env: Mapping[str, str], workdir: str, *, reads_image: bool, python_path: str | None = None
 ) -> str:
-    """The code: the image's variables, ours over them, the home folder, the working directory.
+    """Build shell code that sets the image's variables, then ours, home and working folders.
 
     `python_path` comes before the PYTHONPATH of both.
     """
@@ -92,7 +92,7 @@ def _export(name: str, value: str) -> str:
 
 
 def _set(name: str, value: str) -> str:
-    """An assignment of plain ASCII on one line, whatever the value is."""
+    """Return an assignment in plain ASCII on one line, for any value."""
     if _PLAIN.match(value):
         quoted = value.replace("'", "'\\''")
         return f"{name}='{quoted}'; "
@@ -110,7 +110,7 @@ _OF_STEP = re.compile(r"(SLURM|SBATCH|SRUN|SPANK|_SLURM|PMI|PYXIS|ENROOT)|(PWD|O
 
 
 def choose_container(site: Site) -> tuple[ContainerPlan | None, list[Check]]:
-    """The first of the plan's runtimes that works here."""
+    """Return the first of the plan's runtimes that works here."""
     said = []
     for container in site.plan.containers:
         problem = _probe(site, container)
@@ -124,14 +124,14 @@ def choose_container(site: Site) -> tuple[ContainerPlan | None, list[Check]]:
 
 
 def fail_check(site: Site, text: str) -> Check:
-    """The failed check of a container, with the remedy where the run's known lines have one."""
+    """Return a container's failed check, with the remedy of the run's known lines, if any."""
     from varuna_core.agent.setup.known_lines import add_remedy  # slow: the whole catalogue
 
     return Check("container", FAIL, add_remedy(site.run, site.plan, text))
 
 
 def _probe(site: Site, container: ContainerPlan) -> str | None:
-    """Why it does not work, or None."""
+    """Return why the runtime does not work; None if it works."""
     env = build_environment(container, site.env)
     if find_program(container.probe[0], env.get("PATH")) is None:
         return "not installed"
@@ -142,14 +142,14 @@ def _probe(site: Site, container: ContainerPlan) -> str | None:
 
 
 def build_environment(container: ContainerPlan, own: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the runtime's own processes."""
+    """Return the environment of the runtime's own processes."""
     base = {name: value for name, value in own.items() if not _STRAY.match(name)}
     base.setdefault("USER", str(os.getuid()))  # charliecloud refuses to start without one
     return {**base, **container.env}
 
 
 def leave_step(own: Mapping[str, str], is_folder: Callable[[str], bool]) -> dict[str, str]:
-    """The environment of an agent inside a container, as far as its ranks may have it."""
+    """Return the part of the environment of an agent in a container that its ranks may have."""
     kept = (*filter(is_kept_of_slurm, own), "SLURM_JOB_ID")
     env = {name: own[name] for name in own if not _OF_STEP.match(name) or name in kept}
     env.setdefault("PATH", PATH)
@@ -161,7 +161,7 @@ def leave_step(own: Mapping[str, str], is_folder: Callable[[str], bool]) -> dict
 
 
 def fill_in(words: Sequence[str], site: Site, rank: int | None = None) -> tuple[str, ...]:
-    """Words with `%{node}`, `%{attempt}`, `%{rank}`, `%{folder}` and the like in them."""
+    """Replace `%{node}`, `%{attempt}`, `%{rank}`, `%{folder}` and the like in words."""
     known = {
         "node": site.host,
         "attempt": str(site.attempt.number),
@@ -188,7 +188,7 @@ def fill_in(words: Sequence[str], site: Site, rank: int | None = None) -> tuple[
 
 
 def _share_batch(plan: Plan) -> Optional[int]:
-    """Samples of a step for each replica, where the conf says how many all have."""
+    """Return the samples of a step for each replica, if the conf gives the total."""
     batch = plan.env.get(VARIABLES["train.global_batch_size"], "")
     return int(batch) // plan.data if batch.isdecimal() else None
 
@@ -262,6 +262,6 @@ def _run_step(
 
 
 def read_last_words(text: str) -> str:
-    """The last three lines of what a command said, on one."""
+    """Return the last three lines of a command's output as one line."""
     lines = dict.fromkeys(line.strip() for line in text.splitlines() if line.strip())
     return " | ".join(list(lines)[-3:])

@@ -91,7 +91,7 @@ def build_rank(
     own: Mapping[str, str],
     container: ContainerPlan | None,
 ) -> RankStart:
-    """The start of one rank; `own` is the agent's environment."""
+    """Build the start of one rank; `own` is the agent's environment."""
     rank = node.first_rank + local_rank
     command = plan.command_of(rank)
     job = find_job_id(plan.scheduler, own, meeting.job_id)
@@ -144,7 +144,7 @@ def build_rank(
 
 
 def map_devices(group: GroupPlan, visible: str | None) -> str | None:
-    """The variable of visible devices for the group's indices, which count those in `visible`."""
+    """Return the variable of visible devices for the group's indices into `visible`."""
     if group.devices is None:
         return None
     seen = split_devices(visible) if visible is not None else None
@@ -157,7 +157,7 @@ def map_devices(group: GroupPlan, visible: str | None) -> str | None:
 
 
 def find_devices(group: GroupPlan, visible: str | None) -> list[str] | None:
-    """The names of the GPUs that the ranks use; None where nothing tells."""
+    """Return the names of the GPUs that the ranks use; None if not known."""
     mapped = map_devices(group, visible)
     return split_devices((mapped if mapped is not None else visible) or "") or None
 
@@ -181,7 +181,7 @@ def _defaults(
 def _world(
     plan: Plan, node: NodePlan, local_rank: int, meeting: Meeting, job: str | None
 ) -> dict[str, str]:
-    """The variables of the rank's place among all ranks."""
+    """Return the variables of the rank's place among all ranks."""
     place = place_rank(plan, node, local_rank, meeting.hosts)
     attempt = RunFolder(meeting.run).attempt(meeting.attempt)
     facts = Rendezvous(
@@ -198,12 +198,12 @@ def _world(
 
 
 def _count_inner_ranks(node: NodePlan) -> dict[str, str]:
-    """The number of ranks that the node's one process starts."""
+    """Return the number of ranks that the node's one process starts."""
     return {"VJOB_NODE_RANKS": str(node.group.inner_ranks or node.group.ranks)}
 
 
 def _place(plan: Plan, rank: int) -> dict[str, str]:
-    """The variables of the rank's place in the layout."""
+    """Return the variables of the rank's place in the layout."""
     found = {
         "VJOB_STAGE_MAP": plan.stage_map,
         "VJOB_PIPELINE": str(plan.pipeline),

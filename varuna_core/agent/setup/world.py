@@ -87,7 +87,7 @@ class Rendezvous:
 
 
 def build_world(launch: str, place: Place, meeting: Rendezvous) -> Dict[str, str]:
-    """All variables that say where a process is; none of them may be overridden.
+    """Build all variables of a process's place, none of which may be overridden.
 
     `place` counts ranks for `torchrun` and `srun`, and processes for `python` and `node`.
     """
@@ -108,7 +108,7 @@ def place_rank(plan: Plan, node: NodePlan, local_rank: int, hosts: Tuple[str, ..
 
 
 def build_torchrun_variables(place: Place, meeting: Rendezvous) -> Dict[str, str]:
-    """The variables that torchrun sets for each rank, and NODE_RANK."""
+    """Build the variables that torchrun sets for each rank, and NODE_RANK."""
     rank, world, node = str(place.rank), str(place.world), str(place.node)
     return {
         "RANK": rank,
@@ -140,7 +140,7 @@ TORCHRUN_DEFAULTS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 
 
 def build_node_variables(place: Place, meeting: Rendezvous) -> Dict[str, str]:
-    """The variables by which a launcher on each node starts the ranks of its own."""
+    """Build the variables with which a launcher on each node starts its ranks."""
     return {
         "NODE_RANK": str(place.node),
         "MASTER_ADDR": meeting.address,
@@ -149,7 +149,7 @@ def build_node_variables(place: Place, meeting: Rendezvous) -> Dict[str, str]:
 
 
 def build_slurm_variables(place: Place, meeting: Rendezvous) -> Dict[str, str]:
-    """The variables that srun with one task a process sets, for one job of all nodes."""
+    """Build the variables that srun sets with one task per process, for one job of all nodes."""
     job, tasks, nodes = str(meeting.job_id), str(place.world), str(len(place.node_ranks))
     layout = _spell_counts(place.node_ranks)
     found = {
@@ -174,13 +174,13 @@ def build_slurm_variables(place: Place, meeting: Rendezvous) -> Dict[str, str]:
 
 
 def _spell_counts(counts: Tuple[int, ...]) -> str:
-    """Slurm's way to write numbers of tasks: `2(x3),1`."""
+    """Spell numbers of tasks as Slurm does: `2(x3),1`."""
     runs = [(count, len(list(same))) for count, same in groupby(counts)]
     return ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in runs)
 
 
 def find_job_id(scheduler: str, own: Mapping[str, str], first: Optional[str]) -> Optional[str]:
-    """The job's number for all ranks; None where they do not run under Slurm.
+    """Return the job's number for all ranks; None if they do not run under Slurm.
 
     `first` is what the run's first job is called. A task of an array has a number besides.
     """
@@ -191,17 +191,17 @@ def find_job_id(scheduler: str, own: Mapping[str, str], first: Optional[str]) ->
 
 
 def is_kept_of_slurm(name: str) -> bool:
-    """True for a variable of Slurm's that holds for each rank on the node as for its agent."""
+    """Return True for a variable of Slurm that is equal for the agent and the ranks of the node."""
     return _KEPT_OF_SLURM.match(name) is not None
 
 
 def is_of_launcher(name: str) -> bool:
-    """True for a variable by which torchrun, srun or MPI tells a process its place."""
+    """Return True for a variable with which torchrun, srun or MPI tells a process its place."""
     return any(one.match(name) for one in (_TORCHRUN, _SLURM, _ENDS_WITH_AGENT))
 
 
 def leave_agent(own: Mapping[str, str], run: str, *, under_slurm: bool) -> Dict[str, str]:
-    """The agent's environment without what tells of its own task, or of an outer launcher."""
+    """Return the agent's environment without variables of its own task or of an outer launcher."""
     found = {
         name: value
         for name, value in own.items()
@@ -217,5 +217,5 @@ def leave_agent(own: Mapping[str, str], run: str, *, under_slurm: bool) -> Dict[
 
 
 def follows_place(name: str) -> bool:
-    """True for a variable that is read when processes meet, and not at an import."""
+    """Return True for a variable that is read when processes meet, and not at an import."""
     return bool(_TORCHRUN.match(name) or _SLURM.match(name))

@@ -138,7 +138,7 @@ class LogPoints:
 
 
 def _name_metrics(line: Iteration) -> Dict[str, float]:
-    """`validation/loss`, `test/acc`."""
+    """Name the metrics of an evaluation: `validation/loss`, `test/acc`."""
     return {
         f"{'validation' if split == 'val' else split}/{name}": value
         for split, metrics in line.evaluations.items()
@@ -240,7 +240,8 @@ class AttemptPoints:
         return follower
 
     def _find_nodes(self) -> None:
-        """A node's name is known once it has reported."""
+        """Begin to read the files of nodes whose names are known, which is once they have
+        reported."""
         last = self._plan.node_of_rank(self._plan.world - 1).index
         indices = [*range(min(self._plan.num_nodes, MOST_NODES)), last]
         for index in indices:
@@ -329,7 +330,7 @@ class AttemptPoints:
         return {name: float(value) for name, value in found.items() if value is not None}
 
     def _list_sample(self, host: str, sample: Dict[str, Any]) -> Dict[str, float]:
-        """Numbers of a sample by name; each name is one text, however many samples there are."""
+        """List numbers of a sample by name; all samples share the texts of the names."""
         found: Dict[str, float] = {}
         gpus = sample.get("gpus")
         parts = [(f"node/{host}", sample, NODE_FIELDS)]
@@ -354,7 +355,7 @@ class AttemptPoints:
     def _point(
         self, stream: str, step: int, moment: float, values: Dict[str, float], text: str = ""
     ) -> Optional[Point]:
-        """None where another rank said all of it of the same step."""
+        """Build a point; return None if another rank has given all of its values for the step."""
         is_by_step = stream.partition(" ")[0] in BY_STEP
         is_once = is_by_step and stream != LOSSES
         base = float(step) if is_by_step else moment
@@ -374,14 +375,14 @@ class AttemptPoints:
 
 
 def count_values(point: Point) -> int:
-    """Weight of a point in a bounded list: one more than its values."""
+    """Return the weight of a point in a bounded list: one more than its values."""
     return 1 + len(point.values)
 
 
 def _find_sizes(
     run: RunFolder, plan: Plan, attempt: AttemptFolder
 ) -> Tuple[Optional[float], Optional[float]]:
-    """Samples of a step, and tokens of a sample, where the run folder tells."""
+    """Return samples per step and tokens per sample, if the run folder has them."""
     for path in (attempt.training, run.training):
         try:
             training = read_training(path)

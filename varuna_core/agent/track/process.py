@@ -66,7 +66,7 @@ class TrackerProcess:
         self._process: Optional[RankProcess] = None
 
     def start(self, meeting: Meeting) -> None:
-        """From the main thread, with which it dies."""
+        """Start the tracker; call it from the main thread, with which the tracker dies."""
         try:
             start = build_start(self._site, meeting)
             if start is None:
@@ -78,7 +78,7 @@ class TrackerProcess:
             self._say(f"the tracker could not be started: {error.strerror}")
 
     def poll(self) -> None:
-        """Say it if the tracker has ended while ranks run."""
+        """Report if the tracker has ended while ranks run."""
         code = None if self._process is None else self._process.poll()
         if code is not None:
             self._process = None
@@ -86,7 +86,7 @@ class TrackerProcess:
             self._say(f"the tracker {how}; training continues without it")
 
     def end(self, *, left_s: float = END_S) -> None:
-        """The ranks have ended: wait for it so long, but SHORT_END_S at least, then kill it."""
+        """Wait this long for the tracker after the ranks' end, or SHORT_END_S; then kill it."""
         if self._process is None:
             return
         deadline = time.monotonic() + min(max(left_s, SHORT_END_S), END_S)

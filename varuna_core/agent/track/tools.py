@@ -46,7 +46,7 @@ class Tracked:
     """Of the conf's `track.plugins`, for a plug-in."""
 
     def list_config(self) -> Dict[str, Any]:
-        """Settings of the run, as tools show them."""
+        """List the run's settings as tools show them."""
         plan, record = self.plan, read_record(self.run)
         found = {
             **self.track.config,
@@ -204,7 +204,7 @@ class Mlflow(Tool):
         return str(made.info.run_id)
 
     def _log_params(self) -> None:
-        """Those that the run lacks: MLflow refuses another value, such as that of a morph."""
+        """Log parameters that the run lacks: MLflow refuses other values, as after a morph."""
         known = self._client.get_run(self._id).data.params
         params = [
             self._entities.Param(name, str(value)[:PARAM_CHARS])
@@ -313,18 +313,18 @@ GROUP = "vjob.trackers"
 
 
 def list_tools(track: TrackPlan, run: RunFolder) -> List[str]:
-    """Names of the tools that the run asks for, those of plug-ins last."""
+    """List the names of the tools that the run asks for, those of plug-ins last."""
     return [*(name for name in TOOLS if getattr(track, name)), *read_settings(run)]
 
 
 def read_settings(run: RunFolder) -> Dict[str, Any]:
-    """The conf's `track.plugins`: the settings of each plug-in by its name."""
+    """Read the conf's `track.plugins`: the settings of each plug-in by its name."""
     found = read_json(run.trackers)
     return found if isinstance(found, dict) else {}
 
 
 def choose_tool(name: str) -> Callable[[Tracked], Tool]:
-    """The class of a tool; ImportError where its plug-in was left out."""
+    """Return the class of a tool; raise ImportError if its plug-in was ignored."""
     found = TOOLS.get(name) or load_plugin(GROUP, name)
     if found is None:
         raise ImportError(f"the plug-in of {GROUP} was ignored")
@@ -332,7 +332,7 @@ def choose_tool(name: str) -> Callable[[Tracked], Tool]:
 
 
 def shorten(error: BaseException, environ: Optional[Mapping[str, str]] = None) -> str:
-    """The first line of an error, without what is secret in it."""
+    """Return the first line of an error, without secrets."""
     text = (str(error).strip().splitlines() or [""])[0] or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror

@@ -88,7 +88,7 @@ class Feed:
         return self.first + len(self.batches)
 
     def add(self, batch: Batch) -> None:
-        """The oldest ones give way to it."""
+        """Add a batch; the oldest batches are dropped to make room."""
         with self.changed:
             if self.places:
                 self.batches.append(batch)
@@ -98,13 +98,13 @@ class Feed:
             self.changed.notify_all()
 
     def note(self, name: str, place: int) -> None:
-        """A tool has seen so many."""
+        """Note that a tool has handled the points up to `place`."""
         with self.changed:
             self.places[name] = place
             self._drop(min(self.places.values()))
 
     def leave(self, name: str) -> None:
-        """A tool wants no more."""
+        """Note that a tool wants no more points."""
         with self.changed:
             self.places.pop(name, None)
             self._drop(min(self.places.values(), default=self.end))
@@ -143,7 +143,7 @@ class Reading:
     """The last one."""
 
     def open(self, number: int, read: Mapping[str, Any]) -> Optional[AttemptPoints]:
-        """A reader that goes on where `read` tells; None where the attempt has no plan."""
+        """Return a reader that continues where `read` stopped; None if the attempt has no plan."""
         attempt, plan = self.run.attempt(number), read_attempt_plan(self.run, number)
         if plan is None:
             return None
@@ -252,7 +252,7 @@ class ToolThread(threading.Thread):
             self._say(error)
 
     def _try(self, work: Callable[[], None]) -> bool:
-        """Until it works, or one last time when the attempt is over."""
+        """Repeat the work until it succeeds, one last time when the attempt is over."""
         wait_s = RETRY_S
         while True:
             is_last = self._feed.is_over
@@ -333,7 +333,7 @@ class Tracker:
         return thread
 
     def _read(self, points: AttemptPoints, *, final: bool = False) -> None:
-        """All that there is by now, piece by piece."""
+        """Read everything that exists by now, piece by piece."""
         is_all = False
         while not is_all:
             found, is_all = points.read(final=final)
@@ -353,7 +353,7 @@ class Tracker:
         return {rank: value for rank, value in found.items() if not first or rank in ranks}
 
     def _say(self, text: str) -> None:
-        """In the job's own output and the run's events; a full disk is no reason to end."""
+        """Report in the job's output and the run's events, in spite of a full disk."""
         with contextlib.suppress(OSError):
             print(f"vjob track: {text}", file=_SAID, flush=True)
         with contextlib.suppress(OSError):
