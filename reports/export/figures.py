@@ -22,25 +22,25 @@ NO_TRACE = "no rank wrote a trace (docs/report.md, The trace)"
 
 
 def overview(job: JobLike) -> go.Figure:
-    """Figure of the whole run: work of ranks, events, step times, loss and GPUs over time."""
+    """Draw the whole run: work of ranks, events, step times, loss and GPUs over time."""
     tables = load_job(job)
     return _build(draw_run(tables.job, tables.analysis), f"{tables.name}: nothing to draw yet")
 
 
 def stages(job: JobLike) -> go.Figure:
-    """Figure of each stage's work in the median step, with the plan's estimate."""
+    """Draw each stage's work in the median step, with the plan's estimate."""
     tables = load_job(job)
     return _build(run_page.draw_stages(tables.job, tables.analysis), f"{tables.name}: {NO_TRACE}")
 
 
 def shares(job: JobLike) -> go.Figure:
-    """Figure of the median step's time by stage and kind."""
+    """Draw the median step's time by stage and kind."""
     tables = load_job(job)
     return _build(run_page.draw_shares(tables.analysis), f"{tables.name}: {NO_TRACE}")
 
 
 def training(job: JobLike) -> go.Figure:
-    """Figure of loss, gradient norm, loss scale and learning rate by step."""
+    """Draw loss, gradient norm, loss scale and learning rate by step."""
     tables = load_job(job)
     missing = f"{tables.name}: no log has a line about a step"
     return _build(run_page.draw_training(tables.analysis), missing)
@@ -54,7 +54,7 @@ def timers(job: JobLike) -> go.Figure:
 
 
 def losses(*jobs: JobLike) -> go.Figure:
-    """Figure of the loss by step of one or several jobs, with a line for each job and attempt."""
+    """Draw the loss by step of one or several jobs, with a line for each job and attempt."""
     every = [load_job(job) for job in jobs]
     rows, lines = FigureRows(), []
     for number, tables in enumerate(every):
@@ -71,7 +71,7 @@ def losses(*jobs: JobLike) -> go.Figure:
 
 
 def memory(job: JobLike) -> go.Figure:
-    """Figure of memory over time: of GPUs by their samples, or of ranks by Megatron's lines."""
+    """Draw memory over time: of GPUs by their samples, or of ranks by Megatron's lines."""
     tables = load_job(job)
     figure = run_page.draw_memory(tables.job)
     return _build(figure, f"{tables.name}: no samples of GPUs, and no lines about memory")

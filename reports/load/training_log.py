@@ -683,7 +683,7 @@ _MOST_HEADS = 32
 
 
 def _has_header(block: bytes, lines: list[tuple[int, int]]) -> bool:
-    """True if one of the first lines names the columns of a table."""
+    """Return True if one of the first lines names the columns of a table."""
     texts = (block[begin:end].decode("utf-8", "replace") for begin, end in lines[:_MOST_HEADS])
     return any(Tables().read_header(split_tag(clean(text))[1]) for text in texts)
 

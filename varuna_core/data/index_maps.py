@@ -49,7 +49,7 @@ class IndexMaps:
         return len(self.shuffle)
 
     def digest(self) -> str:
-        """Checksum of the order of documents and samples."""
+        """Return a checksum of the order of documents and samples."""
         found = zlib.crc32(np.ascontiguousarray(self.document).data)
         return f"{zlib.crc32(np.ascontiguousarray(self.shuffle).data, found):08x}"
 

@@ -64,7 +64,7 @@ class VocabularyFiles:
     merges: Path | None = None
 
     def digest(self) -> str:
-        """Checksum of the files' contents."""
+        """Return a checksum of the files' contents."""
         found = hashlib.sha256(self.kind.encode())
         for path in (self.vocab, self.merges):
             if path is not None:

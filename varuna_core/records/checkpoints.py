@@ -162,7 +162,7 @@ _PROBE_BYTES = 1 << 20
 
 
 def lacks_room(reason: str) -> bool:
-    """True if the last line of a rank says that a disk or a quota is full."""
+    """Return True if the last line of a rank says that a disk or a quota is full."""
     return _LACKS_ROOM.search(reason) is not None
 
 

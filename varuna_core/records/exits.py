@@ -347,7 +347,7 @@ def judge_exits(
 
 
 def is_fallout(item: RankExit) -> bool:
-    """True if the rank's last line reports the end of another rank."""
+    """Return True if the rank's last line reports the end of another rank."""
     return not item.signal and FALLOUT.search(item.last_words) is not None
 
 

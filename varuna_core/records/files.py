@@ -75,7 +75,7 @@ def _replace(path: Path, text: str, mode: int, lasts: bool) -> None:
 
 
 def _is_shared(path: Path) -> bool:
-    """True if the group may read the file, and new files in its folder belong to the same group."""
+    """Return True if the group may read the file and new files in its folder get this group."""
     try:
         old = os.lstat(path)
         return bool(
@@ -188,7 +188,7 @@ def format_free(num_bytes: float) -> str:
 
 
 def is_listed(path: Path) -> bool:
-    """True if a listing of the folder contains the file.
+    """Return True if a listing of the folder contains the file.
 
     An NFS client may answer the lookup of a single name from its cache of missing names for a
     minute.
@@ -219,12 +219,12 @@ def list_files(folder: Path, pattern: str = "*") -> List[Path]:
 
 
 def is_closed(path: Path) -> bool:
-    """True if the file exists but this user may not read it."""
+    """Return True if the file exists but this user may not read it."""
     return os.path.lexists(path) and not os.access(path, os.R_OK)
 
 
 def is_foreign_link(path: Path) -> bool:
-    """True for a link that another user made: it may point to a file that only the reader may
+    """Return True for a link of another user, which may point to a file that only the reader may
     see."""
     try:
         found = os.lstat(path)

@@ -171,8 +171,8 @@ def claim_epoch(folder: MorphFolder, session: str) -> int:
 
 
 def is_outdated(folder: MorphFolder, session: str, newest: int) -> bool:
-    """True if a later session has claimed the run. The session of the last claim is later than a
-    session with an earlier claim, and than an earlier start of the same job."""
+    """Return True if a later session has claimed the run. The session of the last claim is later
+    than a session with an earlier claim, and than an earlier start of the same job."""
     owners = (_find_session(folder, epoch) for epoch in range(newest, -1, -1))
     readable = (owner for owner in owners if owner)
     last = next(readable, session)

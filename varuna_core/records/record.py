@@ -105,7 +105,7 @@ class CodeRecord:
 
 
 def format_commit(code: Optional[CodeRecord]) -> str:
-    """`1a2b3c4d5e on main, dirty`; empty where no commit is known."""
+    """Format a commit such as `1a2b3c4d5e on main, dirty`; empty if none is known."""
     if code is None or not code.commit:
         return ""
     branch = f" on {code.branch}" if code.branch else ""
@@ -262,8 +262,8 @@ def read_events(run: RunFolder) -> list[dict[str, Any]]:
 
 
 def is_cancel_asked(run: RunFolder) -> bool:
-    """True after `vjob cancel`, whose event is written before its signal; False after a cancel that
-    failed and left the run unchanged."""
+    """Return True after `vjob cancel`, whose event is written before its signal; False after a
+    cancel that failed and left the run unchanged."""
     return count_cancels(run) > 0
 
 
@@ -287,7 +287,7 @@ def read_requeues(run: RunFolder, job_id: str) -> Dict[int, EndCause]:
 
 
 def read_restarts(run: RunFolder) -> List[Dict[str, Any]]:
-    """Events of failed attempts that were restarted in the same job, oldest first."""
+    """Return events of failed attempts that were restarted in the same job, oldest first."""
     return [
         event
         for event in read_lines(run.events())

@@ -86,7 +86,7 @@ _COPIED = rf"(?:{_ATTEMPT}/)?plan\.json|{_ATTEMPT}/state/(?:master|go)\.json"
 
 
 def may_share(name: str) -> bool:
-    """True for a file that other users may see, unless it contains a secret; `name` is its path in
+    """Return True for a file that other users may see unless it has a secret; `name` is its path in
     the run folder. Unknown files may contain anything, so they stay private."""
     return re.fullmatch(_SHARED, name) is not None
 
@@ -96,8 +96,7 @@ def may_share_folder(name: str) -> bool:
 
 
 def is_shared_as_copy(name: str) -> bool:
-    """True for a file that readers need but that contains secrets: a redacted copy is shared
-    instead."""
+    """Return True for a file with secrets that readers need: a redacted copy is shared instead."""
     return re.fullmatch(_COPIED, name) is not None
 
 

@@ -208,7 +208,7 @@ _PLAIN_KEYS = frozenset(
 
 
 def is_secret(key: str) -> bool:
-    """True for a key whose value must not be shown: HF_TOKEN, WANDB_API_KEY, ldapBindPw."""
+    """Return True for a key whose value must not be shown: HF_TOKEN, WANDB_API_KEY, ldapBindPw."""
     text = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key.rpartition(".")[2]).lower()
     text = text.replace("-", "_").replace("tokenizer", "")  # TOKENIZERS_PARALLELISM
     if text.startswith("pass_env"):  # a key of ours, it holds names
@@ -447,7 +447,7 @@ def _hide_shapes(text: str) -> str:
 
 
 def _is_login(match: Match[str]) -> bool:
-    """False for a path with an `@` in it: `https://host/@scope/name`."""
+    """Return False for a path with an `@` in it: `https://host/@scope/name`."""
     return not match[2] or ":" in match[1]
 
 
@@ -477,7 +477,7 @@ def _hide_named(text: str, *, is_code: bool) -> str:
 
 
 def _is_password(name: str, value: str, *, is_code: bool) -> bool:
-    """True for `password = hunter2` and `db_pw = 493817`, as files of settings have them.
+    """Return True for `password = hunter2` and `db_pw = 493817`, as files of settings have them.
 
     In code a word without a digit may be a variable, so it does not count there.
     """
@@ -503,7 +503,8 @@ def _hide_literal(match: Match[str]) -> str:
 
 
 def _is_expression(name: str, value: str) -> bool:
-    """True for a program's `token=self.token` and `key: str`; not for a script's `TOKEN=x`."""
+    """Return True for a program's `token=self.token` and `key: str`; not for a script's
+    `TOKEN=x`."""
     if name.isupper() or value[:1] in "\"'" or is_drawn(value):
         return False
     if _EXPRESSION.fullmatch(value) is None:
@@ -578,8 +579,8 @@ def _is_plain(value: str) -> bool:
 
 
 def is_value_secret(name: str, value: str) -> bool:
-    """True for a variable whose value must not appear in other text: its name marks a secret, or
-    its value looks random."""
+    """Return True for a variable whose value must not appear in other text: its name marks a
+    secret, or its value looks random."""
     return _may_be_secret(value, is_drawn=not is_secret_name(name))
 
 
@@ -725,7 +726,7 @@ def _list_parts(match: Match[str]) -> Iterator[Tuple[int, int]]:
 
 
 def is_drawn(word: str) -> bool:
-    """True for a word that is likelier random than written by a person."""
+    """Return True for a word that is likelier random than written by a person."""
     return len(word) >= LEAST_DRAWN and _surprise_of(word) >= LEAST_SURPRISE
 
 
@@ -755,7 +756,7 @@ def _measure(run: str) -> float:
 
 
 def _holds_secret(word: str) -> bool:
-    """True for base64 of text that contains a secret by name or shape."""
+    """Return True for base64 of text that contains a secret by name or shape."""
     if len(word) < 16:
         return False
     try:

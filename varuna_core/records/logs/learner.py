@@ -343,7 +343,7 @@ class _Shape:
         )
 
     def add(self, words: List[str], seen: int) -> bool:
-        """Learn from the numbers of one more line of this template; True if a number fell."""
+        """Learn from the numbers of one more line of this shape; return True if a number fell."""
         self.count += 1
         self.seen = seen
         values = [_parse(word) for word in words]
@@ -418,7 +418,7 @@ class _Shape:
         return is_whole and ours.count >= LEAST_WHOLE and shape._falls(other)
 
     def counts_as(self, other: "_Shape") -> bool:
-        """True if the other shape counts the same steps."""
+        """Return True if the other shape counts the same steps."""
         if other is self or not self.candidates or not other.candidates:
             return False
         return _are_same(self, self.candidates[0], other, other.candidates[0])

@@ -119,10 +119,10 @@ class TracebackReader:
 
 
 def quotes_exception(text: str) -> bool:
-    """True for a line that contains an exception somewhere, as in a program's log."""
+    """Return True for a line that contains an exception somewhere, as in a program's log."""
     return re.search(r"\b[A-Z]\w*(Error|Exception): ", text) is not None
 
 
 def looks_raised(text: str) -> bool:
-    """True for a line that looks like an exception's, with or without a traceback."""
+    """Return True for a line that looks like an exception's, with or without a traceback."""
     return re.match(r"(\w+\.)*[A-Z]\w*(Error|Exception|Interrupt|Exit|Warning)\b", text) is not None
