@@ -181,10 +181,10 @@ def find_first_error(
 def _find_cause(verdict: Verdict) -> Line | None:
     """Return the line that the verdict quotes as the cause: one of a log, or else the last line of
     the rank that exited with an error."""
-    first = verdict.evidence[0] if verdict.evidence else None
-    if first is not None and not is_proof(first, Proof.FALLOUT):
+    first, end = next(iter(verdict.evidence), None), verdict.end
+    is_of_end = first is not None and (bool(first.kind) or end is not None)  # else a step or a save
+    if first is not None and is_of_end and not is_proof(first, Proof.FALLOUT):
         return first
-    end = verdict.end
     if end is None or end.cause not in (EndCause.RANK_EXIT, EndCause.RANK_EXCEPTION):
         return None
     said = next((one.text for one in end.evidence if one.source == LAST_LINE), "")
@@ -226,7 +226,7 @@ def _scan(log: Log, until: float, cause: Line | None) -> list[Line]:
         kind = classify_line(line.text) or (PYTHON_EXCEPTION if is_raised else "")
         is_word = bool(text) and who == line.rank and line.text.strip().startswith(text)
         if OPENED in line.text and line.rank is None:  # the batch script's log of a later attempt
-            found, word = [], None
+            found, word, counts = [], None, {}
         if not (is_word or (kind and not _is_echo(kind))):
             continue
         seen = Line(

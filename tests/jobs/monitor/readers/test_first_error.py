@@ -11,11 +11,13 @@ import pytest
 from tests.jobs.confs import HETJOB, make_conf, make_plan
 from tests.jobs.monitor.builders import (
     NOW,
+    change_node,
     change_rank,
     healthy,
     make_exit,
     make_outcome,
     over,
+    silent,
 )
 from tests.jobs.runs.test_last import RECORD
 from varuna_core.records.exits import RankExit, end_of_rank
@@ -74,6 +76,13 @@ def test_a_kill_is_told_and_what_it_did_to_another_rank_has_no_mark(tmp_path: Pa
     assert said[0].startswith("DEAD: rank 7 on n001 was ended by SIGKILL; sender unknown")
     assert f"  {LOST}" in said and not any(line.startswith((">", "caught")) for line in said)
     assert said[-1] == first_error.NOT_THE_CAUSE[Doubt.OTHER_RANK.value]
+
+
+def test_the_last_step_of_a_stalled_job_is_no_error(tmp_path: Path) -> None:
+    snapshot = silent(change_node(healthy(), "n003", out=("step 200 loss 2.5",)), 400)
+    assert judge(snapshot).evidence[0].text == "step 200 loss 2.5"
+    said = say(tmp_path, snapshot, "step 200 loss 2.5\n")
+    assert said[0].startswith("STALLED: no step for") and said[-1] == "no line is known as an error"
 
 
 def test_an_exception_is_the_cause_only_if_it_ended_its_rank(tmp_path: Path) -> None:
