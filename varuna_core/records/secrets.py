@@ -352,10 +352,10 @@ _PASSWORD_FLAG = re.compile(
     r"(?:[ \t]+[^\s|;&]{1,100}){0,6}?[ \t]+-(?:p|w|a|P)[ \t]*)" + _VALUE
 )
 _USER_FLAG = re.compile(
-    r"((?:^|[ \t])(?:-u|--user|--proxy-user|-U)[ \t=]+[\"']?[^\s:\"'/]{0,100}[:%])([^\s\"'/]+)"
+    r"((?:^|[ \t])(?:-u|--user|--proxy-user|-U)[ \t=]+[\"']{0,6}[^\s:\"'/]{0,100}[:%])([^\s\"'/]+)"
 )
 _KEY_AS_USER = re.compile(
-    r"((?:^|[ \t])(?:-u|--user)[ \t=]+[\"']?)([^\s:\"'/]{8,200})(?=:(?:[\"'\s]|$))"
+    r"((?:^|[ \t])(?:-u|--user)[ \t=]+[\"']{0,6})([^\s:\"'/]{8,200})(?=:(?:[\"'\s]|$))"
 )
 _LOGIN = re.compile(
     _EDGE + r"((?:wandb|comet|neptune|clearml|swanlab|huggingface-cli)[ \t]+login[ \t]+"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from tests.patterns import is_slow
@@ -85,7 +87,8 @@ SHAPES = [
 
 @pytest.mark.parametrize("text", SHAPES)
 def test_a_secret_is_known_by_its_shape(text: str) -> None:
-    for line in (text, f"run {text}", f"# see {text} here", f"URL='{text}'"):
+    quoted = shlex.quote(text)
+    for line in (text, f"run {text}", f"# see {text} here", f"URL='{text}'", f": {quoted}"):
         shown = redact_string(line)
         assert REDACTED in shown and X not in shown and HEX[:32] not in shown, shown
 
