@@ -194,7 +194,7 @@ def test_init_writes_a_conf_with_the_program_of_its_kind(tmp_path: Path) -> None
     shown = CliRunner().invoke(cli, ["submit", str(folder / "conf.yaml"), "--dry-run"])
     assert shown.exit_code == 0, shown.output
     again = CliRunner().invoke(cli, ["init", "--for", "ddp", str(folder)])
-    assert again.exit_code == 2 and "name another folder" in again.output
+    assert again.exit_code == 2 and "give another folder" in again.output
     assert not (folder / "train.py").exists()
 
 

@@ -232,7 +232,8 @@ def test_the_start_is_told_apart_by_when_ranks_and_traces_began(tmp_path: Path) 
     write_cut_run(tmp_path)
     own = tmp_path / "attempt-1"
     (own / "exit").mkdir()
-    exit = {"rank": 0, "node": "n0", "code": 0, "started": NOW + 31.5, "ended": NOW + 37}
+    exit = {"rank": 0, "node": "n0", "code": 0, "signal": None, "stopped": False,
+            "started": NOW + 31.5, "ended": NOW + 37, "last_error": ""}  # fmt: skip
     (own / "exit" / "node-0.json").write_text(json.dumps({"exits": [exit]}))
     for rank in (0, 1):
         path = own / "trace" / f"{rank}.jsonl"

@@ -126,7 +126,12 @@ def test_steps_that_overlap_count_once(tmp_path: Path) -> None:
 def test_ranks_that_ended_well_are_no_failed_ones(tmp_path: Path) -> None:
     """Where some rank has a signal, the others' none is still none."""
     write_rank(tmp_path / "attempt-0", 0, [("F", 1, 0, 0, 0, 0, MS, 0, "")])
-    ends = ({"code": 0}, {"code": None, "signal": 9}, {"code": 1}, {"code": 1, "stopped": True})
+    ends = (
+        {"code": 0},
+        {"code": 137, "signal": "SIGKILL"},
+        {"code": 1},
+        {"code": 1, "stopped": True},
+    )
     (tmp_path / "attempt-0" / "exit").mkdir()
     for rank, end in enumerate(ends):
         base = {"rank": rank, "node": "a", "signal": None, "stopped": False, "last_error": "x"}
@@ -137,7 +142,7 @@ def test_ranks_that_ended_well_are_no_failed_ones(tmp_path: Path) -> None:
         table for table in build_sections(job, analyse(job)) if table.title == "failed ranks"
     ]
     assert [row[1:4] for row in table.rows] == [
-        ("rank 1", "a", "signal 9"),
+        ("rank 1", "a", "signal SIGKILL"),
         ("rank 2", "a", "exit 1"),
     ]
 
