@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from varuna_core.facts.catalogue.known_line import Proof, Scope
@@ -90,8 +89,8 @@ class FirstError:
     """Other errors in order of time, each once."""
 
 
-def print_errors(run: RunFolder, say: Say, wanted: LineFilter, *, attempt: int | None) -> bool:
-    """Print the verdict and the first error with its context; return True if there was one."""
+def print_errors(run: RunFolder, say: Say, wanted: LineFilter, *, attempt: int | None) -> None:
+    """Print the verdict on a run, and its first error with its context."""
     attempts = choose_attempts(run, attempt)
     last = attempts[-1] if attempts else None
     check_ranks(run, wanted)
@@ -107,7 +106,6 @@ def print_errors(run: RunFolder, say: Say, wanted: LineFilter, *, attempt: int |
 
     found = find_first_error(snapshot, verdict, find(), find(), wanted=wanted, attempt=last)
     _print(found, verdict, say, wanted)
-    return found is not None
 
 
 def print_job_errors(job: ForeignJob, say: Say, wanted: LineFilter) -> None:
@@ -210,7 +208,7 @@ def _scan(log: Log, until: float, cause: Line | None) -> list[Line]:
     """Return lines of known kinds, of exceptions, and the last one with the text of a `cause` of no
     kind, reading until the process has used `until` seconds of processor time."""
     counts: dict[str, int] = {}
-    stream, raised = _name_stream(log.path), RaisedLines()
+    is_apart, raised = log.path.with_suffix(".times").exists(), RaisedLines()
     found: list[Line] = []
     word: Line | None = None
     text, who = (cause.text.strip()[:80], cause.rank) if cause and not cause.kind else ("", None)
@@ -238,7 +236,7 @@ def _scan(log: Log, until: float, cause: Line | None) -> list[Line]:
             at=line.at,
             last_at=line.at,
             order=order,
-            stream=stream,
+            stream=("stderr" if line.is_err else "stdout") if is_apart else "",
         )
         if is_word:
             word = seen
@@ -248,12 +246,6 @@ def _scan(log: Log, until: float, cause: Line | None) -> list[Line]:
             found.append(seen)
     found = [replace(line, raised=raised.name(line, line.order)) for line in found]
     return found if word is None else [*found, word]
-
-
-def _name_stream(path: Path) -> str:
-    """Return the stream of a node's log; empty if no agent separated the streams."""
-    streams = {".out": "stdout", ".err": "stderr"}
-    return streams.get(path.suffix, "") if path.with_suffix(".times").exists() else ""
 
 
 def _read_context(lines: Iterable[LogLine], root: Line) -> Iterator[str]:
