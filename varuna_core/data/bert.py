@@ -50,7 +50,7 @@ def read_pieces(path: Path) -> Pieces:
     words = read_vocab_lines(path)
     missing = [name for name in ("[CLS]", "[SEP]", "[MASK]", "[PAD]") if name not in words]
     if missing:
-        raise DataError(f"{path} has no {', '.join(missing)}: it is no vocabulary of a BERT")
+        raise DataError(f"{path} has no {', '.join(missing)}, so it is not a vocabulary of a BERT")
     return Pieces(
         size=max(words.values()) + 1,
         cls=words["[CLS]"],
@@ -226,5 +226,5 @@ def open_bert(
     pieces = read_pieces(vocab)
     largest = int(tokens.tokens.max()) if len(tokens.tokens) else 0
     if largest >= pieces.size:
-        raise DataError(f"{prefix} has token {largest}, and {vocab} only {pieces.size}: another's")
+        raise DataError(f"{prefix} has token {largest}, but {vocab} only {pieces.size}: another's")
     return BertSamples(tokens, part, documents, pieces, sequence=sequence, seed=seed)

@@ -94,8 +94,8 @@ class BlendedSamples:
         now, states = self.state(), saved.get("sets", [])
         if saved.get("taken") != now["taken"] or len(states) != len(self.sets):
             raise DataError(
-                f"the blend has changed: samples of each data set were {saved.get('taken')}, are "
-                f"{now['taken']}. Continue with the old weights and number of samples"
+                f"the blend has changed: its data sets had {saved.get('taken')} samples and now "
+                f"have {now['taken']}. Continue with the old weights and number of samples"
             )
         for one, state in zip(self.sets, states, strict=True):
             one.check_state(state)

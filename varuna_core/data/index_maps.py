@@ -218,8 +218,8 @@ def load_or_build(
         fault = find_fault(maps, lengths, documents, num_samples=num_samples, sequence=sequence)
         if fault:
             raise DataError(
-                f"{paths[0]} and its two companions are not the index maps of {prefix} with this "
-                f"split: {fault}. Remove the three files, and they are made again"
+                f"{paths[0]} and its two companions are not the index maps of {prefix} with "
+                f"this split: {fault}. Remove the three files, so that they are built again"
             )
         return maps
     maps = build_maps(lengths, documents, num_samples=num_samples, sequence=sequence, seed=seed)
@@ -232,7 +232,7 @@ def _read(path: Path) -> Array:
     try:
         array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
-        raise DataError(f"{path} cannot be read: {error}. Remove it: it is made again") from None
+        raise DataError(f"{path} cannot be read: {error}. Remove it to build it again") from None
     return array
 
 
@@ -242,7 +242,7 @@ def _write_all(paths: tuple[Path, Path, Path], maps: IndexMaps) -> None:
         for path, array in zip(paths, (maps.document, maps.sample, maps.shuffle), strict=True):
             write_array(path, array)
     except OSError as error:
-        log.warning("index maps are not kept: %s: %s", error.filename or paths[0], error.strerror)
+        log.warning("index maps are not stored: %s: %s", error.filename or paths[0], error.strerror)
 
 
 def write_array(path: Path, array: Array) -> None:

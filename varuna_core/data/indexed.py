@@ -104,7 +104,7 @@ def open_tokens(prefix: str | Path) -> TokenFile:
         raise DataError(f"{prefix}: give the path without .bin or .idx: {str(prefix)[:-4]}")
     for path in (idx_file, bin_file):
         if not path.is_file():
-            raise DataError(f"{path} is not there; `vjob data prepare` makes it from text")
+            raise DataError(f"{path} does not exist; `vjob data prepare` makes it from text")
     code, num_sequences, num_entries = _read_header(idx_file)
     dtype = DTYPES[code]
     raw = np.memmap(idx_file, mode="r")
@@ -129,7 +129,7 @@ def _read_header(path: Path) -> tuple[int, int, int]:
             "reads; prepare the text again (there: --dataset-impl mmap)"
         )
     if not head.startswith(MAGIC[: len(head)]) or not head:
-        raise DataError(f"{path} is no token index: it begins with {head[:9]!r}, not {MAGIC!r}")
+        raise DataError(f"{path} is not a token index: it begins with {head[:9]!r}, not {MAGIC!r}")
     if len(head) < HEADER.size:
         raise DataError(f"{path} is cut short: {len(head)} bytes, not even a header; copy it again")
     _, version, code, num_sequences, num_entries = HEADER.unpack(head)
@@ -137,7 +137,7 @@ def _read_header(path: Path) -> tuple[int, int, int]:
         raise DataError(f"{path} has version {version}; this program reads version {VERSION}")
     if code not in DTYPES:
         kind = "floating point numbers" if code in (6, 7) else f"unknown code {code}"
-        raise DataError(f"{path} says that its tokens are {kind}; whole numbers are needed")
+        raise DataError(f"{path} has tokens of type {kind}, but whole numbers are needed")
     needed = HEADER.size + 12 * num_sequences + 8 * num_entries
     size = path.stat().st_size
     if size < needed:

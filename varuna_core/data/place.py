@@ -127,8 +127,8 @@ class DataPlace:
         for name in ("num_samples", "seed", "shuffle"):
             if state[name] != getattr(self, name):
                 raise ValueError(
-                    f"the checkpoint's {name} is {state[name]}, and now it is "
-                    f"{getattr(self, name)}: the order of samples would be another"
+                    f"the checkpoint's {name} is {state[name]}, but now it is "
+                    f"{getattr(self, name)}: the order of samples would differ"
                 )
         self.step = state["step"]
         self._from = (state["step"], state["consumed"])

@@ -89,7 +89,7 @@ class PartFolder:
         except BlockingIOError:
             os.close(fd)
             raise DataError(
-                f"{self.path} is in use: another prepare writes {self.prefix}"
+                f"{self.path} is in use: another `prepare` writes {self.prefix}"
             ) from None
         except OSError:
             pass  # a file system without locks
@@ -241,7 +241,7 @@ def prepare(settings: Settings, say: Callable[[str], None], show: Show) -> dict[
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise DataError(
-            f"{part.path}: {error.strerror}. Make room, and the same command goes on from there"
+            f"{part.path}: {error.strerror}. Free space; the same command continues from there"
         ) from None
     except BaseException:
         _leave(part)
@@ -254,7 +254,7 @@ def prepare(settings: Settings, say: Callable[[str], None], show: Show) -> dict[
     except OSError as error:
         part.close()
         raise DataError(
-            f"{error.filename or part.path}: {error.strerror}; the same command goes on"
+            f"{error.filename or part.path}: {error.strerror}; the same command continues"
         ) from None
     return _summarise(settings, counts, encoder)
 
@@ -266,13 +266,13 @@ def _check(settings: Settings) -> list[int]:
     sizes = []
     for path in settings.inputs:
         if path.is_dir():
-            raise DataError(f"{path} is a folder; name its files, such as {path}/*.jsonl")
+            raise DataError(f"{path} is a folder; give its files, such as {path}/*.jsonl")
         try:
             sizes.append(path.stat().st_size)
         except OSError as error:
             raise DataError(f"{path}: {error.strerror}") from None
         if not path.is_file():
-            raise DataError(f"{path} is no regular file, which could be read again after a stop")
+            raise DataError(f"{path} is not a regular file, which could be read again after a stop")
     if (settings.vocab is None) == (settings.train is None):
         raise DataError("give either --vocab FILE or --train N")
     if settings.train is not None and settings.kind.startswith("wordpiece"):
@@ -283,7 +283,7 @@ def _check(settings: Settings) -> list[int]:
         finals = (idx_path(settings.prefix), bin_path(settings.prefix), *settings.trained.values())
         for path in finals:
             if path.exists():
-                raise DataError(f"{path} is there already; --again replaces it")
+                raise DataError(f"{path} already exists; --again replaces it")
     return sizes
 
 
@@ -406,7 +406,7 @@ def _look_at_bad(
     for number, (line, reason) in enumerate(encoded.bad, num_before):
         if not settings.skip_bad:
             raise DataError(
-                f"{block.path}:{line}: {reason}. --skip-bad passes over such lines and counts them"
+                f"{block.path}:{line}: {reason}. --skip-bad skips such lines and counts them"
             )
         if number < NAMED_BAD:
             say(f"{block.path}:{line}: skipped: {reason}")

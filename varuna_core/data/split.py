@@ -52,6 +52,6 @@ def check_order(where: str, saved: Mapping[str, Any], now: Mapping[str, Any]) ->
     if changed:
         listed = ", ".join(f"{key} was {saved.get(key)}, is {now[key]}" for key in changed)
         raise DataError(
-            f"{where}: the samples would come in another order than before, some twice and some "
+            f"{where}: the order of samples would change, so some would be read twice and some "
             f"never: {listed}. Continue with the old values"
         )

@@ -117,7 +117,7 @@ def read_blocks(
                 size = len(parts[0])
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(
-            f"{path} is damaged or cut short after line {line - 1:,}: {error}"
+            f"{path} is damaged or truncated after line {line - 1:,}: {error}"
         ) from None
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
@@ -168,7 +168,7 @@ class _ZstdStream:
             self._left = b""
             if not data:
                 if self._is_within:
-                    raise EOFError("the last zstandard frame is not whole")
+                    raise EOFError("the last zstandard frame is incomplete")
                 break
             try:
                 text = self._frame.decompress(data)

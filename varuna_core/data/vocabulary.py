@@ -150,7 +150,7 @@ def _build_bpe(files: VocabularyFiles, words: dict[str, int]) -> Any:
     try:
         model = library.models.BPE.from_file(str(files.vocab), str(files.merges))
     except Exception as error:  # the library has no narrower type
-        raise DataError(f"{files.vocab} and {files.merges} do not fit together: {error}") from None
+        raise DataError(f"{files.vocab} and {files.merges} do not match: {error}") from None
     tokenizer = library.Tokenizer(model)
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = library.decoders.ByteLevel()
@@ -160,7 +160,7 @@ def _build_bpe(files: VocabularyFiles, words: dict[str, int]) -> Any:
 def _build_wordpiece(files: VocabularyFiles, words: dict[str, int]) -> Any:
     library = import_tokenizers()
     if "[UNK]" not in words:
-        raise DataError(f"{files.vocab} has no [UNK]: it is no WordPiece vocabulary (vocab.txt)")
+        raise DataError(f"{files.vocab} has no [UNK]: it is not a WordPiece vocabulary")
     tokenizer = library.Tokenizer(library.models.WordPiece(words, unk_token="[UNK]"))
     tokenizer.normalizer = library.normalizers.BertNormalizer(
         lowercase=files.kind == "wordpiece-lower"

@@ -154,8 +154,8 @@ def encode_blocks(
         pool.shutdown()
     except BrokenProcessPool:
         raise DataError(
-            "a worker process was killed, perhaps for want of memory: take fewer --processes; the "
-            "same command goes on from here"
+            "a worker process was killed, perhaps because memory ran out: use fewer "
+            "--processes; the same command continues from here"
         ) from None
     finally:
         ours.close()

@@ -96,24 +96,24 @@ def plan_layers(model: nn.Module, training: Training) -> dict[str, Any] | None:
     if shared == 1:
         return None
     if training.heads % shared:
-        raise ProgramError(f"{training.heads} heads are not shared evenly by tensor {shared}")
+        raise ProgramError(f"{training.heads} heads are not divisible by tensor {shared}")
     if training.llama is not None and training.llama.kv_heads % shared:
         num = training.llama.kv_heads
-        raise ProgramError(f"{num} heads of keys are not shared evenly by tensor {shared}")
+        raise ProgramError(f"{num} heads of keys are not divisible by tensor {shared}")
     if training.optimizer == "lamb":
         raise ProgramError(
-            "lamb looks at whole weights, which tensor parallelism shares: use adamw"
+            "lamb needs whole weights, but tensor parallelism shards them: use adamw"
         )
     if training.precision == FP8:
         raise ProgramError(
-            "train.precision fp8 and tensor parallelism do not go together: use bf16"
+            "train.precision fp8 cannot be combined with tensor parallelism: use bf16"
         )
     if training.compile:
-        raise ProgramError("train.compile and tensor parallelism do not go together: leave one")
+        raise ProgramError("train.compile cannot be combined with tensor parallelism: remove one")
     if isinstance(model, Gpt):
         if training.sequence_parallel and training.sequence % shared:
             raise ProgramError(
-                f"sequences of {training.sequence} are not shared evenly by tensor {shared}"
+                f"sequences of {training.sequence} are not divisible by tensor {shared}"
             )
         return model.tensor_parallel_plan(training.sequence_parallel)
     if training.sequence_parallel:

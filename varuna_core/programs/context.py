@@ -129,13 +129,13 @@ def choose_context(training: Training, place: Place) -> Context | None:
     stages = parse_stage_map(place.stage_map, place.world, place.tensor)
     if stages.num_replicas % size:
         raise ProgramError(
-            f"{stages.num_replicas} replicas do not make groups of parallel.context {size}"
+            f"{stages.num_replicas} replicas are not divisible by parallel.context {size}"
         )
     if training.program != "pretrain_gpt":
         raise ProgramError("parallel.context is for pretrain_gpt: BERT's parts need whole samples")
     if training.sequence % size:
         raise ProgramError(
-            f"sequences of {training.sequence} have no {size} equal parts: change parallel.context"
+            f"sequences of {training.sequence} are not divisible by parallel.context {size}"
         )
     for is_on, name in (
         (training.tensor > 1, "parallel.tensor above 1"),
@@ -143,6 +143,6 @@ def choose_context(training: Training, place: Place) -> Context | None:
         (training.cuda_graphs, "train.cuda_graphs"),
     ):
         if is_on:
-            raise ProgramError(f"parallel.context and {name} do not go together: leave one")
+            raise ProgramError(f"parallel.context cannot be combined with {name}: remove one")
     (sharing,) = (ranks for ranks in list_sharing(stages, size) if place.rank in ranks)
     return Context(size, sharing.index(place.rank))

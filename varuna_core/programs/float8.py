@@ -34,8 +34,8 @@ def use_float8(model: nn.Module, device: torch.device) -> int:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ImportError as error:
         raise ProgramError(
-            f"train.precision is fp8, and torchao cannot be imported ({error}): "
-            "pip install 'vjob[fp8]', or set bf16"
+            f"train.precision is fp8, but torchao cannot be imported ({error}): pip install "
+            "'vjob[fp8]', or set bf16"
         ) from error
     config = Float8LinearConfig(emulate=device.type != "cuda", pad_inner_dim=True)
     converted = 0

@@ -265,5 +265,5 @@ def plan_blocks(sequence_parallel: bool, llama: Llama | None = None) -> dict[str
 def number_positions(tokens: Tensor, most: int) -> Tensor:
     length = tokens.shape[1]
     if length > most:
-        raise ValueError(f"a sample of {length} tokens: the model has {most} positions")
+        raise ValueError(f"a sample has {length} tokens, but the model has {most} positions")
     return torch.arange(length, device=tokens.device)

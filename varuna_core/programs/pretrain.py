@@ -94,9 +94,9 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
 
     parser = argparse.ArgumentParser(prog="python -m varuna_core.programs.pretrain")
     parser.add_argument("training", type=Path, metavar="training.json")
-    parser.add_argument("--standby", action="store_true", help="as --fork, but import at once")
+    parser.add_argument("--standby", action="store_true", help="like --fork, but import first")
     parser.add_argument("--fork", action="store_true", help="fork what standard input says")
-    parser.add_argument("--profile", type=Path, metavar="FILE", help="measure, do not train")
+    parser.add_argument("--profile", type=Path, metavar="FILE", help="measure instead of training")
     parser.add_argument("--sizes", type=read_numbers, metavar="1,2,..", help="micro-batches")
     parser.add_argument("--tensor", type=read_numbers, metavar="1,2,..", help="tensor degrees")
     return parser.parse_args(words)

@@ -36,9 +36,9 @@ def profile_training(
     wanted = sorted(set(degrees or (1, training.tensor)))
     for degree in wanted:
         if degree < 1 or place.world % degree:
-            raise ProgramError(f"tensor {degree} does not divide the {place.world} ranks")
+            raise ProgramError(f"the {place.world} ranks are not divisible by tensor {degree}")
     if training.context > 1:
-        raise ProgramError("a profile has whole sequences: set parallel.context to 1")
+        raise ProgramError("a profile needs whole sequences: set parallel.context to 1")
     model, samples = build_model(training), MadeUp(training)
     if training.precision == FP8:
         use_float8(model, place.device)

@@ -168,7 +168,7 @@ class Trainer:
         except NoCheckpoint:
             if self.training.saved >= 0:
                 raise ProgramError(
-                    f"this run saved iteration {self.training.saved} in {folder}, and it is "
+                    f"this run saved iteration {self.training.saved} in {folder}, but it is "
                     "missing now: is the disk mounted? To train from the beginning, submit again"
                 ) from None
         self.model.save_on_signal(folder, keep=self.training.checkpoint_keep)

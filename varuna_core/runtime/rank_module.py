@@ -231,7 +231,7 @@ class RankModule(nn.Module):
             saved = self._conf.environ.get("VJOB_SAVED")
             if saved is not None:
                 raise NoCheckpoint(
-                    f"{error}; this run saved iteration {saved}, and it is missing now: is the "
+                    f"{error}; this run saved iteration {saved}, but it is missing now: is the "
                     "disk mounted? To train from the beginning, submit again"
                 ) from None
             if self._conf.environ.get("RANK", "0") == "0":

@@ -88,7 +88,7 @@ def change(path: Path, **at: Any) -> None:
     ("place", "new", "says"),
     [
         ("at_0", b"TNTIDX\0\0\x01", "lazy/cached"),
-        ("at_0", b"something", "no token index"),
+        ("at_0", b"something", "not a token index"),
         ("at_9", struct.pack("<Q", 2), "has version 2"),
         ("at_17", b"\x07", "floating point"),
         ("at_17", b"\x63", "unknown code 99"),
@@ -115,7 +115,7 @@ def test_every_truncation_is_refused(pair: Path) -> None:
         whole = path.read_bytes()
         for size in range(len(whole)):
             path.write_bytes(whole[:size])
-            with pytest.raises(DataError, match=r"cut short|no token index"):
+            with pytest.raises(DataError, match=r"cut short|not a token index"):
                 open_tokens(pair)
         path.write_bytes(whole)
     open_tokens(pair)

@@ -96,7 +96,7 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match=r"0 samples"):
         DataPlace(0, 4, rank=0, world=1)
     place = DataPlace(10, 2, seed=1, rank=0, world=1)
-    with pytest.raises(ValueError, match=r"the checkpoint's seed is 1, and now it is 2"):
+    with pytest.raises(ValueError, match=r"the checkpoint's seed is 1, but now it is 2"):
         DataPlace(10, 2, seed=2, rank=0, world=1).load_state_dict(place.state_dict())
 
 

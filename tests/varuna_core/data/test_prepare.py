@@ -180,7 +180,7 @@ def test_a_full_disk_midway_says_so_and_the_same_command_goes_on(
 
     with monkeypatch.context() as patch:
         patch.setattr(PartFolder, "append", append)
-        with pytest.raises(DataError, match=r"No space left on device\. Make room"):
+        with pytest.raises(DataError, match=r"No space left on device\. Free space"):
             run(make_settings(tmp_path))
     assert not list(tmp_path.glob("out_text_document.[bi]*"))
     run(make_settings(tmp_path))
@@ -190,7 +190,7 @@ def test_a_full_disk_midway_says_so_and_the_same_command_goes_on(
 def test_what_is_there_is_not_overwritten_unless_asked(tmp_path: Path) -> None:
     run(make_settings(tmp_path))
     before = read_pair(tmp_path)
-    with pytest.raises(DataError, match="is there already; --again"):
+    with pytest.raises(DataError, match="already exists; --again"):
         run(make_settings(tmp_path, append_eod=False))
     assert read_pair(tmp_path) == before
     run(make_settings(tmp_path, append_eod=False, again=True))
@@ -199,7 +199,7 @@ def test_what_is_there_is_not_overwritten_unless_asked(tmp_path: Path) -> None:
 
 def test_two_at_once_into_one_place_are_refused(tmp_path: Path) -> None:
     held = PartFolder(str(tmp_path / "out_text_document"), "key")
-    with pytest.raises(DataError, match="in use: another prepare"):
+    with pytest.raises(DataError, match="in use: another `prepare`"):
         run(make_settings(tmp_path))
     held.close()
 
@@ -260,7 +260,7 @@ def test_sentences_are_sequences_of_their_document(tmp_path: Path) -> None:
         ({"keep_newlines": True}, "needs --split-sentences"),
         ({"inputs": ()}, "at least one input"),
         ({"inputs": (Path("/"),)}, "is a folder"),
-        ({"inputs": (Path("/dev/null"),)}, "no regular file"),
+        ({"inputs": (Path("/dev/null"),)}, "not a regular file"),
         ({"inputs": (Path("nowhere.txt"),)}, "nowhere.txt: No such file"),
         ({"kind": "bpe", "train": 100}, "at least 257"),
     ],

@@ -111,7 +111,7 @@ def test_every_torn_archive_is_refused(tmp_path: Path, pack: str) -> None:
     whole = PACK[pack](b"a line of text\n" * 50)
     for size in range(5, len(whole)):
         path.write_bytes(whole[:size])
-        with pytest.raises(DataError, match=r"a\.txt\.gz is damaged or cut short"):
+        with pytest.raises(DataError, match=r"a\.txt\.gz is damaged or truncated"):
             read(path, "text", 100)
 
 

@@ -165,7 +165,7 @@ def test_a_vocabulary_too_large_for_uint16_takes_int32(tmp_path: Path) -> None:
 def test_merges_of_another_vocabulary_are_refused(bpe: UnitEncoder, tmp_path: Path) -> None:
     vocab, merges = bpe.tokenizer.model.save(str(tmp_path))
     Path(merges).write_text("#version: 0.2\nzz qq\n")
-    with pytest.raises(DataError, match="do not fit together"):
+    with pytest.raises(DataError, match="do not match"):
         open_encoder(VocabularyFiles(kind="bpe", vocab=Path(vocab), merges=Path(merges)))
     with pytest.raises(DataError, match="needs --merges"):
         open_encoder(VocabularyFiles(kind="bpe", vocab=Path(vocab)))

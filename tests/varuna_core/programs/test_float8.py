@@ -53,5 +53,5 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchao.float8", None)
     with pytest.raises(ProgramError, match=r"pip install 'vjob\[fp8\]', or set bf16"):
         use_float8(build_model(FLOAT8), torch.device("cpu"))
-    with pytest.raises(ProgramError, match="fp8 and tensor parallelism"):
+    with pytest.raises(ProgramError, match="fp8 cannot be combined with tensor parallelism"):
         plan_layers(build_model(FLOAT8), replace(FLOAT8, tensor=2))

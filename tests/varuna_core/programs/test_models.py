@@ -145,7 +145,7 @@ def test_the_family_has_its_sizes_and_takes_no_memory(name: str, millions: int) 
 
 def test_a_sample_longer_than_the_model_is_refused() -> None:
     model = Gpt(layers=1, hidden=8, heads=1, sequence=4, vocab=9, dropout=0.0)
-    with pytest.raises(ValueError, match="a sample of 6 tokens: the model has 4 positions"):
+    with pytest.raises(ValueError, match="a sample has 6 tokens, but the model has 4 positions"):
         model.predict(torch.zeros(1, 6, dtype=torch.long))
 
 

@@ -375,7 +375,7 @@ def test_a_run_whose_store_is_gone_does_not_begin_anew(tmp_path: Path) -> None:
     for make in (lambda: None, store.mkdir, (store / "other").mkdir):
         make()
         with pytest.raises(
-            ProgramError, match=r"saved iteration 40 in .*ckpt, and it is missing now"
+            ProgramError, match=r"saved iteration 40 in .*ckpt, but it is missing now"
         ):
             train(Case(name="", stage_map="0;", training=had), 0, 1)
     first = replace(had, saved=-1)
@@ -406,9 +406,9 @@ def test_blocks_are_compiled_with_a_schedule_that_puts_weight_gradients_off(
 @pytest.mark.parametrize(
     ("training", "said"),
     [
-        (replace(GPT, tensor=3), "2 heads are not shared evenly by tensor 3"),
-        (replace(GPT, tensor=2, optimizer="lamb"), "lamb looks at whole weights"),
-        (replace(GPT, tensor=2, compile=True), "train.compile and tensor parallelism"),
+        (replace(GPT, tensor=3), "2 heads are not divisible by tensor 3"),
+        (replace(GPT, tensor=2, optimizer="lamb"), "lamb needs whole weights"),
+        (replace(GPT, tensor=2, compile=True), "train.compile cannot be combined with"),
         (replace(GPT, tensor=2, sequence_parallel=True, sequence=7), "sequences of 7 are not"),
         (replace(BERT, tensor=2, sequence_parallel=True), "sequence_parallel is for pretrain_gpt"),
     ],

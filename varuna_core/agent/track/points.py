@@ -188,8 +188,8 @@ class AttemptPoints:
         self._is_final = False
 
     def read(self, *, final: bool = False) -> Tuple[List[Point], bool]:
-        """The next ones, in the order in which they were written, of some PIECE values; and
-        whether that is all that there is. `final`: also lines without an end."""
+        """Return the next points in the order of writing, of about PIECE values, and True if there
+        are no more; with `final` also those of lines without an end."""
         points: List[Point] = []
         num_values = 0
         while num_values < PIECE:

@@ -200,7 +200,7 @@ def test_what_cannot_be_loaded_is_the_same_error_on_every_rank(folder: Path) -> 
     assert "was changed: the checksum of" in first["changed by name"]
     assert first["changed by name"].count("; load iteration 20 instead") == 1
     assert first["cut by name"].startswith("DamagedCheckpoint: ")
-    assert "was written with" in first["cut by name"]
+    assert "were written" in first["cut by name"]
     assert "is missing" in first["missing by name"] and "segment-" in first["missing by name"]
     assert first["empty"].startswith("NoCheckpoint: ")
     assert "CheckpointError: " in first["other"] and "Damaged" not in first["other"]

@@ -153,7 +153,7 @@ def test_a_run_that_saved_before_does_not_begin_anew_where_its_store_is_gone(
 ) -> None:
     varuna = build()
     monkeypatch.setenv("VJOB_SAVED", "40")
-    with pytest.raises(NoCheckpoint, match="saved iteration 40, and it is missing now"):
+    with pytest.raises(NoCheckpoint, match="saved iteration 40, but it is missing now"):
         varuna.load_checkpoint(tmp_path, missing_ok=True)
 
 
