@@ -318,9 +318,10 @@ class RunReader:
             if attempt.number in self._earlier:
                 continue
             reason = read_reason(attempt) or "ended silently: requeued, or its host was lost"
-            is_recent = at >= len(attempts) - NUM_EARLIER
-            plan = read_attempt_plan(self.run, attempt.number)
-            progress = AttemptReader(attempt, plan, 0).read().progress if is_recent else None
+            progress = None
+            if at >= len(attempts) - NUM_EARLIER:
+                plan = read_attempt_plan(self.run, attempt.number)
+                progress = AttemptReader(attempt, plan, 0).read().progress
             self._earlier[attempt.number] = Attempt(
                 number=attempt.number, reason=reason, step=progress.step if progress else None
             )
