@@ -13,6 +13,7 @@ from varuna_core.records.files import write_json
 from varuna_core.records.morphing import ENDED, GATHERING, RUNNING, ManagerState
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.monitor.model.text import render_json
+from vjob.jobs.monitor.readers import run as runs
 from vjob.jobs.monitor.readers.job_reader import open_reader
 from vjob.jobs.monitor.readers.run import RunReader, format_going, list_spare
 
@@ -151,6 +152,19 @@ def test_a_requeued_run_tells_of_the_attempt_before(vjob: Vjob) -> None:
     assert found.attempt == 1 and found.attempt_started is not None
     assert [(item.number, "exited 9" in item.reason) for item in found.earlier] == [(0, True)]
     assert found.nodes == () and found.went_at is None
+
+
+def test_the_plans_of_the_last_attempts_alone_are_read(
+    vjob: Vjob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = vjob.submit(fate("2", "exit:9"))
+    vjob.wait_over(run)
+    for number in range(1, 40):
+        run.attempt(number).path.mkdir()
+    asked: list[int] = []
+    monkeypatch.setattr(runs, "read_attempt_plan", lambda _, number: asked.append(number))
+    earlier = RunReader(run).read().earlier
+    assert len(earlier) == 39 and len(asked) <= runs.NUM_EARLIER + 1
 
 
 def test_another_try_of_the_same_attempt_forgets_the_older(vjob: Vjob) -> None:
