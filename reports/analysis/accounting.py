@@ -37,7 +37,7 @@ CLASSES: dict[str, str] = {
     "data": "waiting for data",
     "checkpoint": "checkpoints",
     "evaluate": "evaluation",
-    "other": "spans with names of the script's own",
+    "other": "spans that the script named itself",
     "start": "checks, imports, communicators, loading",
     "queue": "between the submit, or a requeue, and the start",
     "hung": "no rank made a step, until vjob or somebody ended it",

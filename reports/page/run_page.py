@@ -268,6 +268,7 @@ def draw_memory(job: Job) -> Figure | None:
 
 
 MOST_CONF = 200_000
+"""Characters of the conf that a page holds."""
 MOST_FAILURES = 3
 """The most failed steps with a button of their own; the selector lists all."""
 SECTIONS = {
@@ -437,7 +438,9 @@ def _read_conf(job: Job) -> str:
     if job.sources.run is None:
         return ""
     try:
-        text = withhold(read_text(job.sources.run.resolved, "replace"))
+        text = read_text(job.sources.run.resolved, "replace")
     except OSError:
         return ""
-    return text[:MOST_CONF]
+    if len(text) > MOST_CONF:
+        text = text[:MOST_CONF].rpartition("\n")[0]  # half a secret may not be known as one
+    return withhold(text)

@@ -85,7 +85,11 @@ again_option = click.option("--again", is_flag=True, help="Import again if the f
     help="Make this file instead of one in the cache.",
 )
 @cache_option
-@click.option("--arch", metavar="NAME", help="Processor of the nodes, if other: aarch64, x86_64.")
+@click.option(
+    "--arch",
+    metavar="NAME",
+    help="Architecture of the nodes, if it is not this machine's: aarch64, x86_64.",
+)
 @again_option
 @json_option
 def import_(

@@ -67,7 +67,8 @@ def examine_site(environ: Mapping[str, str]) -> list[Diagnosis]:
         rows.append(Diagnosis(name="queues", status="ok", text=text))
     if site.message:
         rows.append(Diagnosis(name="message", status="note", text=site.message))
-    return rows or [Diagnosis(name="site", status="ok", text=f"no {SITE}, and none of your own")]
+    none = f"there is no {SITE}, and you have no site file of your own"
+    return rows or [Diagnosis(name="site", status="ok", text=none)]
 
 
 def judge_python(torch: str | None, numpy: str | None, has_gpus: bool) -> Diagnosis:

@@ -72,7 +72,7 @@ def receive_tree(said: BinaryIO, answers: BinaryIO) -> None:
     """Make the folder's files equal to the laptop's; only differing ones are sent."""
     request = read_line(said)
     if request is None:
-        raise InputError("this command is run by vjob --host LOGIN; it is not for people")
+        raise InputError("this command is run by vjob --host LOGIN, and not by hand")
     name, files, links = check_request(request)
     base = Path.home() / PLACE / name
     base.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)

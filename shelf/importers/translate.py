@@ -85,8 +85,8 @@ class Source:
 
 
 def import_source(source: Source, environ: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Return a conf.yaml and notes, from shell scripts or by a plug-in of GROUP; else raise
-    InputError."""
+    """Return a conf.yaml and notes, from shell scripts or from a plug-in of the entry points of
+    GROUP. Raise InputError if none of them can read the source."""
     try:
         return translate_source(source, environ)
     except InputError:

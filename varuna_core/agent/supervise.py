@@ -156,7 +156,7 @@ class Supervisor:
         return evidence
 
     def run(self) -> int:
-        """Start the ranks, see them end, and return the node's exit code."""
+        """Start the ranks, wait for their ends, and return the node's exit code."""
         self._start_ranks(adopts=adopt_orphans())
         self._tracker.start(self._meeting)
         # Threads only now: a fork beside running threads may copy a lock that is held.

@@ -14,7 +14,8 @@ from varuna_core.facts.known import Bounded, Evidence, NotKnown, Sure, Within, a
 
 
 class Lack(str, Enum):
-    """Kinds of parts that were not measured, or not compared."""
+    """The kind of a part of a plan that its profile does not cover: the part was not measured, or
+    its estimate was never compared with a measured time."""
 
     SIZE = "size"
     """Micro-batches whose size differs from the measured sizes."""

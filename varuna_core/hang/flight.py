@@ -49,7 +49,10 @@ class Gap:
 
 
 def read_flight(value: Any) -> Flight | None:
-    """The calls in a dump that was decoded already; point-to-point messages have no number."""
+    """Return the collective calls in a decoded dump of torch's flight recorder; None if it is none.
+
+    Point-to-point messages are left out, since they have no number.
+    """
     entries = value.get("entries") if isinstance(value, dict) else None
     if not isinstance(entries, (list, tuple)):
         return None

@@ -160,7 +160,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Host:
-    """A machine with a seat."""
+    """A machine of the list with its seat, which is the number of its agent in the run."""
 
     machine: Machine
     name: str

@@ -174,7 +174,7 @@ def explain_probe(asked: ProbeRequest, said: Mapping[str, str]) -> str | None:
     if "writes" not in said:
         return f"it cannot write to the run folder {asked.folder}: is it mounted read-only there?"
     if "agent" not in said:
-        return f"neither {asked.python} nor a python3 from 3.8 is there; install one"
+        return f"neither {asked.python} nor a python3 of 3.8 or newer is there; install one"
     if "python" not in said and "/" in asked.python:
         return f"{asked.python} is not there: install it, or name another with program.python"
     if "code" not in said:

@@ -386,7 +386,8 @@ def must_record(settings: VarunaSettings) -> bool:
 def compile_modules(
     stages: RankStages, puts_off: bool, settings: VarunaSettings
 ) -> frozenset[nn.Module]:
-    """Apply torch.compile to the stages' modules if requested; return those and their parts."""
+    """Apply torch.compile to the stages' modules if requested, and return the compiled modules with
+    their submodules."""
     if not settings.compile:
         return frozenset()
     reason = why_none(settings.tensor, settings.zero)

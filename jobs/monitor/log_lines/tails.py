@@ -129,7 +129,7 @@ class Tail:
         self.skipped = None
 
     def read_head(self, num_bytes: int) -> bytes:
-        """Return the first bytes of the file that the first poll skipped, up to `num_bytes`."""
+        """Return the beginning of the file, which the first poll skipped, up to `num_bytes`."""
         if self.head or not self._first:
             return self.head
         try:

@@ -160,8 +160,8 @@ class AttemptReader:
         kept = dict.fromkeys(host for host in hosts if host in found)
         chosen = list(islice(dict.fromkeys((*self.files, *kept, *sorted(found))), most))
         self._left_out = {
-            f"{self.attempt.path.name}/*": f"{len(found) - most:,} nodes more than the {most:,} "
-            "that are read"
+            f"{self.attempt.path.name}/*": f"{len(found) - most:,} nodes beyond the {most:,} that "
+            "are read"
         }
         return {node: found[node] for node in chosen if node in found}
 

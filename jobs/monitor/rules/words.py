@@ -489,8 +489,7 @@ def _odd_rank(values: Values) -> str:
 
 def _behind(values: Values) -> str:
     return (
-        f"{_ranks(values)} came to step {values['step']}, the others to step "
-        f"{values['others_step']}"
+        f"{_ranks(values)} reached step {values['step']}, the others step {values['others_step']}"
     )
 
 
@@ -536,7 +535,7 @@ def _healthy(values: Values) -> str:
         return f"it may hang: {_suspect(values, '')}, after {_step(values)}"
     if values["is_early"]:
         limit = format_duration(values["limit_s"])
-        tail = f"; too early to judge after so few steps; STALLED after {limit} without a step"
+        tail = f"; too early to judge after so few steps; it is STALLED after {limit} without one"
     return f"{_step(values)} {format_duration(values['age_s'])} ago{pace}{tail}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import re
 import zlib
@@ -18,12 +19,14 @@ from hypothesis import strategies as st
 from tests import ROOT
 from tests.reports.traces import MS, ORIGIN, write_rank, write_simulated
 from varuna_core.records.logs.training_log import Iteration, format_iteration
+from varuna_core.records.runfolder import RunFolder
 from varuna_core.schedule.costs import build_even_costs
 from varuna_core.schedule.registry import build_schedule
 from vjob.reports.analysis.accounting import CLASSES
 from vjob.reports.analysis.findings import find_all
 from vjob.reports.analysis.measures import Analysis, analyse
 from vjob.reports.load.tables import Job, load_job
+from vjob.reports.page import run_page
 from vjob.reports.page.html import WEB, list_planes
 from vjob.reports.page.run_figure import (
     NUM_BINS,
@@ -354,3 +357,17 @@ def test_a_script_without_a_trace_is_told_how_to_write_one(tmp_path: Path) -> No
 @pytest.mark.parametrize("name", CLASSES)
 def test_each_class_of_time_has_a_colour(name: str) -> None:
     assert f"\n.part-{name} {{ background: " in (WEB / "page.css").read_text()
+
+
+def test_a_conf_is_cut_at_a_line_before_its_secrets_are_held_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_simulated(tmp_path / "attempt-0", build_schedule("1f1b", 2, 4), build_even_costs(2))
+    run = RunFolder(tmp_path)
+    run.resolved.write_text("name: x\n" + "1" * 3 * run_page.MOST_CONF)
+    held: list[str] = []
+    monkeypatch.setattr(run_page, "withhold", lambda text: held.append(text) or text)
+    job, _ = read(tmp_path)
+    assert run_page._read_conf(dataclasses.replace(
+        job, sources=dataclasses.replace(job.sources, run=run))) == "name: x"  # fmt: skip
+    assert held == ["name: x"]

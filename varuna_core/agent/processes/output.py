@@ -294,7 +294,7 @@ class Pump(threading.Thread):
         self._bound(stream.kind)
 
     def _bound(self, kind: str) -> None:
-        """Cut a log that has outgrown its limit, and move its marks."""
+        """Cut the middle out of a log that has outgrown its limit; adjust the positions in it."""
         sink, most, cut_at = self._merged[kind], self._most, self._cut_at[kind]
         if most is None or cut_at is None or sink.size <= cut_at:
             return

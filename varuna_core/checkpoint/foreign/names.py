@@ -317,9 +317,9 @@ def _list_llama_differences(kind: str, config: Mapping[str, Any]) -> Iterator[st
     if "rope_theta" not in rope:
         yield "rope_theta is not given"
     if kind == "llama" and config.get("attention_bias"):
-        yield "attention_bias True, ours has no bias in the output"
+        yield "attention_bias True, but our attention has no bias in its output"
     if kind == "qwen3" and config.get("attention_bias"):
-        yield "attention_bias True, ours has no bias beside norms of queries and keys"
+        yield "attention_bias True, but our attention has no bias beside query-key norms"
     slides = config.get("use_sliding_window", kind == "mistral")
     window, length = config.get("sliding_window"), config.get("max_position_embeddings", 0)
     if slides and window is not None and window < length:

@@ -395,7 +395,7 @@ NETWORK = (
         "end of a stream",
         r"^EOFError:?$",
         "",
-        do("see the frame above it: a process that went away, or a file that ends too early"),
+        do("see the frame above it: another process went away, or a file ends too early"),
     ),
     cause(
         "no rank",

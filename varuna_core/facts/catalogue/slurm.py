@@ -243,7 +243,7 @@ REASONS = (
     _never(
         Waiting.QUEUE_LIMIT,
         "PartitionNodeLimit",
-        "its queue allows or has fewer nodes",
+        "its queue has, or allows, fewer nodes",
         FEWER_NODES,
     ),
     _never(Waiting.QUEUE_LIMIT, "PartitionTimeLimit", "its queue allows less time", LESS_TIME),

@@ -359,7 +359,7 @@ class Profile:
         if len(sizes) == 1:
             raise MissingData(
                 f"the profile covers {kind}, tensor degree {tensor}, only at micro-batch "
-                f"{sizes[0]}, which cannot give {micro_batch}: profile one more size"
+                f"{sizes[0]}, from which {micro_batch} cannot be estimated: profile one more size"
             )
         above = next((i for i, size in enumerate(sizes) if size > micro_batch), len(sizes) - 1)
         low, high = sizes[max(0, above - 1)], sizes[max(1, above)]

@@ -190,7 +190,8 @@ def build_cell(
 def estimate_optimizer(
     parameters: Sequence[int], gpu: GpuProduct, bytes_each: float = 28
 ) -> list[float]:
-    """Return the seconds in which Adam moves 28 bytes for each parameter."""
+    """Return the seconds in which Adam moves `bytes_each` bytes for each parameter, for each number
+    of parameters."""
     memory_s = gpu.memory_gb_s * 1e9 * LINK_EFFICIENCY
     return [count * bytes_each / memory_s for count in parameters]
 

@@ -99,7 +99,8 @@ def _widen(chain: Chain, lacks: Sequence[NotCovered]) -> tuple[Array, Array]:
 
 
 def prefer_simpler(question: Search, searched: Searched, deadline: Deadline) -> Searched:
-    """Return the result with the simplest plan within the band of the best, if that is simpler."""
+    """Return the result with the simplest plan whose time cannot be told from that of the best, if
+    that plan is simpler."""
     best = searched.best
     chain = build_chain(question.tables, best, question.wishes.least)
     band = find_band(chain, best.bounds)

@@ -232,7 +232,8 @@ class Placements:
     def list_counts(
         self, tensor: int, replicas: int, stages: int | None, tier: Tier
     ) -> tuple[list[tuple[str, ...]], Array]:
-        """Return the kinds of places, and rows with the possible numbers of stages on each."""
+        """Return the kinds of node or group that hold stages, and an array with a row for each
+        possible distribution: column i is the number of stages on kind i."""
         key = tensor, replicas, stages, tier
         if key not in self._counts:
             self._counts[key] = self._list_counts(*key)

@@ -64,8 +64,10 @@ class LossWeights:
             self._counted = summed[:, 1].clone()
 
     def check(self) -> None:
-        """Raise an error if the counts of the model's `loss_counts` and of its forward differ. This
-        waits for the device, so call it at the end of a step."""
+        """Raise an error if the model's `loss_counts` and its forward returned different counts.
+
+        This waits for the device, so call it at the end of a step.
+        """
         if self._counted is None:
             return
         counted = self._counted.tolist()

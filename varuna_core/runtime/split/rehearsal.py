@@ -435,7 +435,10 @@ class _AttributeWatch(TorchFunctionMode):
         self._kept = KeptAttributes(model, self.places)
 
     def note_streams(self, streams: Mapping[int, set[int]]) -> None:
-        """Record torch's generators, which a run on fake tensors does not advance."""
+        """Record the segments that use each of torch's generators (`streams`, by the id of each).
+
+        A run on fake tensors does not advance generators, so `note` cannot see their use.
+        """
         for path, module in self.model.named_modules():
             for name, value in vars(module).items():
                 if id(value) in streams:

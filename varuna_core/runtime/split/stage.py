@@ -462,7 +462,10 @@ class Stage:
 
     @contextmanager
     def loaded(self, inputs: Mapping[str, Any], make_for: Callable[[str], Make]) -> Iterator[None]:
-        """For these inputs, take each stub's results from its own function, for the check."""
+        """Let each stub return the results of the function that `make_for` gives for its name.
+
+        This is a context manager, with which the check of the split runs a stage alone.
+        """
         plan = self.plan_for(inputs) if self.stubs else {}
         for name, stub in self.stubs.items():
             stub.load(plan.get(name, []), make_for(name))

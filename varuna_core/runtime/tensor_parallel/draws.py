@@ -88,7 +88,7 @@ class ShardedDraws:
         self._expected = None
 
     def foresee(self, stage: Stage, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Draw]]:
-        """Return the random draws for a batch of this shape, by segment."""
+        """Return the random draws that a stage will make for a batch of this shape, by segment."""
         key = stage.key_of(inputs)
         if key not in self._specs:
             if len(self._specs) >= NUM_KEPT_SHAPES:

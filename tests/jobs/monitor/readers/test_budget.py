@@ -29,7 +29,7 @@ def test_logs_of_more_nodes_than_there_are_are_counted_and_not_read(
     monkeypatch.setattr(readers, "MOST_NODES", 3)
     view = AttemptReader(many.attempt(0), None, 5).read()
     assert [node.name for node in view.nodes] == ["n0", "n1", "n2"]
-    assert view.unreadable == {"attempt-0/*": "2 nodes more than the 3 that are read"}
+    assert view.unreadable == {"attempt-0/*": "2 nodes beyond the 3 that are read"}
 
 
 def test_vjob_logs_says_once_which_logs_it_leaves_out(

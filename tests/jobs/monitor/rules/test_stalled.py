@@ -72,7 +72,7 @@ def test_a_hang_in_the_first_steps_says_when_it_will_be_called_stalled() -> None
     assert "too early" not in usual.reason and usual.advice == ""
     assert late.health is Health.RUNNING
     assert late.reason.startswith("step 4 of 5000 8 min ago, 0.3 s a step; ")
-    assert late.reason.endswith("STALLED after 20 min without a step")
+    assert late.reason.endswith("it is STALLED after 20 min without one")
     assert late.advice == "vjob stacks 4711"
 
 

@@ -48,7 +48,7 @@ def test_a_pending_job_has_its_reason_and_start() -> None:
 def test_a_job_that_cannot_run_says_so_and_what_to_do() -> None:
     verdict = judge(waiting("PartitionNodeLimit"))
     assert (verdict.health, verdict.never_starts, verdict.exit_code) == (Health.PENDING, True, 12)
-    assert "its queue allows or has fewer nodes" in verdict.reason
+    assert "its queue has, or allows, fewer nodes" in verdict.reason
     assert verdict.advice == "vjob cancel 4711; lower count of the node group; submit again"
 
 
