@@ -328,7 +328,8 @@ class Secrets:
 
 
 def find_known_folders(run: RunFolder) -> frozenset[str]:
-    """Return the folder names in the record's paths, which others may read anyway."""
+    """Return the folder names in the paths of record.json, which are shown to others: that file is
+    shared as it is."""
     record = read_json(run.record)
     values = record.values() if isinstance(record, dict) else ()
     paths = [str(run.path), *(value for value in values if isinstance(value, str))]

@@ -6,8 +6,8 @@ times; the checkout's own files tell which it has, and none of it is imported:
 
     v1     1.x, and DeepSpeedExamples' copies: --model-parallel-size, --batch-size, --warmup
     v2     2.0 to 3.0 and the releases named by month: today's names, --data-impl
-    core   since Megatron Core (megatron/training): today's; the first and the last stage
-           of another size from 0.9 on, any stages from 0.13 on
+    core   since Megatron Core (megatron/training): today's; the first and the last stage may
+           have another size from 0.9 on, any stage from 0.13 on
 """
 
 from __future__ import annotations

@@ -159,8 +159,8 @@ def decide_end(run: RunFolder, judged: Judgement | None, job: End | None) -> End
 def choose_deciding_job(infos: Sequence[SchedulerJob], *, has_cause: bool) -> SchedulerJob:
     """Return the job that decides the end of a finished run.
 
-    It is the first that did not end well. But if the jobs of a split run left because one was ended
-    from outside, it is that one, unless the ranks have a cause of their own.
+    It is the first that did not end well. If one job of a split run was ended from outside, it is
+    that one, since the others left because of it; not if the ranks have a cause of their own.
     """
     bad = [info for info in infos if info.state is not JobState.COMPLETED]
     from_outside = [info for info in bad if info.end_cause is not None]

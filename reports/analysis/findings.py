@@ -1360,7 +1360,7 @@ def _on_gpu_use(job: Job, analysis: Analysis, explained_s: float) -> Iterator[Fi
         rule="gpu idle",
         values={"share": mean},
         weight=0.0 if is_explained else 1 - mean,
-        sentence=f"GPUs were used {percent(mean)} of the steps' time{some}.",
+        sentence=f"GPUs were busy for {percent(mean)} of the time of the steps{some}.",
         evidence=f"{len(used)} samples of {len(by_gpu)} GPUs",
         key="cluster.nodes[].ranks: as many as GPUs, or fewer cluster.nodes[].gpus"
         if unused

@@ -331,7 +331,7 @@ def list_facts(found: Headline) -> Iterator[Fact]:
         price = f", {cost:.2f} at the conf's prices" if cost is not None else ""
         proof = found.rank_hours.evidence[0]
         if proof.source == STEP_LINES:
-            price = f" in {proof.seen:,} steps; starts and ends are not known"
+            price = f" in {proof.seen:,} steps; when the ranks began and ended is not known"
         if isinstance(found.energy_kwh, Value):
             price += f", {found.energy_kwh.value:.3g} kWh of the GPUs alone"
         if found.rank_hours.value >= LITTLE_HOURS or price:

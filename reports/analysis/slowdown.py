@@ -337,7 +337,7 @@ def _compare_samples(node: str, usual: pd.DataFrame, slow: pd.DataFrame) -> Iter
     """Yield what changed on a node from its usual samples to those of slow steps."""
     a, b = (table["cpu_percent"].astype(float).mean() / 100 for table in (usual, slow))
     if b - a >= BUSIER:
-        text = f"the processors of {node} were {format_share(b)} busy, {format_share(a)} before"
+        text = f"the processors of {node} were {format_share(b)} busy, up from {format_share(a)}"
         yield Change(what="processors", who=node, before=a, then=b, text=text)
     a, b = (table["swap_mb"].astype(float).max() for table in (usual, slow))
     if b - a >= SWAPPED_MB:

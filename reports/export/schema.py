@@ -215,11 +215,15 @@ TABLES = {
             Column("grad_norm", "float", "norm of the gradients"),
             Column("learning_rate", "float", "learning rate"),
             Column("loss_scale", "float", "factor of fp16"),
-            Column("num_skipped", "int", "steps skipped since the line before, for an overflow"),
+            Column(
+                "num_skipped", "int", "steps skipped since the line before, because of an overflow"
+            ),
             Column("num_nan", "int", "steps with a NaN since the line before"),
             Column("consumed_samples", "int", "samples so far"),
             Column("global_batch_size", "int", "samples a step"),
-            Column("step_s", "float", "a step's time by the line or its writing", "s"),
+            Column(
+                "step_s", "float", "time of a step, as the line says or as lines were written", "s"
+            ),
             Column("samples_per_s", "float", "as printed", "1/s"),
             Column("tokens_per_s", "float", "as printed: of all devices or of one", "1/s"),
         ),

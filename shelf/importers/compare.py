@@ -78,7 +78,7 @@ def compare_program(
             return min(found, key=lambda one: len(one.differences))
     known = ", ".join(dict.fromkeys(f"{one.where} {' '.join(one.texts[:4])}" for one in others[:3]))
     started = f"; they start {known}" if known else "; they start nothing"
-    raise InputError(f"the scripts of {path} do not start {' '.join(ours[:3])}{started}")
+    raise InputError(f"the scripts of {path} do not run {' '.join(ours[:3])}{started}")
 
 
 def _open_shell(command: Sequence[str]) -> Sequence[str]:

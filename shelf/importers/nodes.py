@@ -296,7 +296,7 @@ def _build_group(draft: Draft, block: JobBlock | None) -> dict[str, Any]:
             else:
                 draft.put(key, value, said)
         elif name in ("output", "error"):
-            draft.record(said, "no key: all lines are in the run folder")
+            draft.record(said, "no key of the conf: all lines are in the run folder")
         elif name in WORDS:
             draft.note(f"{said} is left out: {explain_option(name)}")
         elif find_text_problem(text) or not text.isprintable():

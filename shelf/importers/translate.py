@@ -439,7 +439,10 @@ def _spell_setup(draft: Draft, command: Command) -> str | None:
 
 
 def _spell_word(draft: Draft, word: Word, where: str) -> str | None:
-    """Return a word as shell; the output of a command of the same line is that command again."""
+    """Return a word in the syntax of the shell; None if its value is not known.
+
+    The output of a command in the same line is spelled as that command: `$(conda info --base)`.
+    """
     if not word.is_open:
         home = draft.shorten(word.text)
         return "~/" + shlex.quote(home[2:]) if home[:2] == "~/" else shlex.quote(word.text)

@@ -123,7 +123,7 @@ def describe_start(seen: TryObservation, trial: Trial, *, has_failed: bool) -> R
         text = f"yes: it ended well after {took} and printed no step, {on}"
     else:
         limit = format_duration(seen.limit_s)
-        text = f"not known: it runs, no step was seen in {limit}; try a longer --limit"
+        text = f"not known: it runs, but no step was seen in {limit}; try a longer --limit"
     values = {
         "starts": bool(seen.steps) or not has_failed,
         "steps": len(seen.steps),

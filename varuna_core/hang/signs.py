@@ -98,7 +98,7 @@ def read_signs(attempt: AttemptFolder, num_nodes: int) -> dict[int, NodeSigns]:
 
 
 def parse_signs(value: Any) -> NodeSigns | None:
-    """Parse a file of signs; return None if it is damaged or has another version."""
+    """Parse a node's file of signs of a hang; None if it is damaged or has another version."""
     try:
         ranks = tuple(_parse_rank(one) for one in value["ranks"])
         return NodeSigns(

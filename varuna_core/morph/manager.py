@@ -365,7 +365,7 @@ class Manager:
     # Actions.
 
     def _do(self, actions: Sequence[Action]) -> None:
-        """Do the actions; orders name an attempt, so they are written last, after its plan."""
+        """Do the actions. Orders name an attempt, so they are written last, after its plan."""
         for action in actions:
             if isinstance(action, Start):
                 if not self._claim(action.attempt):

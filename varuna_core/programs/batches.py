@@ -101,7 +101,9 @@ class BertPairs:
         from varuna_core.data.bert import open_bert
 
         if training.data is None or training.vocabulary is None or len(training.data) != 1:
-            raise ProgramError("a BERT needs one data.prefix, and data.vocab, its vocab.txt")
+            raise ProgramError(
+                "a BERT model needs exactly one data.prefix, and data.vocab, its vocab.txt"
+            )
         ((_, prefix),) = training.data
         self._parts = {
             part: open_bert(

@@ -190,8 +190,7 @@ class Tail:
         return found.st_ino != self._inode or found.st_size < self._offset
 
     def _take(self, data: bytes, first: int, skipped: int, is_anew: bool) -> Added | None:
-        """Split new bytes into complete lines, which are returned, and a rest without an end, which
-        is kept."""
+        """Split new bytes into lines: return the complete ones, and keep the rest."""
         begin = 0
         lines = b""
         if self._is_within:

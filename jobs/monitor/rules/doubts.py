@@ -80,8 +80,8 @@ def _find_doubt(
 
 
 def _failed_first(own: RankExit, first: RankExit | None) -> bool:
-    """Return True for a rank that failed by itself and not later than the first failed rank, within
-    CLOCKS_S on another node."""
+    """Return True for a rank that failed by itself, and not later than the first failed rank;
+    clocks of two nodes may differ by CLOCKS_S."""
     if own.stopped or own.code == 0:
         return False
     if first is None or own.rank == first.rank:

@@ -374,7 +374,7 @@ def _tell_action(hang: Hang, now: float) -> str:
         word = f"the hang is certain {when} if no step comes; " if at > now + 1 else ""
         return f"{word}vjob does not act on it (on_hang, vjob guard)"
     return {
-        HangAction.RESTART: f"its ranks are ended and started again {when}",
+        HangAction.RESTART: f"its ranks are ended and restarted {when}",
         HangAction.REQUEUE: f"the job goes back into the queue {when}",
         HangAction.STOP: f"the run is ended {when}",
     }[hang.action]

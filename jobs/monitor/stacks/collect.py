@@ -218,8 +218,10 @@ def build_for_jobs(
     command: Sequence[str],
     hosts: Set[str],
 ) -> Iterator[list[str]]:
-    """Yield a step for each job, on those of its nodes that take part; a node finds its index by
-    its name."""
+    """Yield the command of a step for each job, on those of its nodes that are in `hosts`.
+
+    Each node finds its index by its own name.
+    """
     for info in infos:
         names = [name for name in info.nodes if name in hosts]
         component = info.component if "+" in info.id else None

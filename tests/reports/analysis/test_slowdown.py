@@ -113,7 +113,7 @@ def test_a_run_that_slowed_down_halfway_says_so_with_what_came_with_it(tmp_path:
     text = "".join(json.dumps(one) + "\n" for one in samples)
     (tmp_path / "attempt-0/n000.gpu.jsonl").write_text(text)
     _, found = read(tmp_path, [])
-    assert "; at the same time the processors of n000 were 95 % busy, 30 % before." in (
+    assert "; at the same time the processors of n000 were 95 % busy, up from 30 %." in (
         found["slower"].sentence
     )
     assert found["slower"].values["changes"][0]["what"] == "processors"

@@ -75,7 +75,7 @@ def test_a_dry_run_is_checked_against_the_folder_of_its_scripts(tmp_path: Path) 
         assert "--check-against needs --dry-run" in vjob(*words, code=2).stderr
     other = ("--set", "program.script=other.py")
     (tmp_path / "other.py").touch()
-    assert "do not start python" in vjob(*check, *other, code=2).stderr
+    assert "do not run python" in vjob(*check, *other, code=2).stderr
 
 
 def test_a_comparison_names_what_only_the_job_knows() -> None:

@@ -60,7 +60,7 @@ def test_a_vocabulary_larger_than_the_model_is_refused(tmp_path: Path) -> None:
     assert open_source(replace(training, vocab=700)).read(TRAIN, range(2)).keys() >= {"text"}
     with pytest.raises(ProgramError, match=r"has 700 tokens, and model.vocab is 64"):
         open_source(training)
-    with pytest.raises(ProgramError, match=r"needs one data.prefix, and data.vocab"):
+    with pytest.raises(ProgramError, match=r"needs exactly one data.prefix, and data.vocab"):
         open_source(replace(training, vocabulary=None))
 
 

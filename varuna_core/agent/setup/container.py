@@ -1,8 +1,8 @@
 """The container on this node: choice of a runtime that works, preparation, entry, cleaning.
 
 Runtimes mangle environments, each in its own way: lines are cut at newlines, quotes stripped,
-names dropped, values evaluated. So a runtime passes one variable of plain ASCII, and inside `sh`
-makes the rest of it, below what the image itself sets:
+names dropped, values evaluated. So a runtime passes one variable of plain ASCII, from which `sh`
+sets all others inside the container, over those that the image itself sets:
 
     /bin/sh -c 'eval "$VJOB_ENTER"' vjob PROGRAM ARGUMENT...
 """
@@ -82,8 +82,11 @@ def build_entry(
     )
     code = "".join(parts)
     if len(code) > ENTRY_BYTES:
-        what = f"a rank's environment has {len(code)} bytes, but a container takes {ENTRY_BYTES}"
-        raise Refusal(WRONG_INPUT, f"{what}: move long values of `env` to files")
+        raise Refusal(
+            WRONG_INPUT,
+            f"a rank's environment has {len(code)} bytes, but a container takes at most "
+            f"{ENTRY_BYTES}: move long values of `env` to files",
+        )
     return code
 
 

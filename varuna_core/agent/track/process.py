@@ -66,7 +66,7 @@ class TrackerProcess:
         self._process: Optional[RankProcess] = None
 
     def start(self, meeting: Meeting) -> None:
-        """Start the tracker; call it from the main thread, with which the tracker dies."""
+        """Start the tracker. Call this from the main thread: the tracker ends with that thread."""
         try:
             start = build_start(self._site, meeting)
             if start is None:

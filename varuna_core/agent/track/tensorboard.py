@@ -102,7 +102,10 @@ def render_text(time: float, step: int, tag: str, text: str) -> bytes:
 
 
 class EventFile:
-    """One file; whole records only, so that its readers never meet a torn one for long."""
+    """One event file, to which whole records are appended.
+
+    A record that could not be written whole is cut off again, so that readers do not stay at it.
+    """
 
     def __init__(self, path: Path, time: float) -> None:
         path.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)

@@ -284,7 +284,7 @@ class Cell:
             if name in OPTIONAL and not values:
                 continue
             if len(values) != size or not all(0 <= value < float("inf") for value in values):
-                raise PlanningError(f"{name}: {values}, expected {size} figures of 0 or more")
+                raise PlanningError(f"{name}: {values}, expected {size} numbers of 0 or more")
         if size and not any(self.forward_s) and not self.action_s[0]:
             raise PlanningError("forward_s is zero everywhere, so it was not measured")
 

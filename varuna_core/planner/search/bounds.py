@@ -201,7 +201,8 @@ class Cells:
         return found + self.data_s
 
     def compute_least(self) -> float:
-        """Return a lower bound for all partitions, or `limit` if none takes less."""
+        """Return a lower bound on the time of a step with any partition of the layers, or the
+        search's `limit` if none takes less."""
         ends = np.flatnonzero(self.chain.stages[0].allowed[0])
         if not len(ends):
             return float("inf")

@@ -160,7 +160,7 @@ def judge_steps(
     if own.is_captured:
         done = NotKnown("the optimizer runs in a CUDA graph, whose replays nobody counts", (seen,))
     if lines is None:
-        total: Known[int] = NotKnown("no line tells how many there will be")
+        total: Known[int] = NotKnown("no line says how many steps there will be")
         return Steps(done, total, done, own.last_at, Source.COUNTER, None, None, ranks)
     fit = None
     if not own.is_captured:
@@ -279,7 +279,7 @@ def _convert(lines: Lines, fit: Fit) -> Known[int]:
     """Return the total number of steps from a known number of parts or epochs."""
     name = "parts of a step" if fit.unit is Unit.PART else "several steps at once"
     if lines.total is None:
-        return NotKnown("no line tells how many there will be")
+        return NotKnown("no line says how many steps there will be")
     steps = lines.total / fit.ratio
     if abs(steps - round(steps)) > 1e-6 * steps:
         return NotKnown(f"the lines count {name}, {lines.total} of which are no whole steps")
@@ -291,7 +291,7 @@ def _take_lines(lines: Optional[Lines], ranks: Tuple[RankSteps, ...]) -> Steps:
         unknown = NotKnown("no step was seen in a line, a trace or the optimizer")
         return Steps(unknown, unknown, unknown, None, None, None, None, ranks)
     seen = Evidence("step lines", Sure.REPORTED, lines.file, seen=len(lines.points))
-    total: Known[int] = NotKnown("no line tells how many there will be")
+    total: Known[int] = NotKnown("no line says how many steps there will be")
     if lines.total is not None:
         total = Value(lines.total, (seen,))
     at = lines.points[-1][1] if lines.points else None

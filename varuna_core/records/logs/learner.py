@@ -55,7 +55,7 @@ class Doubt(str, Enum):
 
     FEW = "too few lines so far to tell which number counts steps"
     RIVALS = "two counters are about as likely"
-    LOST = "the number that counted steps does not grow any more"
+    LOST = "the number that counted steps has stopped growing"
     LENGTH = "steps are counted in each epoch, and nothing says how many it has"
     UNNAMED = "a bar without a name was drawn again and again, and no line is about training"
     UNTRAINED = "a number grows as steps do, and no line is about training"

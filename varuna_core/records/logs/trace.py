@@ -456,7 +456,7 @@ class TraceWriter:
         try:
             if step is not None and self._wants_details(step) and not self._is_full:
                 log.warning(
-                    "%s: step %d has too many spans, the later ones are added up alone",
+                    "%s: step %d has too many spans; of the later ones only the sum is kept",
                     self.path,
                     step,
                 )

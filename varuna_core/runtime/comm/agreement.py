@@ -84,7 +84,7 @@ class Agreement:
         return summed
 
     def tell_stages(self, value: float) -> float:
-        """Send the last stage's value to all stages of the replica."""
+        """Send the last stage's value to all stages of the replica, and return it."""
         if self.links.pipeline is None:
             return value
         is_teller = self.holds_last and not self.links.stage_map.tensor_rank

@@ -29,7 +29,7 @@ def may_hook_saved() -> bool:
 
 
 class Use(Enum):
-    """How the running backward uses a weight's gradient."""
+    """The fate of a weight's gradient in the backward pass that runs now."""
 
     ADDED = "added to the weight's `grad`"
     RETURNED = "returned by `torch.autograd.grad`"

@@ -107,9 +107,9 @@ class ParameterHooks:
 
     def _refuse_offload(self, name: str) -> None:
         raise ValueError(
-            f"parameter {name!r} has a post_accumulate_grad hook, which reads .grad, and with "
+            f"parameter {name!r} has a post_accumulate_grad hook, which reads .grad. With "
             "offload the gradient comes to the host at the end of the step: use register_hook, "
-            "which is given the gradient, or no offload"
+            "which is given the gradient, or turn offload off"
         )
 
 

@@ -341,7 +341,7 @@ def test_an_error_from_before_a_checkpoint_does_not_end_it() -> None:
 @pytest.mark.parametrize(
     ("action", "acts_at", "words"),
     [
-        (HangAction.RESTART, NOW + 12, "its ranks are ended and started again in 12 s"),
+        (HangAction.RESTART, NOW + 12, "its ranks are ended and restarted in 12 s"),
         (HangAction.REQUEUE, NOW, "the job goes back into the queue now"),
         (HangAction.STOP, NOW + 12, "the run is ended in 12 s"),
         (HangAction.REPORT, None, "vjob does not act on it"),
