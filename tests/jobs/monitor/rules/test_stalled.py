@@ -360,7 +360,7 @@ def test_a_hang_that_is_suspected_says_what_will_be_done_and_when(
 @pytest.mark.parametrize(
     ("action", "words"),
     [
-        (HangAction.RESTART, "its ranks are ended and started again in 45 s"),
+        (HangAction.RESTART, "its ranks are ended and restarted in 45 s"),
         (
             HangAction.REPORT,
             "the hang is certain in 45 s if no step comes; vjob does not act on it",
