@@ -379,7 +379,7 @@ def test_a_hang_whose_ranks_are_being_ended_is_no_healthy_run_with_time_left() -
     hang = Hang(HangWitness.SILENT, NOW - 60, NOW, until=NOW, action=HangAction.RESTART)
     found, suspected = choose_hang({"hang": hang.as_json()})
     verdict = judge(replace(healthy(), hang=found, suspected=suspected))
-    assert "left" not in verdict.reason and "started again now" in verdict.reason
+    assert "left" not in verdict.reason and "restarted now" in verdict.reason
 
 
 @pytest.mark.parametrize(
