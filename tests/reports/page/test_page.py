@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from tests import ROOT
 from tests.reports.traces import MS, ORIGIN, write_rank, write_simulated
+from varuna_core.records.exits import rank_exit
 from varuna_core.records.logs.training_log import Iteration, format_iteration
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.schedule.costs import build_even_costs
@@ -274,11 +275,11 @@ def test_the_last_step_before_a_failure_is_named_so(tmp_path: Path) -> None:
     folder = tmp_path / "attempt-0"
     write_simulated(folder, build_schedule("1f1b", 2, 4), build_even_costs(2), steps=range(1, 6))
     (folder / "exit").mkdir()
-    broken = {"rank": 1, "node": "b", "code": 9, "last_error": "see the page"}
-    broken["exception"] = "</td><script>alert(1)</script>"
-    (folder / "exit" / "1.json").write_text(json.dumps(broken))
-    stopped = {"rank": 0, "node": "a", "code": 143, "stopped": True, "last_error": "was told to"}
-    (folder / "exit" / "0.json").write_text(json.dumps(stopped))
+    broken = rank_exit(1, "b", 9, stopped=False, started=0.0, ended=1.0, error="see the page",
+                       exception="</td><script>alert(1)</script>")  # fmt: skip
+    (folder / "exit" / "1.json").write_text(json.dumps(dataclasses.asdict(broken)))
+    stopped = rank_exit(0, "a", -15, stopped=True, started=0.0, ended=1.0, error="was told to")
+    (folder / "exit" / "0.json").write_text(json.dumps(dataclasses.asdict(stopped)))
     schedule, costs = build_schedule("1f1b", 2, 4), build_even_costs(2)
     write_simulated(tmp_path / "attempt-1", schedule, costs, steps=range(4, 9))
     page = render(tmp_path)
