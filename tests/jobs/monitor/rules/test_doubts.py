@@ -116,3 +116,22 @@ def test_an_exception_ends_a_process_that_exits_1(
 def test_an_error_that_a_living_rank_printed_may_be_its_end() -> None:
     snapshot = replace(healthy(), errors=(disk_line(6, raised="printed"),))
     assert weigh_lines(snapshot).errors[0].doubt != Doubt.CAUGHT.value
+
+
+def test_the_error_that_a_failed_rank_quotes_is_its_peers() -> None:
+    """Rank 7 raised, and its Python still shut down when rank 6 had failed for it."""
+    error = "LeakError: a float32[4] made before cut 3 is used after it"
+    raised = make_line(f"split.{error}", last_at=NOW - 11, node="n001", rank=7, stream="stderr")
+    quoted = f"RankFailed: rank 6 cannot begin: rank 7: {error}"
+    snapshot = failed(raised, last_error=f"[rank7]: split.{error}")
+    outcome = make_outcome(1, f"rank 6 on n001 exited 1: {quoted}", 6, "n001")
+    first = make_exit(6, "n001", 1, ended=NOW - 10)
+    first = replace(first, last_error=quoted, exception=quoted, is_uncaught=True)
+    snapshot = change_rank(replace(snapshot, outcome=outcome), 6, exit=first)
+    verdict = judge(snapshot)
+    assert (verdict.rank, "LeakError" in verdict.reason) == (7, True)
+    (line,) = weigh_lines(snapshot).errors
+    assert not line.doubt
+    other = change_rank(snapshot, 7, exit=replace(snapshot.ranks[7].exit, last_error="x: y"))
+    (line,) = weigh_lines(other).errors
+    assert line.doubt == Doubt.OTHER_RANK.value
