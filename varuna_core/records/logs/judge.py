@@ -168,6 +168,9 @@ def judge_steps(
     by_lines = _take_lines(lines, ranks)
     if lines.unit == "epoch" and not own.is_captured:
         fit = fit if fit is not None and fit.unit is Unit.SEVERAL else None
+    is_whole = lines.unit == "step" and not own.is_captured and own.count == lines.total
+    if is_whole and (fit is None or fit.unit is Unit.STEP):
+        fit = Fit(Unit.STEP, 1.0, 0)  # the counter has come to the total of the lines
     is_evenly = fit is not None and fit.unit in (Unit.PART, Unit.SEVERAL)
     if not own.is_captured and not is_evenly and _starts_again(lines, own):
         total = NotKnown("the lines count again from the start, as a bar of each epoch does")
