@@ -47,6 +47,7 @@ class Case:
     other: int | None = None
 
 
+AT_THE_END = Lines(304, 320, ((304, BEGIN + 320 * PACE),))
 CASES = [
     Case("nothing", None, None, None, source=None, unit=None),
     Case("a counter alone", None, 34, 34, unit=None),
@@ -56,8 +57,7 @@ CASES = [
     Case("from 0", lines([9, 19, 29], base=-1, total=90), 34, 33, 90),
     Case("few slow ones, printed as they begin", lines(range(5)), 5, 5),
     Case("resumed", lines([110, 120, 130], base=100, total=900), 34, 134, 900),
-    Case("all lines written at the end", Lines(304, 320, ((304, BEGIN + 320 * PACE),)), 320, 320,
-         320),  # fmt: skip
+    Case("lines written at the end", AT_THE_END, 320, 320, 320),
     Case("at most the total", lines([20, 29, 30], total=30), 31, 30, 30),
     Case("a bar of each epoch", lines(range(1, 13), base=64, total=32), 76, 76, None,
          unit=None, other=12),
