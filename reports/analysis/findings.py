@@ -31,6 +31,7 @@ from varuna_core.records.record import read_pause_s
 from vjob.reports.analysis.headline import (
     LAYER_LAUNCH_S,
     format_bounded,
+    goes_on,
     has_ended_badly,
     has_ended_well,
 )
@@ -1096,7 +1097,9 @@ def _on_hang(job: Job, analysis: Analysis) -> Iterator[Finding]:
     for label, hang in job.hangs.items():
         held = float(rows.loc[rows["attempt"] == label, "hung_s"].sum())
         num_ranks = max(int((rows["attempt"] == label).sum()), 1)
-        begun = _format_time(hang.since)
+        span = f"hung from {_format_time(hang.since)} UTC"
+        if held or not goes_on(job):
+            span += f" for {format_duration(held / num_ranks)}"
         done = {
             HangAction.RESTART: "vjob ended the ranks and started them again",
             HangAction.STOP: "vjob ended the run",
@@ -1106,8 +1109,7 @@ def _on_hang(job: Job, analysis: Analysis) -> Iterator[Finding]:
             rule="hang",
             values=hang.as_json(),
             weight=MUST,
-            sentence=f"Attempt {label} hung from {begun} UTC for "
-            f"{format_duration(held / num_ranks)}: {describe_hang(hang)}; {done}.",
+            sentence=f"Attempt {label} {span}: {describe_hang(hang)}; {done}.",
             evidence="processes, stacks and collectives of its ranks (attempt-N/hang)",
             key="on_hang" if hang.action is HangAction.REPORT else "",
             cause="hang",

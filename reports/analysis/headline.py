@@ -287,7 +287,8 @@ def list_facts(found: Headline) -> Iterator[Fact]:
         each = f"{format_pace(step_s)} each (the median of all)"
     yield Fact("state", found.state)
     if found.hung:
-        yield Fact("hung", f"{found.hung_cost} lost: {found.hung}")
+        lost = f"{found.hung_cost} lost: " if found.hung_hours else ""
+        yield Fact("hung", lost + found.hung)
     nodes = f"{found.nodes} node{'s' if found.nodes != 1 else ''}"
     devices = ", ".join(f"{count} x {kind}" for kind, count in found.devices.items())
     yield Fact("on", f"{nodes}, {devices}" if devices else nodes)

@@ -48,7 +48,8 @@ def write_opening(job: Job, analysis: Analysis, findings: Sequence[Finding]) -> 
         if isinstance(head.start, Value) and head.start.value >= MUCH_START:
             went += f", {format_share(head.start.value)} its start-up"
     if head.hung:
-        went += f"; a hang cost {head.hung_cost}"
+        is_new = not head.hung_hours and goes_on(job)  # its time is not accounted yet
+        went += "; it hangs" if is_new else f"; a hang cost {head.hung_cost}"
     change, first = next((one for one in findings if one.key), None), "change first"
     if findings and findings[0].rule == "ended badly":
         went, first = f"{went}; what ended it comes first below", "change then"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from vjob.reports.analysis import findings
 from vjob.reports.analysis.accounting import describe_class
 from vjob.reports.analysis.headline import list_facts
 from vjob.reports.analysis.measures import analyse
+from vjob.reports.analysis.opening import write_opening
 from vjob.reports.load.gpu_log import NodeFaults
 from vjob.reports.load.tables import PlanFacts, choose_steps, load_job
 
@@ -187,6 +189,12 @@ def test_a_hang_is_said_first_with_what_it_cost(tmp_path: Path) -> None:
     assert [fact.name for fact in list_facts(headline)][:2] == ["state", "hung"]
     assert headline.hung == "rank 1 on n1 is stopped (SIGSTOP)"
     assert headline.hung_hours == pytest.approx(30 / 3600)
+    now = dataclasses.replace(load_job(tmp_path), state="RUNNING")
+    late = dataclasses.replace(hang, since=ended + 5, seen_at=ended + 15)
+    now = dataclasses.replace(now, hangs={"0": late})
+    (said, *_) = findings.find_all(now, analyse(now))
+    assert " UTC: rank 1 on n1" in said.sentence and said.rule == "hang"
+    assert "; it hangs;" in write_opening(now, analyse(now), [said])
 
 
 def make_waiting(*hosts: str) -> tuple[Any, Any]:
