@@ -382,8 +382,8 @@ class Parallel:
     )
     """Order of forwards and backwards in a step."""
     profile: str | None = None
-    """File that `vjob profile` writes and planning reads; default: profiles/<model>.profile.json
-    next to the conf."""
+    """File that `vjob profile` writes and planning reads; default:
+    `profiles/<model>.profile.json` next to the conf."""
 
 
 @dataclass(frozen=True, kw_only=True)
