@@ -116,7 +116,7 @@ def build_question(
         profile=profile,
         training=describe_training(conf, batch),
         cluster=cluster,
-        wishes=build_wishes(conf, fixed),
+        wishes=build_wishes(conf, fixed, profile.model.num_segments),
         basis=basis,
         is_estimate=is_estimate,
         steps=conf.train.steps,
@@ -381,7 +381,7 @@ def find_price(group: NodeGroup, gpu: str, prices: Mapping[str, float]) -> float
     return None
 
 
-def build_wishes(conf: JobConf, fixed: Collection[str]) -> Wishes:
+def build_wishes(conf: JobConf, fixed: Collection[str], num_segments: int) -> Wishes:
     """Build the limits of the search; a key in `fixed` whose value is auto stays free."""
     parallel = conf.parallel
 
@@ -390,10 +390,7 @@ def build_wishes(conf: JobConf, fixed: Collection[str]) -> Wishes:
 
     partition = None
     if parallel.partition != "auto":
-        whole = parallel.partition
-        if conf.model is not None:
-            whole = whole.with_ends(conf.model.layers + 2)
-        partition = whole.counts
+        partition = parallel.partition.with_ends(num_segments).counts
     has_empty = partition is not None and 0 in partition
     schedule = None if parallel.schedule == "auto" else parallel.schedule
     if schedule is None and conf.program.kind in ("megatron", "deepspeed"):

@@ -37,33 +37,40 @@ class Suggestion:
         return 1 - self.slowest_then_s / self.slowest_now_s if self.slowest_now_s else 0.0
 
 
-def suggest_partition(partition: Sequence[int], work_s: Sequence[float]) -> Suggestion | None:
-    """Return the partition with the fastest slowest stage; None if the present one is best, or too
-    little is known.
+def suggest_partition(
+    partition: Sequence[int], work_s: Sequence[float], head: float | None
+) -> Suggestion | None:
+    """Return the partition of a model of like layers with the fastest slowest stage; None if the
+    present one is best, or too little is known.
 
-    All layers are taken to be alike, and a layer to cost on each stage what it costs there now, so
-    a stage on slower GPUs takes longer. The work of a stage without layers (an embedding, a loss)
-    stays where it is. The first and the last stage keep at least one layer if they have one now:
-    that layer may be the part of the model that only they can hold, so a conf with the suggestion
-    stays valid however its layers are counted.
+    `head` is the work of the last stage besides its layers, as a number of layers. If it is None,
+    the first and the last stage keep their layers, for what these take alone is not known; a layer
+    more takes there at most the present mean.
+
+    A layer is taken to cost on each stage what it costs there now, so a stage on slower GPUs takes
+    longer; a stage without layers gets none. The first and the last stage keep at least one layer
+    if they have one now: that layer may be the part of the model that only they can hold, so a conf
+    with the suggestion stays valid however its layers are counted.
     """
     if len(partition) != len(work_s) or not 0 < sum(partition) < 10_000 or min(work_s) < 0:
         return None
-    known = sorted(work / layers for layers, work in zip(partition, work_s, strict=True) if layers)
-    typical = known[len(known) // 2]
-    costs, fixed = [], []
-    for layers, work in zip(partition, work_s, strict=True):
-        costs.append(work / layers if layers else typical)
-        fixed.append(0.0 if layers else work)
+    last = len(partition) - 1
+    heads = [0.0] * last + [head or 0.0]
     counts = [0] * len(partition)
-    for end in {0, len(counts) - 1}:
-        counts[end] = min(1, partition[end])
+    for end in {0, last}:
+        counts[end] = partition[end] if head is None else min(1, partition[end])
+
+    def compute_work(at: int, layers: int) -> float:
+        return work_s[at] * (layers + heads[at]) / (partition[at] + heads[at])
+
+    with_layers = [at for at, layers in enumerate(partition) if layers]
     for _ in range(sum(partition) - sum(counts)):
-        best = min(
-            range(len(counts)), key=lambda at: (fixed[at] + (counts[at] + 1) * costs[at], at)
-        )
+        best = min(with_layers, key=lambda at: (compute_work(at, counts[at] + 1), at))
         counts[best] += 1
-    then = max(f + n * c for f, n, c in zip(fixed, counts, costs, strict=True))
+    then = max(
+        compute_work(at, counts[at]) if at in with_layers else work
+        for at, work in enumerate(work_s)
+    )
     now = max(work_s)
     if not now or then >= now * 0.999:
         return None

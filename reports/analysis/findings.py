@@ -447,12 +447,21 @@ def _on_pipeline(job: Job, analysis: Analysis) -> Iterator[Finding]:
                 "critical path."
             ),
             evidence=f"{where}: {len(step.path)} pieces on the path",
-            key="parallel.partition"
-            if step.stage_work_s[slowest] / mean - 1 > MUCH_BUBBLE
-            and not is_slow
-            and _is_asked(job, analysis)
+            key=_advise_partition(job, analysis)
+            if step.stage_work_s[slowest] / mean - 1 > MUCH_BUBBLE and not is_slow
             else "",
         )
+
+
+def _advise_partition(job: Job, analysis: Analysis) -> str:
+    """Return the key with the way to a better partition; empty if there may be none."""
+    promised = job.plan.prediction
+    is_planned = promised is not None and promised.covers(len(analysis.partition))
+    if is_planned or not _is_asked(job, analysis):
+        return ""
+    if analysis.suggestion is not None:
+        return "parallel.partition"
+    return "parallel.partition, by `vjob plan` with a profile"
 
 
 def _is_asked(job: Job, analysis: Analysis) -> bool:
@@ -475,7 +484,12 @@ def _on_balance(job: Job, analysis: Analysis) -> Iterator[Finding]:
             f"{in_units(found.slowest_then_s)} instead of {in_units(found.slowest_now_s)} a step, "
             f"{percent(found.gain)} less."
         ),
-        evidence="all layers assumed equal, each at its present cost on its stage"
+        evidence="layers taken to be alike, each at its present cost on its stage; "
+        + (
+            "the head counted by its operations, the embedding not at all"
+            if job.training is not None
+            else "none taken from the first or the last stage"
+        )
         + (", slow ranks left out" if analysis.stragglers else ""),
         key=f"parallel.partition: {found}" if _is_asked(job, analysis) else "",
         cause="imbalance" if found.gain >= MUCH_IMBALANCE else "",
@@ -506,10 +520,16 @@ def _on_communication(job: Job, analysis: Analysis) -> Iterator[Finding]:
         ),
         evidence=f"step {step.step}: messages under way, sends and all-reduces, without bubbles"
         + (", but with waits for slow ranks" if analysis.stragglers else ""),
-        key="parallel.order or train.micro_batch_size"
+        key=("parallel.order or " if _has_orders(job) else "") + "train.micro_batch_size"
         if exposed / took > MUCH_BUBBLE and not analysis.stragglers and _is_pipeline(job)
         else "",
     )
+
+
+def _has_orders(job: Job) -> bool:
+    """Return True if the order of ranks matters: there are several replicas on several nodes."""
+    ranks = [trace for trace in job.traces.ranks if trace.has_header]
+    return len({one.replica for one in ranks}) > 1 and len({one.host for one in ranks}) > 1
 
 
 def _is_pipeline(job: Job) -> bool:
@@ -1073,7 +1093,8 @@ def _on_exposed(job: Job, analysis: Analysis) -> Iterator[Finding]:
         pace = "the ranks share one machine, so the network is not the cause"
     keys = ["cluster.nodes[].interface"] if has_network else []
     if _is_pipeline(job):
-        keys += ["more micro-batches a step (train.global_batch_size)", "parallel.order"]
+        keys += ["more micro-batches a step (train.global_batch_size)"]
+        keys += ["parallel.order"] if _has_orders(job) else []
     else:
         keys += ["more samples a step"]
     *others, last = keys

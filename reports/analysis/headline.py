@@ -418,6 +418,24 @@ def _find_batch(training: Training | None, iterations: pd.DataFrame) -> float | 
     return float(sizes.iloc[-1]) if len(sizes) else None
 
 
+def _describe_model(training: Training) -> Transformer:
+    return Transformer(
+        name=training.model,
+        layers=training.layers,
+        hidden=training.hidden,
+        heads=training.heads,
+        length=training.sequence,
+        vocabulary=training.vocab,
+        **list_parts(training.llama),
+    )
+
+
+def count_head(training: Training) -> float:
+    """Return how many layers have as many operations as the head."""
+    model = _describe_model(training)
+    return model.head_flops / model.block_flops
+
+
 def _measure_speeds(job: Job, step_s: float | None) -> Iterator[Speed]:
     """Yield the speed of each kind of GPU in the last attempt, by the layers on its stages."""
     training, traces = job.training, [t for t in job.traces.ranks if t.has_header]
@@ -430,15 +448,7 @@ def _measure_speeds(job: Job, step_s: float | None) -> Iterator[Speed]:
     stages = {stage for trace in ranks.values() for stage in trace.stages}
     if len(partition) != len(stages) or stages != set(range(len(partition))):
         return
-    model = Transformer(
-        name=training.model,
-        layers=training.layers,
-        hidden=training.hidden,
-        heads=training.heads,
-        length=training.sequence,
-        vocabulary=training.vocab,
-        **list_parts(training.llama),
-    )
+    model = _describe_model(training)
     holders = Counter(stage for trace in ranks.values() for stage in trace.stages)
     found: dict[str, list[float]] = {}
     for trace in ranks.values():

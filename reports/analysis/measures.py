@@ -27,7 +27,13 @@ from vjob.reports.analysis.balance import (
     find_stragglers,
     suggest_partition,
 )
-from vjob.reports.analysis.headline import STEP_LINES, Headline, find_num_steps, summarise
+from vjob.reports.analysis.headline import (
+    STEP_LINES,
+    Headline,
+    count_head,
+    find_num_steps,
+    summarise,
+)
 from vjob.reports.analysis.idle_time import Bubbles, compare_bubbles, measure_communication
 from vjob.reports.analysis.pipeline import (
     PathPart,
@@ -188,7 +194,7 @@ def analyse(job: Job) -> Analysis:
         outliers=tuple(outliers),
         stragglers=tuple(stragglers),
         partition=partition,
-        suggestion=suggest_partition(partition, median.stage_work_s) if median else None,
+        suggestion=_suggest(job, partition, median) if median else None,
         goodput=goodput,
         accounting=accounting,
         headline=summarise(job, accounting, goodput, times, _measure_idle(bubbles, median)),
@@ -342,6 +348,19 @@ def _list_log_lines(job: Job) -> pd.DataFrame:
         return times
     others = lines[lines["time_ms"].isna()][["attempt", "step"]]
     return pd.concat([times, others.assign(took_s=float("nan"), count=1)], ignore_index=True)
+
+
+def _suggest(job: Job, partition: Sequence[int], step: StepAnalysis) -> Suggestion | None:
+    """Suggest a partition if its numbers are known to count like layers: those of a built-in
+    program or of Megatron. The segments of a user's model may be unlike each other."""
+    promised = job.plan.prediction
+    if promised is not None and promised.covers(len(step.stage_work_s)):
+        return None
+    if job.training is not None:
+        return suggest_partition(partition, step.stage_work_s, count_head(job.training))
+    if job.traces.is_log:  # the timers of Megatron
+        return suggest_partition(partition, step.stage_work_s, None)
+    return None
 
 
 def list_ranks(job: Job) -> pd.DataFrame:

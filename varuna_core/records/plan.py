@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
-from varuna_core.facts.not_covered import NotCovered, read_not_covered
+from varuna_core.facts.not_covered import Lack, NotCovered, read_not_covered
 from varuna_core.records.files import expect_types, is_closed, is_listed, read_json, write_json
 from varuna_core.records.runfolder import RunFolder, shared_copy
 from varuna_core.records.training import TrainingFacts, derive_facts, read_training
@@ -186,6 +186,11 @@ class Prediction:
     `schedule.costs.Costs`."""
     not_covered: Tuple[NotCovered, ...] = ()
     """The parts of the plan that its profile does not cover."""
+
+    def covers(self, num_stages: int) -> bool:
+        """Return True if the work of this many stages was predicted by a measured profile."""
+        is_estimate = any(one.lack is Lack.ESTIMATE for one in self.not_covered)
+        return len(self.stage_s) == num_stages and not is_estimate
 
     def as_json(self) -> Dict[str, Any]:
         """Return only the values that are known."""

@@ -349,6 +349,8 @@ def test_a_script_is_planned_by_its_own_profile(conf: Path, tmp_path: Path) -> N
     conf.write_text("\n".join(kept))
     assert "has no model" in plan(conf, code=2)
     assert not read(conf, "--profile", str(path))["is_estimate"]
+    short = read(conf, "--profile", str(path), "--set", "parallel.partition=3-3")
+    assert {row["partition"] for row in short["plans"]} == {"4-4"}, "as training takes it"
 
 
 def test_missing_prices_are_said(conf: Path) -> None:

@@ -199,7 +199,9 @@ def test_a_hang_is_said_first_with_what_it_cost(tmp_path: Path) -> None:
 
 def make_waiting(*hosts: str) -> tuple[Any, Any]:
     """A rank on each host; communication is 22 % of the steps and 15 % of the run."""
-    ranks = [SimpleNamespace(host=host, has_header=True) for host in hosts]
+    ranks = [
+        SimpleNamespace(host=host, has_header=True, replica=at) for at, host in enumerate(hosts)
+    ]
     plan = SimpleNamespace(program="gpt", pipeline=2)
     job = SimpleNamespace(traces=SimpleNamespace(ranks=ranks), plan=plan)
     accounting = SimpleNamespace(
@@ -214,10 +216,11 @@ def test_waits_within_one_machine_are_no_networks() -> None:
         "Communication holds up the ranks for 22 % of the time of all steps, 15 % of the whole "
         "run: the ranks share one machine, so the network is not the cause."
     )
-    assert "interface" not in found.key and found.key.endswith(", or parallel.order")
+    assert "interface" not in found.key and "order" not in found.key
     (found,) = findings._on_exposed(*make_waiting("n0", "n1"))
     assert "the network sets the pace" in found.sentence
     assert found.key.startswith("cluster.nodes[].interface, more micro-batches")
+    assert found.key.endswith(", or parallel.order")
 
 
 def test_a_rank_alone_is_held_up_by_nobody() -> None:
@@ -227,7 +230,7 @@ def test_a_rank_alone_is_held_up_by_nobody() -> None:
     step = SimpleNamespace(attempt="0", step=8, communication=table)
     times = pd.DataFrame({"attempt": ["0"], "step": [8], "took_s": [1.0]})
     plan = SimpleNamespace(program="gpt", pipeline=2)
-    job: Any = SimpleNamespace(traces=SimpleNamespace(is_log=False), plan=plan)
+    job: Any = SimpleNamespace(traces=SimpleNamespace(is_log=False, ranks=[]), plan=plan)
     analysis: Any = SimpleNamespace(find_step=lambda name: step, times=times, stragglers=[])
     (found,) = findings._on_communication(job, analysis)
     assert found.sentence == (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,13 +12,15 @@ from hypothesis import strategies as st
 
 from tests.jobs.confs import make_conf
 from tests.reports.traces import MS, write_rank, write_simulated
+from varuna_core.facts.known import NotKnown
+from varuna_core.facts.not_covered import Lack, NotCovered
 from varuna_core.facts.partition import Partition
 from varuna_core.schedule.compiled import simulate
 from varuna_core.schedule.costs import Costs, build_even_costs
 from varuna_core.schedule.registry import build_schedule
 from vjob.jobs.conf.loading.check_layout import check_partition
 from vjob.reports.analysis.balance import suggest_partition
-from vjob.reports.analysis.findings import find_all
+from vjob.reports.analysis.findings import Finding, find_all
 from vjob.reports.analysis.measures import Analysis, analyse
 from vjob.reports.load.tables import Job, load_job, read_plan_facts
 
@@ -65,9 +69,37 @@ def test_a_slow_stage_sets_the_pace_and_is_named(tmp_path: Path) -> None:
     sentences = [finding.sentence for finding in find_all(job, analysis)]
     (pace,) = [sentence for sentence in sentences if "sets the pace" in sentence]
     assert pace.startswith("Stage 2 sets the pace: it works 54 ms per step, 100 % more")
-    assert analysis.suggestion is not None
-    assert sum(analysis.suggestion.partition.counts) == 11
-    assert analysis.suggestion.partition.counts[2] < 5
+
+
+# The embedding is a segment too, and takes much less time than a block.
+@pytest.mark.parametrize(
+    ("work", "partition"), [((3, 4), "4-3"), ((5, 2), "5-2"), ((2, 2, 4), "1-2-2")]
+)
+def test_segments_of_a_port_are_not_taken_to_be_alike(
+    tmp_path: Path, work: tuple[int, ...], partition: str
+) -> None:
+    costs = Costs(forward=work, input_grad=work, weight_grad=work)
+    schedule = build_schedule("1f1b", len(work), 4)
+    write_simulated(tmp_path / "attempt-0", schedule, costs, partition=partition)
+    plan: dict[str, Any] = {"pipeline": len(work), "partition": partition, "program": "script"}
+
+    def find(**more: Any) -> Finding:
+        (tmp_path / "plan.json").write_text(json.dumps(plan | more))
+        (tmp_path / "record.json").write_text("{}")
+        job, analysis = read(tmp_path)
+        assert analysis.suggestion is None
+        found = {finding.rule: finding for finding in find_all(job, analysis)}
+        assert "partition" not in found
+        keys = [finding.key for finding in found.values()]
+        assert not [key for key in keys if "parallel.order" in key]
+        return found["pace"]
+
+    assert find().key == "parallel.partition, by `vjob plan` with a profile"
+    planned = {"step_s": 0.1, "stage_s": [0.04] * len(work)}
+    assert find(prediction=planned).key == ""
+    guessed = NotCovered(Lack.ESTIMATE, "A100", NotKnown("never measured")).as_json()
+    assert find(prediction=planned | {"not_covered": [guessed]}).key
+    assert find(prediction=planned | {"stage_s": [0.04] * 9}).key, "of another layout"
 
 
 def test_messages_that_take_time_are_exposed_communication(tmp_path: Path) -> None:
@@ -189,14 +221,25 @@ def test_ranks_that_drift_apart_have_no_wrong_clock(tmp_path: Path) -> None:
 
 
 def test_a_partition_is_suggested_only_where_it_helps() -> None:
-    assert suggest_partition((4, 4), (1.0, 1.0)) is None
-    found = suggest_partition((8, 8), (1.0, 3.0))
+    assert suggest_partition((4, 4), (1.0, 1.0), head=0) is None
+    found = suggest_partition((8, 8), (1.0, 3.0), head=0)
     assert found is not None and str(found) == "12-4"
     assert found.slowest_then_s == pytest.approx(1.5)
     assert found.gain == pytest.approx(0.5)
     # The last stage has no layers and yet its loss: nothing is moved there.
-    kept = suggest_partition((6, 2, 0), (6.0, 2.0, 5.0))
+    kept = suggest_partition((6, 2, 0), (6.0, 2.0, 5.0), head=0)
     assert kept is not None and kept.partition.counts == (4, 4, 0)
+
+
+def test_an_embedding_and_a_head_are_no_layers() -> None:
+    """All layers take 1 s, and the head takes 3 s."""
+    assert suggest_partition((4, 1), (4.0, 4.0), head=3) is None
+    found = suggest_partition((3, 4), (3.0, 7.0), head=3)
+    assert found is not None and (str(found), found.slowest_then_s) == ("5-2", pytest.approx(5))
+    # If the head is not known, it may be anything: the stages at the ends give no layers away.
+    assert suggest_partition((3, 4), (3.0, 7.0), head=None) is None
+    found = suggest_partition((3, 6, 2), (3.0, 6.0, 2.4), head=None)
+    assert found is not None and (str(found), found.slowest_then_s) == ("4-4-3", pytest.approx(4))
 
 
 @given(st.data())
@@ -211,7 +254,7 @@ def test_a_suggested_partition_is_one_that_submit_accepts(data: st.DataObject) -
     if data.draw(st.booleans()):
         counts = counts.with_ends(layers + 2)
     work_s = data.draw(st.lists(st.floats(0.01, 9), min_size=stages, max_size=stages))
-    found = suggest_partition(counts.counts, work_s)
+    found = suggest_partition(counts.counts, work_s, data.draw(st.sampled_from((None, 0, 2.5))))
     if found is not None:
         parallel = f'parallel: {{pipeline: {stages}, partition: "{found}", schedule: 1f1b}}'
         conf = f"""
@@ -252,12 +295,11 @@ def test_steps_of_all_ranks_are_looked_at_and_the_layout_is_that_of_their_attemp
     job, analysis = read(tmp_path)
     assert {pair[0] for pair in job.chosen.values()} == {"1"}
     assert analysis.partition == (2, 2, 3)
-    assert analysis.suggestion is not None
     keys = [finding.key for finding in find_all(job, analysis)]
     assert not [key for key in keys if key.startswith("parallel.partition")]
     (tmp_path / "plan.json").write_text('{"pipeline": 3, "partition": "2-2-3"}')
     keys = [finding.key for finding in find_all(*read(tmp_path))]
-    assert len([key for key in keys if key.startswith("parallel.partition")]) == 2
+    assert len([key for key in keys if key.startswith("parallel.partition")]) == 1
     assert analyse(load_job(tmp_path / "attempt-0")).partition == (2, 2, 2, 3)
 
 
