@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from varuna_core.plugins import list_plugins, load_plugin
+from varuna_core.records.files import open_file
 from varuna_core.records.secrets import is_secret, redact_string
 from vjob.jobs.conf.loading.check import list_own_env
 from vjob.jobs.conf.loading.check_cluster import EPHEMERAL
@@ -166,8 +167,8 @@ def read_source(
 
 def is_script(path: Path) -> bool:
     """Return True if a file is a shell script, by its name or its first lines."""
-    with path.open(errors="replace") as file:
-        head = file.read(4096)
+    with open_file(path) as file:
+        head = file.read(4096).decode(errors="replace")
     if path.name.endswith(SUFFIXES):
         return "\0" not in head.rstrip("\0")  # Slurm writes one behind a job's script
     return bool(re.match(r"#!.*sh\b", head) or re.search(r"(?m)^#SBATCH", head))

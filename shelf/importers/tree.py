@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from varuna_core.records.files import read_bytes
 from vjob.jobs.errors import InputError
 from vjob.shelf.importers.bash.recording import MAX_FILE, SUFFIXES
 
@@ -21,7 +22,7 @@ def find_entries(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     texts = {
-        file.name: file.read_text(encoding="utf-8-sig", errors="replace")
+        file.name: read_bytes(file, MAX_FILE).decode("utf-8-sig", "replace")
         for file in sorted(path.iterdir())
         if file.suffix in SUFFIXES and file.is_file() and file.stat().st_size <= MAX_FILE
     }

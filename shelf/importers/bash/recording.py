@@ -32,6 +32,7 @@ from difflib import SequenceMatcher
 from itertools import takewhile
 from pathlib import Path
 
+from varuna_core.records.files import read_bytes
 from varuna_core.records.secrets import is_secret
 from vjob.jobs.errors import InputError
 from vjob.shelf.importers.bash.passes import (
@@ -284,7 +285,7 @@ def _drop_comments(text: str) -> str:
 def read_text(path: Path) -> str:
     if path.stat().st_size > MAX_FILE:
         raise InputError(f"{path} is larger than 1 MB, the limit for a shell script")
-    text = path.read_text(encoding="utf-8-sig", errors="replace").rstrip("\\")
+    text = read_bytes(path, MAX_FILE).decode("utf-8-sig", "replace").rstrip("\\")
     return text.replace("\r\n", "\n").replace("\0", "")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -368,3 +369,9 @@ def test_memory_of_slurm_is_gigabytes_rounded_up(text: str, gigabytes: int | Non
 def test_a_list_of_nodes_is_parted_outside_brackets() -> None:
     assert to_node_list("n[060,062-064],n070") == ["n[060,062-064]", "n070"]
     assert to_node_list("a b") is None
+
+
+def test_a_pipe_is_no_script(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.sh")
+    with pytest.raises(OSError, match="no regular file"):
+        translate_source(Source(path=tmp_path / "x.sh"), ENVIRON)
