@@ -716,18 +716,21 @@ def _describe_trend(values: Sequence[float]) -> str:
 
 def _on_evaluations(curves: Curves) -> Iterator[Finding]:
     for split, metric, rows in curves.list_evaluated():
-        values = [float(value) for value in rows["value"]]
+        known = rows.dropna(subset=["value"])
+        known = rows if known.empty else known
+        values = [float(value) for value in known["value"]]
         best = min(values)
-        at = rows.loc[values.index(best)]
-        said = _describe_trend(values) if len(values) > 1 else f"was {best:.4g}"
+        at = known.iloc[values.index(best)]
+        said = ", where it was a number, " if len(known) < len(rows) else " "
+        said += _describe_trend(values) if len(values) > 1 else f"was {best:.4g}"
         if "loss" in metric and len(values) > 1:
             said += f", at best {best:.4g}"
-            said += f" at {at['unit']} {int(at['step'])}" if pd.notna(at["step"]) else ""
+            said += f" after {at['unit']} {int(at['step'])}" if pd.notna(at["step"]) else ""
         yield Finding(
             rule="evaluation",
             values={"split": split, "metric": metric, **asdict(measure_trend(values))},
             weight=0.0,
-            sentence=f"The {split} {metric} {said}.",
+            sentence=f"The {split} {metric}{said}.",
             evidence=f"{len(values)} line{'s' if len(values) > 1 else ''} of the log",
             key="",
         )

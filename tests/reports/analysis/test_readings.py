@@ -228,14 +228,21 @@ EVALUATIONS: list[tuple[str, list[str], list[str]]] = [
     ("nanoGPT", ["iter {0}: loss {1:.4f}, time 130.22ms, mfu 5.00%",
                  "step {0}: train loss {1:.4f}, val loss 9{1:.4f}"],
      ["The loss was 3 at first and 1 at last, at best 1.",
-      "The val loss was 93 at first and 91 at last, at best 91 at step 30."]),
+      "The val loss was 93 at first and 91 at last, at best 91 after step 30."]),
     ("JSON", ['{{"step": {0}, "loss": {1}}}', '{{"step": {0}, "eval_loss": 9, "eval_acc": {1}}}'],
      ["The loss was 3 at first and 1 at last, at best 1.",
-      "The eval loss was 9 at first and 9 at last, at best 9 at step 10."]),
+      "The eval loss was 9 at first and 9 at last, at best 9 after step 10."]),
     ("beside", ["Epoch {0} step {0} loss {1} test_accuracy {1}", "valid_loss: {1}5"],
      ["The loss was 3 at first and 1 at last, at best 1.", 
       "The test accuracy was 3 at first and 1 at last.",
-      "The val loss was 3.05 at first and 1.05 at last, at best 1.05 at step 30."]),
+      "The val loss was 3.05 at first and 1.05 at last, at best 1.05 after step 30."]),
+    ("closing", ["step {0} loss {1}", "val loss {1}5", "Finished. best val loss = 9"],
+     ["The loss was 3 at first and 1 at last, at best 1.",
+      "The val loss was 3.05 at first and 1.05 at last, at best 1.05 after step 30."]),
+    ("NaN", ["step {0} loss {1}", "step {0} val_loss 4.5", "step 1{0} val_loss nan"],
+     ["The loss was 3 at first and 1 at last, at best 1.",
+      "The val loss, where it was a number, was 4.5 at first and 4.5 at last, "
+      "at best 4.5 after step 10."]),
 ]  # fmt: skip
 
 

@@ -117,7 +117,7 @@ def test_epochs_and_evaluations_are_no_steps(tmp_path: Path) -> None:
         logs.write(1_700_000_000.0 + at, f"0: Epoch {at}/9 - loss {9 - at / 9:.3f}")
     table, _, said = read(tmp_path)
     assert table.empty
-    assert "The train loss went from" in said and "at best 8.111 at epoch 8" in said
+    assert "The train loss went from" in said and "at best 8.111 after epoch 8" in said
 
 
 def test_a_training_loss_beside_one_of_validation_is_counted_once(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_training_loss_beside_one_of_validation_is_counted_once(tmp_path: Path
         line = f"Epoch: {at:04d} loss_train: {4 - at / 10:.2f} loss_val: {5 - at / 10:.2f} time: 1s"
         logs.write(1_700_000_000.0 + at, f"0: {line}")
     _, analysis, said = read(tmp_path)
-    assert "The train loss went from" in said and "at best 1.1 at epoch 29" in said
+    assert "The train loss went from" in said and "at best 1.1 after epoch 29" in said
     assert {name: len(rows) for name, _, rows in analysis.curves.list_evaluated()} == {
         "train": 29, "val": 29
     }  # fmt: skip

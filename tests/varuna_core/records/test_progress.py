@@ -210,6 +210,34 @@ def test_an_evaluation_is_no_step(line: str, evaluations: dict[str, dict[str, fl
     assert parse_progress(line) is None
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Finished. best val loss = 1.75, took 3s", "Lowest validation loss 1.75 at step 40",
+        "min val loss=1.75", "Best so far val_loss 1.75", "Best epoch: 3, val loss: 1.75",
+        "val_best_loss: 1.75", "best loss_val: 1.75", '{"step": 40, "val/best_loss": 1.75}',
+        "Finished at step 40, best train loss: 1.75",
+    ],
+)  # fmt: skip
+def test_a_metric_reported_as_best_does_not_count(line: str) -> None:
+    """`val loss was 1.75 at first and 1.75 at last`, though it had grown since."""
+    assert parse_line(line) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "test loss 1.9 (best 1.75)", "new best test loss: 1.9", "best 1.75, test loss 1.9",
+        "is_best: False, test_loss: 1.9", "step 40: best val loss 1.75, test loss 1.9",
+        "in 2 min test loss 1.9", "epoch 5 (best epoch 3) test loss 1.9",
+        "best model: test loss 1.9",
+    ],
+)  # fmt: skip
+def test_a_metric_beside_the_best_one_counts(line: str) -> None:
+    found = parse_line(line)
+    assert found is not None and found.evaluations == {"test": {"loss": 1.9}}
+
+
 def test_metrics_of_an_evaluation_stand_beside_the_loss() -> None:
     said = [
         "step 60 loss 2.5 val_loss 4.29 (train acc 0.5)",

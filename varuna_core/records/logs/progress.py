@@ -117,18 +117,25 @@ _AFTER = re.compile(
     r"\b(?:eval|valid|validation|validate|test)[_ ]?(?:loss|step)|'train_runtime'", re.IGNORECASE
 )
 """Words of an evaluation, or of all steps once the training is over."""
+_BEST = r"(?:(?<!new )best|lowest|highest|(?<!\d )(?:min|max)(?:imum)?)"
+"""Words before a metric that repeats an earlier one. A new best is the last evaluation's; a test
+of the best model is an evaluation of its own."""
 _EVALUATED = re.compile(
-    r"\b(train(?:ing)?|eval|valid|vali|val|validation|test|dev)(?:_\d)?(?:'s)?[_ /-]?"
-    r"((?:\w{1,20}[_-])?(?:(?:log)?loss|ppl|perplexity|acc(?:uracy)?|error|time))['\"]?"
-    r"(?:(?: (?:at|for|after) (?:global )?(?:step|epoch|iteration))?"
+    rf"(?:(?<![a-z])(?P<best>{_BEST}"
+    r"(?:[ _-](?!(?:model|checkpoint|weights)\W{1,3}test)[a-z]{1,12}){0,3}"
+    r"(?:(?<=epoch)[ :=]{1,3}\d{1,9},?)?[ _/:(-]{1,3})|\b)"
+    r"(?P<split>train(?:ing)?|eval|valid|vali|val|validation|test|dev)(?:_\d)?(?:'s)?[_ /-]?"
+    r"(?!_?best)(?P<name>(?:\w{1,20}[_-])?(?:(?:log)?loss|ppl|perplexity|acc(?:uracy)?|error|time))"
+    r"['\"]?(?:(?: (?:at|for|after) (?:global )?(?:step|epoch|iteration))?"
     r" {1,9}\d{1,15}(?=: {1,9}[-+.\d]))?"
-    rf"\s{{0,9}}[:=]?\s{{0,9}}['\"]?(?:tensor\()?{_NUMBER}",
+    rf"\s{{0,9}}[:=]?\s{{0,9}}['\"]?(?:tensor\()?(?P<word>{_NUMBER})",
     re.IGNORECASE,
 )
 """Names of parts of the data for which an evaluation prints metrics; `train` counts only beside
 another. A step may be between the name and a colon."""
 _REVERSED = re.compile(
-    rf"\b(loss|acc|ppl|error)_(train|eval|valid|val|test|dev)['\"]?\s{{0,9}}[:=]?\s{{0,9}}{_NUMBER}",
+    r"(?:(?P<best>best )|\b)(?P<name>loss|acc|ppl|error)_(?P<split>train|eval|valid|val|test|dev)"
+    rf"['\"]?\s{{0,9}}[:=]?\s{{0,9}}(?P<word>{_NUMBER})",
     re.IGNORECASE,
 )
 _HEADED = re.compile(
@@ -156,8 +163,8 @@ _WHOLE = {
 }  # fmt: skip
 """Words before `loss` that do not make it a part of a loss, as in `value loss` of PPO."""
 _NAME_OF_LOSS = re.compile(
-    r"(?:(?<![a-z])([a-z]{1,30})[_ .-])?(?<![a-z])(?:train)?loss((?:/[a-z]{1,20}){0,3})"
-    r"['\"]?\W{0,9}\Z",
+    rf"(?:(?<![a-z])((?:{_BEST}[_ .-])?[a-z]{{1,30}})[_ .-])?(?<![a-z])(?:train)?loss"
+    r"((?:/[a-z]{1,20}){0,3})['\"]?\W{0,9}\Z",
     re.IGNORECASE,
 )
 _MEAN = re.compile(
@@ -429,7 +436,7 @@ def _is_estimated(text: str, found: Iteration) -> bool:
 
 def _parse_evaluation(text: str, step: Optional[Match[str]]) -> Optional[Iteration]:
     """Return metrics that are not of training, or were estimated beside such; None without any."""
-    found = _find_evaluations(text)[0]
+    found, text = _find_evaluations(text)
     headed = None if found or _PART.search(text) else _HEADED.search(text)
     loss = None if headed is None else _find_loss(text[headed.end() :])
     if headed is not None and loss is not None:
@@ -445,35 +452,33 @@ def _find_evaluations(text: str) -> Tuple[Dict[str, Dict[str, float]], str]:
     found: Dict[str, Dict[str, float]] = {}
     low = text.lower()  # a word is found much faster than a pattern that is not there
     if "val" in low or "test" in low or "dev" in low:
-        text = _EVALUATED.sub(lambda match: _take_out(match, found, *match.groups()), text)
-        text = _REVERSED.sub(lambda match: _take_out(match, found, *match.group(2, 1, 3)), text)
+        for pattern in (_EVALUATED, _REVERSED):
+            text = pattern.sub(functools.partial(_take_out, found), text)
         if "train" in found:
             found["train"] = found.pop("train")
     return found, text
 
 
-def _take_out(
-    match: Match[str], found: Dict[str, Dict[str, float]], split: str, name: str, word: str
-) -> str:
-    number = _parse_number(word)
-    split = _SPLITS.get(split.lower(), split.lower())
-    if number is not None:
-        found.setdefault(split, {})[name.lower()] = number
+def _take_out(found: Dict[str, Dict[str, float]], match: Match[str]) -> str:
+    """Add a metric to `found`, unless it is a repeated one; return what to leave of its text."""
+    number, split = _parse_number(match["word"]), match["split"].lower()
+    split = _SPLITS.get(split, split)
+    if number is not None and match["best"] is None:
+        found.setdefault(split, {})[match["name"].lower()] = number
     return match.group() if split == "train" else ""
 
 
 def _name_step(match: Match[str]) -> Dict[str, Any]:
-    facts: Dict[str, Any] = {"step": _parse_whole(match.group(1))}
-    if match.group(2) and _parse_whole(match.group(2)):
-        facts["num_steps"] = _parse_whole(match.group(2))
-    return facts
+    total = _parse_whole(match.group(2) or "0")
+    return {"step": _parse_whole(match.group(1)), "num_steps": total or None}
 
 
 def _parse_bar(match: Match[str], is_below: bool) -> Optional[Iteration]:
     name, _, done, total, speed, unit, more = match.groups()
     if unit and not _UNITS.fullmatch(unit):
         return None
-    return _make_bar(name, _parse_whole(done), _parse_whole(total), speed, unit, more, is_below)
+    time_ms = _parse_rate_ms(speed, unit) if speed and unit else None
+    return _make_bar(name, _parse_whole(done), _parse_whole(total), time_ms, more, is_below)
 
 
 def find_bar_total(text: str) -> Optional[int]:
@@ -483,13 +488,7 @@ def find_bar_total(text: str) -> Optional[int]:
 
 
 def _make_bar(
-    name: str,
-    done: int,
-    total: Optional[int],
-    speed: Optional[str],
-    unit: Optional[str],
-    more: str,
-    is_below: bool,
+    name: str, done: int, total: int, time_ms: Optional[float], more: str, is_below: bool
 ) -> Optional[Iteration]:
     """Build a bar's values; return None for downloads, read shards and mapped data sets."""
     name = name.strip()
@@ -510,7 +509,7 @@ def _make_bar(
         epoch=int(epoch.group(1)) if epoch else None,
         num_epochs=int(epoch.group(2)) if epoch and epoch.group(2) else None,
         is_from_zero="v_num" in more,  # Lightning's
-        time_ms=_check_time(_parse_rate_ms(speed, unit) if speed and unit else None),
+        time_ms=_check_time(time_ms),
         is_bar=True,
         is_named=bool(name) or values.loss is not None,
     )
@@ -521,7 +520,8 @@ def _parse_other_bar(text: str) -> Optional[Iteration]:
     match = _RICH.search(text)
     if match is not None:
         epoch, epochs, done, total, speed, unit, more = match.groups()
-        found = _make_bar(f"Epoch {epoch}", int(done), int(total), speed, unit, more, False)
+        time_ms = _parse_rate_ms(speed, unit)
+        found = _make_bar(f"Epoch {epoch}", int(done), int(total), time_ms, more, False)
         return (
             None if found is None else replace(found, num_epochs=int(epochs) + 1, is_from_zero=True)
         )
@@ -563,7 +563,7 @@ _KEYS: Dict[str, Sequence[str]] = {
     "epoch": ("epoch", "train/epoch"),
 }  # fmt: skip
 _OF_EVALUATIONS = ("eval", "val", "valid", "validation", "test")
-_OF_EVALUATION = re.compile(r"(eval|val|valid|validation|test|dev)[_/ ](.+)", re.IGNORECASE)
+_OF_EVALUATION = re.compile(r"(eval|val|valid|validation|test|dev)[_/ ]((?!best).+)", re.IGNORECASE)
 
 
 def _read_object(text: str) -> Optional[Dict[str, Any]]:
