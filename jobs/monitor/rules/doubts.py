@@ -100,7 +100,7 @@ def _is_quoted(own: RankExit | None, first: RankExit | None) -> bool:
     return error is not None and error[0] in first.last_words
 
 
-_ERROR = re.compile(r"\w+: .{8,60}")
+_ERROR = re.compile(r"\b\w+: .{8,60}")
 
 
 def _find_code(snapshot: Snapshot) -> int | None:
