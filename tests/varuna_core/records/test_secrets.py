@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import random
 import string
 
@@ -89,3 +90,14 @@ def test_a_short_shape_within_data_in_base64_is_chance() -> None:
     assert not list(find_secrets(f'<script src="data:text/javascript;base64,{data}">'))
     token = "hf_" + "".join(drawn.choices(string.ascii_letters, k=34))
     assert list(find_secrets(f"{data} {token}")) == [token]
+
+
+def test_what_a_page_shows_in_place_of_a_secret_is_none() -> None:
+    """A page of a report is not shared if a secret is found in it, and it escapes quotation
+    marks."""
+    for text in (
+        "curl -u ':Q7zQ7zQ7zQk' x",
+        'curl --user "Q7zQ7zQ7zQk:" x',
+        "curl -u 'me:Q7zQ7z' x",
+    ):
+        assert list(find_secrets(text)) and not list(find_secrets(html.escape(withhold(text))))
