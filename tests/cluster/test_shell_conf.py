@@ -83,7 +83,7 @@ def test_a_shell_conf_is_imported_submitted_watched_and_reported(
     status = vjob.status(str(run.path))
     assert (status["progress"]["step"], status["progress"]["num_steps"]) == (6, 6)
     shown = vjob("status", str(run.path), "--once").stdout
-    assert "iteration 3" in shown, shown
+    assert "step 3 " in shown, shown
 
     job = load_job(run.path)
     acts = job.events[job.events["kind"].isin(["F", "B"])]

@@ -135,7 +135,7 @@ def test_what_cannot_be_is_refused_in_words(vjob: Vjob) -> None:
     assert "2 nodes without 1 are 1, fewer than morph.min_nodes, 2" in said
     said = vjob("shrink", run.name, "--node", "nobody", code=2).stderr
     assert "not among the nodes of" in said and "local0, local1" in said
-    assert "one of the two" in vjob("shrink", run.name, code=2).stderr
+    assert "give either" in vjob("shrink", run.name, code=2).stderr
     assert read_joins(run.morph) == []
     vjob("cancel", run.name, "--now")
     vjob.wait_over(run, 60)

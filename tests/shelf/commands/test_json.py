@@ -87,7 +87,7 @@ def test_what_tend_says_is_an_object_a_line(here: Path, monkeypatch: pytest.Monk
     run = make_training_run(here, GROWS)
     with lock_file(run.morph.tend_lock):
         found = ask_one("tend", str(run.path))
-    assert found["run"] == run.name and "looks after" in found["message"] and found["time"] > 0
+    assert found["run"] == run.name and "is running for" in found["message"] and found["time"] > 0
 
 
 def test_images_that_are_imported(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

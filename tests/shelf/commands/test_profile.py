@@ -44,10 +44,10 @@ def test_a_container_must_see_where_the_file_goes(tmp_path: Path) -> None:
     conf = parse_conf(CONF + IMAGE % "", "conf.yaml", tmp_path)
     assert choose_output(conf, tmp_path, None).is_relative_to(tmp_path)
     assert choose_output(conf, tmp_path, Path("/data/a.json")) == Path("/data/a.json")
-    with pytest.raises(InputError, match="does not see"):
+    with pytest.raises(InputError, match="is not visible"):
         choose_output(conf, tmp_path, Path("/elsewhere/a.json"))
     inside = parse_conf(CONF + IMAGE % ", workdir: /work", "conf.yaml", tmp_path)
-    with pytest.raises(InputError, match="does not see"):
+    with pytest.raises(InputError, match="is not visible"):
         choose_output(inside, tmp_path, None)
 
 
@@ -62,7 +62,7 @@ def test_a_dry_run_shows_the_command_and_writes_nothing(tmp_path: Path) -> None:
     said = vjob("profile", vjob.write(CONF), "--dry-run", "--sizes", "1,2").stdout
     assert '"--profile"' in said and '"1,2"' in said
     assert not (tmp_path / "log").exists() and not (tmp_path / "profiles").exists()
-    assert "want numbers" in vjob("profile", "conf.yaml", "--sizes", "0", code=2).stderr
+    assert "must be numbers" in vjob("profile", "conf.yaml", "--sizes", "0", code=2).stderr
     vjob.write(SCRIPT)
     (tmp_path / "a.py").touch()
     assert "docs/profiling.md" in vjob("profile", "conf.yaml", code=2).stderr
