@@ -399,11 +399,11 @@ saved.mkdir(parents=True, exist_ok=True)
 def find_waiting(run: RunFolder) -> list[int]:
     """Processes whose command line is that of a rank that waits."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for name in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            words = path.read_bytes().split(b"\0")
+            words = Path("/proc", name, "cmdline").read_bytes().split(b"\0")
             if b"--standby" in words and str(run.program).encode() in words:
-                found.append(int(path.parent.name))
+                found.append(int(name))
     return found
 
 
