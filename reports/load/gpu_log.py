@@ -55,12 +55,16 @@ def read_gpus(path: Path, beside: NodeFaults) -> tuple[list[dict[str, Any]], int
     lines that could not be parsed."""
     rows, skipped, time = Thinned(MOST_SAMPLES), 0, None
     blocks = BlockReader(path)
+    is_json = path.name.endswith(".jsonl")
     for _, block in blocks:
         for line in block.split(b"\n"):
+            if is_json and b'"gpus"' not in line and b'"note"' not in line:  # not worth parsing
+                skipped += bool(line) and line[:1] != b"#" and not line.isspace()
+                continue
             text = line.decode("utf-8", "replace").strip()
             if not text or text.startswith("#"):
                 continue
-            if path.name.endswith(".jsonl"):
+            if is_json:
                 found = _parse_sample(text)
                 if found is not None:
                     beside.add(text)

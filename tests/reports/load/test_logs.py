@@ -22,7 +22,7 @@ from varuna_core.records.logs.training_log import (
 from vjob.reports.analysis.findings import find_all
 from vjob.reports.analysis.measures import analyse
 from vjob.reports.export.text import render_text
-from vjob.reports.load import blocks, sources
+from vjob.reports.load import blocks, gpu_log, sources
 from vjob.reports.load.blocks import Thinned
 from vjob.reports.load.gpu_log import NodeFaults, read_gpus
 from vjob.reports.load.sources import MOST_ATTEMPTS, SourceError, locate_sources
@@ -266,3 +266,14 @@ def test_names_that_are_not_of_utf_8_make_a_report(tmp_path: Path) -> None:
     job = load_job(tmp_path)
     assert job.exits["node"].tolist() == ["?"] and "caf?" in set(job.logs["iterations"]["node"])
     analyse(job)
+
+
+def test_lines_that_are_no_samples_are_counted_and_not_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "n.gpu.jsonl"
+    path.write_bytes(b'{}\n\n# gpus\n{"gpus": 3}\n' + b"{}\n" * 500)
+    parsed: list[str] = []
+    monkeypatch.setattr(gpu_log, "_parse_sample", lambda text: parsed.append(text))
+    assert read_gpus(path, NodeFaults("0", "n")) == ([], 502)
+    assert parsed == ['{"gpus": 3}']
