@@ -94,7 +94,10 @@ def test_segments_of_a_port_are_not_taken_to_be_alike(
         assert not [key for key in keys if "parallel.order" in key]
         return found["pace"]
 
-    assert find().key == "parallel.partition, by `vjob plan` with a profile"
+    assert (
+        find().key
+        == "parallel.partition, by `vjob plan --set parallel.partition=auto` with a profile"
+    )
     planned = {"step_s": 0.1, "stage_s": [0.04] * len(work)}
     assert find(prediction=planned).key == ""
     guessed = NotCovered(Lack.ESTIMATE, "A100", NotKnown("never measured")).as_json()
