@@ -75,8 +75,8 @@ def resolve(source: ConfText, *, require_env: bool = True) -> Resolved:
 
 
 def find_written(source: ConfText, *keys: str) -> str | None:
-    """Return the text of a key such as (`program`, `python`); None if the conf does not write the
-    key."""
+    """Return a key's value as the conf spells it, such as (`program`, `python`); None if
+    the conf does not have the key, so that a default applies."""
     text = read_text(source.path, str(source.path)) if source.text is None else source.text
     base = Path(os.path.abspath(source.path)).parent
     tree, _ = build_tree(

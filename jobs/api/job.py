@@ -321,7 +321,8 @@ class VjobJob(Job[R]):
     def _build_error(
         self, view: RunView, rank: int, trace: str
     ) -> UncompletedJobError | FailedJobError:
-        """Build the error for a failed run, with the rank's traceback or else its last lines."""
+        """Build the exception for a rank of a failed run. It quotes `trace`, the traceback of the
+        rank, or else the last lines of its output."""
         verdict = f"{self.name}: {view.record.message or view.state}"
         if view.record.state == records.REFUSED:
             return UncompletedJobError(verdict)

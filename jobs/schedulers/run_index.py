@@ -133,7 +133,8 @@ def list_removed(name: str | None, than: RunFolder | None = None) -> list[str]:
 
 
 def find_removed(word: str) -> Path | None:
-    """Return the path of the newest run with this name, run id or job; None for an unknown word."""
+    """Return the path that the newest run with this name, run id or job id had; None if no entry of
+    the index has the word. The folder may be gone."""
     keys = ("run", "name", "job")
     paths = (str(x["path"]) for x in reversed(_entries()) if word in map(x.get, keys))
     return next(map(Path, paths), None)

@@ -98,7 +98,8 @@ def init(
 
 
 def _write_recipe(kind: str, text: str, folder: Path) -> None:
-    """Write a conf and the files of its program; refuse to overwrite an existing file."""
+    """Write conf.yaml and the sample program of a kind, such as `ddp`, to the folder. Raise
+    InputError rather than overwrite a file."""
     files = load_starter(kind).files
     names = ["conf.yaml", *files]
     if there := [name for name in names if (folder / name).exists()]:

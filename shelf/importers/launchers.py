@@ -45,7 +45,7 @@ _DEEPSPEED: Mapping[str, str] = {
 
 @dataclass(kw_only=True)
 class Launch:
-    """A program that a command line starts."""
+    """The program that a command line of a script starts, behind srun, torchrun and the like."""
 
     kind: Kind
     command: Command

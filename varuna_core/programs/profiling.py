@@ -31,7 +31,8 @@ def profile_training(
     sizes: Sequence[int] | None = None,
     degrees: Sequence[int] | None = None,
 ) -> None:
-    """Write the profile to `path`, extending an existing one, and this run's figures to `copy`."""
+    """Measure the model's times and memory, and add them to the profile at `path`, which planning
+    reads. The figures of this run alone are written to `copy`."""
     begin = time.monotonic()
     wanted = sorted(set(degrees or (1, training.tensor)))
     for degree in wanted:

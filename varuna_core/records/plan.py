@@ -193,7 +193,7 @@ class Prediction:
         return len(self.stage_s) == num_stages and not is_estimate
 
     def as_json(self) -> Dict[str, Any]:
-        """Return only the values that are known."""
+        """Return the prediction for plan.json, without values that are not known."""
         found = asdict(self)
         found["not_covered"] = tuple(one.as_json() for one in self.not_covered)
         return {name: value for name, value in found.items() if value is not None and value != ()}

@@ -167,8 +167,8 @@ def first_root(lines: Sequence[Line]) -> Line | None:
 
 
 def sort_by_time(lines: Sequence[Line]) -> list[Line]:
-    """Sort lines by time, earliest first; lines without a known time follow in their given
-    order."""
+    """Sort lines of several logs by time, earliest first; lines without a known time come last, in
+    the order in which they were given."""
     near = _find_times(lines)
     order = sorted(range(len(lines)), key=lambda i: (math.inf if near[i] is None else near[i], i))
     return [lines[i] for i in order]

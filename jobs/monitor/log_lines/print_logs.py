@@ -278,7 +278,8 @@ def _read_attempt_plan(run: RunFolder) -> Plan | None:
 
 
 class RunLines:
-    """Follower of a run: lines of ranks go to `show`, everything else to `say`."""
+    """Follows the logs of a run while it is running: `show` prints lines of ranks, and `say` prints
+    everything else, such as the begin of another attempt."""
 
     def __init__(
         self,

@@ -254,8 +254,8 @@ class LogFile:
         return True
 
     def last_lines(self, count: int) -> tuple[str, ...]:
-        """Return the last lines that are not blank, including an unfinished one, made safe for
-        terminals."""
+        """Return the last `count` lines of the log that are not blank, made safe for terminals. A
+        line that has no end yet is one of them."""
         if count <= 0:
             return ()
         held = list(self._shown)[-count:]

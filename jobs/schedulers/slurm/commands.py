@@ -71,7 +71,7 @@ def build_job(
     preempted: str = "",
     dependency: str = "",
 ) -> SchedulerJob:
-    """Build a job from the texts of one row of output."""
+    """Build a job from the fields of one row that squeue, sacct or scontrol printed."""
     text, state = parse_reason(reason), parse_state(word)
     code, took = re.match(r"\w*", text), parse_date(preempted)
     numbers = re.fullmatch(r"(\d{1,9}):(\d{1,9})", exit_code)

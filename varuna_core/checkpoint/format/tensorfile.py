@@ -29,7 +29,8 @@ MAX_HEADER_BYTES = 100_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Laid:
-    """Place of a tensor in a file; `start` is an offset from the beginning of the file."""
+    """The position and the type of a tensor's bytes in a file; `start` is an offset from the
+    beginning of the file."""
 
     key: str
     dtype: str

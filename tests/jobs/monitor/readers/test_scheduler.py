@@ -102,7 +102,7 @@ def test_one_question_for_many_looks_however_many_components(
 
 
 def age_answer(tools: StubPrograms) -> None:
-    """As if squeue had been asked twelve seconds earlier."""
+    """Change the reader so that it asked squeue twelve seconds ago."""
     (cache,) = (tools.folder.parent / "state/vjob/scheduler").glob("*.squeue.json")
     entries = json.loads(cache.read_text())
     for entry in entries.values():
