@@ -1,4 +1,4 @@
-"""Checkpoints that load in any layout and cannot be lost; docs/checkpoints.md has the design.
+"""Write and read checkpoints that any layout can load; docs/checkpoints.md has the design.
 
 `format` has the file formats, `store` a folder of checkpoints. These modules need no torch, so that
 `vjob`, `inspect` and `verify` can use them:

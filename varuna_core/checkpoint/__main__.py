@@ -1,4 +1,4 @@
-"""`python -m varuna_core.checkpoint`."""
+"""Run the command line of checkpoints: `python -m varuna_core.checkpoint`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`python -m varuna_core.checkpoint inspect | verify | export | import`.
+"""The commands of `python -m varuna_core.checkpoint`: inspect, verify, export and import.
 
 inspect and verify need no torch. The exit code is 0 for success, 1 for damage or a failure, and 2
 for invalid arguments.

@@ -185,8 +185,8 @@ def _measure_newest(store: Path) -> int:
 
 
 def _has_room(folder: Path, num_bytes: int) -> bool:
-    """Check the free space that the disk reports, and write a file, since only a write reveals a
-    full quota."""
+    """Return True if the disk reports this much free space and a test file can be written there:
+    only a write reveals a full quota."""
     place = next((one for one in (folder, *folder.parents) if one.is_dir()), None)
     if place is None:
         return True

@@ -89,8 +89,8 @@ def _is_shared(path: Path) -> bool:
 
 
 def _part_of(path: Path) -> Path:
-    """Return a name beside `path` that no other host, process or thread uses, and nobody can
-    guess."""
+    """Return the name of a temporary file beside `path`, which no other host, process or thread
+    uses and nobody can guess."""
     who = f"{os.uname().nodename}.{os.getpid()}.{secrets.token_hex(8)}"
     return path.with_name(f".{path.name}.{who}.part")
 
@@ -389,7 +389,7 @@ def _is_of(value: Any, kind: str) -> bool:
 
 @functools.lru_cache(maxsize=None)
 def _cut(text: str, mark: str) -> Tuple[str, ...]:
-    """Split at the marks that are outside of brackets."""
+    """Split at each mark that is outside of brackets."""
     parts, depth = [""], 0
     for sign in text:
         depth += (sign == "[") - (sign == "]")
@@ -439,7 +439,7 @@ def lock_file(path: Path, *, waits: bool = True) -> Iterator[bool]:
     is held.
 
     With `waits=False` the call does not block while another process holds the lock. On a file
-    system without locks every caller gets it.
+    system without locks every caller gets the lock.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE)
     try:

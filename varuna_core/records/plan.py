@@ -451,8 +451,8 @@ def read_plan(path: Path) -> Plan | None:
 def read_attempt_plan(run: RunFolder, number: int) -> Plan | None:
     """Read the plan of one attempt: its own if the run may morph, or else the run's.
 
-    None where a run that may morph has yet to write it: its state tells of an attempt, and the
-    attempt's folder is there, before its plan is.
+    Return None if a run that may morph has not written the plan yet: the run's state names the
+    attempt, and the attempt's folder exists, before the plan does.
     """
     attempt = run.attempt(number)
     if is_listed(attempt.plan):

@@ -1,13 +1,12 @@
 """record.json and events*.jsonl: what was submitted, its history, and how it ended.
 
 The record is written by `vjob` only (intent before the scheduler knows of the run, ids after, the
-outcome once somebody looks); what happens on the nodes is in the attempt folders. Of events there
-is one writer a file and one line an event, in order.
+outcome once somebody looks); what happens on the nodes is in the attempt folders. Each
+file of events has one writer, and one line for each event, in order.
 
 Kinds: intent, submitted, refused, adopted, started, preflight, stopping, ended, cancel-asked,
 cancel-failed, requeued, restarted, no-room, morph, left-out, grow-asked, shrink-asked,
-slow-asked, withdrawn, tracking; of `vjob watch` verdict, notice, action; a later
-one (checkpoint) joins the list.
+slow-asked, withdrawn, tracking; of `vjob watch` verdict, notice, action.
 `time` is seconds since the epoch, UTC.
 """
 

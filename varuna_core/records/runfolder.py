@@ -211,15 +211,15 @@ class AttemptFolder:
         return self.path / "state" / "cut.json"
 
     def hang_signs(self, index: int) -> Path:
-        """The state of a node's ranks while they hang."""
+        """File with the state of a node's ranks while they hang."""
         return self.path / "hang" / f"{index}.json"
 
     def hang_evidence(self, index: int) -> Path:
-        """Processes, sockets, GPUs and the kernel's log of a node whose ranks hang."""
+        """File on processes, sockets, GPUs and the kernel's log of a node whose ranks hang."""
         return self.path / "hang" / f"evidence-{index}.json"
 
     def where(self, rank: int) -> Path:
-        """Stacks and collectives of a rank, reported to the agent by a thread of the rank."""
+        """File in which a thread of a rank reports its stacks and collectives to the agent."""
         return self.path / "ranks" / f"{rank}.where.json"
 
     def ask(self, rank: int) -> Path:
@@ -237,7 +237,7 @@ class AttemptFolder:
         return self.path / "state" / "link.json"
 
     def node_log(self, node: str, kind: str) -> Path:
-        """`kind` is out, err, gpu.jsonl or times; gpu in run folders of before."""
+        """Return a node's log of `kind` out, err, times or gpu.jsonl (gpu in older run folders)."""
         return self.path / f"{node}.{kind}"
 
     def node_report(self, index: int) -> Path:
@@ -251,7 +251,7 @@ class AttemptFolder:
         return self.path / "ranks" / f"{rank}.error.json"
 
     def ended(self, rank: int) -> Path:
-        """The exception that ended a rank's Python, written by that process."""
+        """File in which a rank's Python recorded the exception that ended it."""
         return self.path / "ranks" / f"{rank}.ended"
 
     def steps(self, rank: int) -> Path:
@@ -265,7 +265,7 @@ class AttemptFolder:
         return {int(name[:-6]): folder / name for name in sorted(names)}
 
     def rank_log(self, rank: int, kind: str) -> Path:
-        """`kind` is out or err; of run folders of before (records/logs/rank_output.py)."""
+        """Return a rank's log of `kind` out or err, which only older run folders have."""
         return self.path / "ranks" / f"{rank}.{kind}"
 
     def exit(self, rank: int) -> Path:
@@ -309,7 +309,7 @@ class MorphFolder:
 
     @property
     def epochs(self) -> Path:
-        """One folder for all: listing it shows an NFS client claims and what they wrote."""
+        """Folder of all claims and states; one listing makes an NFS client see new files."""
         return self.path / "epochs"
 
     def claim(self, epoch: int) -> Path:
@@ -323,11 +323,11 @@ class MorphFolder:
         return self.epochs / f"{epoch}.orders.json"
 
     def turn(self, epoch: int, number: int) -> Path:
-        """Whose turn it is to give back a job that lost its manager; created only once."""
+        """File of the node whose turn it is to give back a job without a manager; created once."""
         return self.epochs / f"{epoch}.turn-{number}.json"
 
     def given_back(self, epoch: int) -> Path:
-        """The scheduler has heard one of them."""
+        """File that says that the scheduler has heard a node's request to give back the job."""
         return self.epochs / f"{epoch}.given-back.json"
 
     @property
@@ -365,7 +365,7 @@ class MorphFolder:
         return self.path / "obeyed"
 
     def history(self, seat: int, key: str) -> Path:
-        """One for each agent; `key` is its first."""
+        """File of the orders that an agent has carried out; `key` identifies the agent."""
         return self.obeyed / f"{seat}-{key[:8]}.jsonl"
 
     def node(self, seat: int) -> Path:
@@ -423,7 +423,7 @@ class RunFolder:
 
     @property
     def hang_guard(self) -> Path:
-        """Written by `vjob guard`: says whether agents may act on hangs."""
+        """File in which `vjob guard` says if agents may act on hangs."""
         return self.path / "hang-guard.json"
 
     @property

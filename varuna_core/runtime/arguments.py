@@ -100,7 +100,7 @@ class ConfArguments:
     # The layout.
 
     def must_join(self, given: Map | FromConf) -> bool:
-        """Return True if the conf gives the layout and several ranks have no process group yet."""
+        """Return True if Varuna must create the process group for the conf's layout."""
         ranks = int(self.environ.get("WORLD_SIZE") or 1)
         has_layout = bool(self.environ.get(LAYOUT_VARIABLES["parallel.order"]))
         return given is FROM_CONF and has_layout and ranks > 1 and not dist.is_initialized()

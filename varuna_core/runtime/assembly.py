@@ -178,7 +178,7 @@ def cut_model(
 
 
 def refuse_offload(split: Split, settings: VarunaSettings) -> None:
-    """Refuse to offload graphs with saved tensors that torch's saved-tensor hooks cannot see."""
+    """Raise an error if torch's hooks cannot see all the saved tensors that are to be offloaded."""
     if settings.recompute == "offload" and split.record.unhooked:
         raise SplitError(
             "the model uses torch.func.grad, vjp, jacrev or hessian, within which torch allows no "
@@ -360,7 +360,7 @@ def find_times(stage_map: StageMap, settings: VarunaSettings) -> ActionTimes | N
 def build_graphs(
     stages: RankStages, gradients: Gradients, loss: LossForm, settings: VarunaSettings
 ) -> CudaGraphs | None:
-    """Return the CUDA graphs; None if no stage is recorded, so gradients may change address."""
+    """Return the recorder of CUDA graphs; None if none is used, so that gradients may be moved."""
     if gradients.fixed is None:
         return None
     return CudaGraphs(

@@ -82,7 +82,7 @@ class RankModule(nn.Module):
 
     def masters(self) -> dict[str, nn.Parameter]:
         """Return the fp32 parameters that the optimizer updates, under each of their names in the
-        plain model. Weights follow at the next step. With ZeRO, only those that this rank owns."""
+        plain model; the next step copies them to the weights. With ZeRO, only this rank's own."""
         return dict(self._masters.by_name)
 
     def named_parameters(

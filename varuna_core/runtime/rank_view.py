@@ -58,7 +58,7 @@ class _Source:
 
 
 class _View:
-    """First base class of a view, before the user's class."""
+    """Base class of views, before the user's class; looks up attributes in the rank's stages."""
 
     _source: _Source
     __dict__: dict[str, Any]

@@ -36,7 +36,7 @@ Channel = tuple[bool, int, int]
 
 
 def find_source(action: Action, num_stages: int) -> tuple[bool, int] | None:
-    """Return the sender of an action's input: (activation or gradient, stage); None if none."""
+    """Return the sender of an action's input as (is activation, stage); None without an input."""
     if action.kind in FORWARDS:
         return (True, action.stage - 1) if action.stage > 0 else None
     if action.kind in BACKWARDS:
@@ -45,7 +45,7 @@ def find_source(action: Action, num_stages: int) -> tuple[bool, int] | None:
 
 
 def find_target(action: Action, num_stages: int) -> tuple[bool, int] | None:
-    """Return the receiver of an action's output: (activation or gradient, stage)."""
+    """Return the receiver of an action's output as (is activation, stage); None if not sent."""
     if action.kind in FORWARDS:
         return (True, action.stage + 1) if action.stage < num_stages - 1 else None
     if action.kind in BACKWARDS:

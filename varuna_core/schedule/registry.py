@@ -137,7 +137,7 @@ def may_split_backward(name: str) -> bool:
 
 
 def count_stages_per_rank(name: str, partition: Partition | None, depth: int) -> int:
-    """Return the stages per rank from the partition, or else two if there are several."""
+    """Return the number of stages per rank: the schedule's own, the partition's, or else two."""
     own = 1 if name == AUTO else SCHEDULES[name].stages_per_rank
     if own is not None:
         return own
@@ -145,7 +145,7 @@ def count_stages_per_rank(name: str, partition: Partition | None, depth: int) ->
 
 
 def place_stages(name: str, num_ranks: int, stages_per_rank: int) -> tuple[int, ...]:
-    """Return the rank of each stage; with several per rank, `auto` must be resolved first."""
+    """Return the rank of each stage; if ranks have several, resolve `auto` before this call."""
     place = place_in_rounds if name == AUTO else SCHEDULES[name].place
     return place(num_ranks, stages_per_rank)
 

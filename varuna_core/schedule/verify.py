@@ -4,7 +4,7 @@
    then `B`, or `I` and later `W`; an offloaded graph (`O`) is loaded (`L`) before that;
 2. a rank reads messages of another rank in the order in which they are sent, separately for
    activations and gradients (so the transport needs no tags);
-3. no rank waits for ever; sends are asynchronous, with at most `capacity` unread ones a channel;
+3. no rank waits for ever; sends are asynchronous, with at most `capacity` unread per channel;
 4. no rank holds more graphs or inputs at once than allowed.
 
 Every error names the rank, the action and the reason.

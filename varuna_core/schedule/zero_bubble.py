@@ -219,8 +219,8 @@ def build_zero_bubble(
 ) -> Schedule:
     """Build ZB-H1 (arXiv 2401.10241) for any costs: 3m + p - 1 units; 1f1b takes 3(m + p - 1).
 
-    Every rank holds at most `max_graphs` graphs and never more than p, the number on 1f1b's first
-    stage. A graph counts until its W. Never slower than 1f1b in simulation with the same costs.
+    Each of p ranks holds at most `max_graphs` graphs and never more than p, as 1f1b's first stage.
+    A graph counts until its W; m counts micro-batches. Never slower than 1f1b in simulation.
 
     ```
     F0 F1 F2 F3 .. .. .. B0 -- F4 B1 -- F5 B2 -- B3 -- B4 -- B5 --
@@ -405,7 +405,7 @@ stages placed as a V (two per rank)."""
 
 
 def _build_in_order(order: Order, num_ranks: int, num_microbatches: int) -> Schedule:
-    """Build the schedule of an order that needs 2p micro-batches, and omit the excess ones."""
+    """Build a schedule from `order`, which needs 2p micro-batches, and drop those in excess."""
     many = max(num_microbatches, 2 * num_ranks)
     return Schedule(
         name="zbv",

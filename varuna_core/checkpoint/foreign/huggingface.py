@@ -70,7 +70,7 @@ def import_folder(
     """Write the folder's weights as a checkpoint, which any layout loads; return its folder.
 
     For a torch.distributed.checkpoint folder, the state of an `optimizer` of this class is imported
-    too. For a built-in `program` weights get its names and layout. `vocab` then adds words with
+    too. For a built-in `program` weights get its names and layout. `vocab` then adds tokens with
     weights of zero, whose logits count in the loss; `sequence` drops later positions.
     """
     stored = open_weights(source)
@@ -135,7 +135,7 @@ def _take_ours(
     shape: tuple[int, ...],
     source: Path,
 ) -> Entry:
-    """Return an entry for one of our tensors, which is built from theirs when it is written."""
+    """Return the entry of a built-in program's tensor, converted from theirs when written."""
     place = find_place(program, name, sizes.llama)
     found = [_find_theirs(stored, part) for part in place.parts]
     if None in found and place.also:
@@ -179,7 +179,7 @@ def _find_theirs(stored: Weights, name: str) -> str | None:
 
 
 def _resize(entry: Entry, sizes: Sizes, vocab: int | None, sequence: int | None) -> Entry:
-    """Add rows of zeros for additional words, or drop the rows of later positions."""
+    """Add rows of zeros for additional tokens, or drop the rows of later positions."""
     if entry.name in _list_words(sizes) and vocab not in (
         None,
         sizes.vocab,
@@ -195,7 +195,7 @@ def _resize(entry: Entry, sizes: Sizes, vocab: int | None, sequence: int | None)
 
 
 def _list_words(sizes: Sizes) -> tuple[str, ...]:
-    """Return the names of tensors with a row for each word; a tied head is the embedding itself."""
+    """Return the names of tensors with a row per token; a tied head is the embedding itself."""
     untied = sizes.llama is not None and not sizes.llama.tied
     return ("tokens.weight", "token_head.decoder.bias", *(["head.weight"] if untied else []))
 
@@ -229,7 +229,7 @@ def export_folder(
     """Export a checkpoint to a new folder for `from_pretrained`, and return the names of its files.
 
     A built-in program's weights get Hugging Face's names and a config; others keep their names,
-    with the model's `config` (a file or a folder). `vocab` drops words that were added. `prefix`
+    with the model's `config` (a file or a folder). `vocab` drops tokens added as padding. `prefix`
     selects the tensors of a part of the trained model and is removed from their names.
     """
     with make_folder(target) as part:
@@ -318,7 +318,7 @@ def infer_heads(reader: CheckpointReader) -> int:
 def _take_theirs(
     reader: CheckpointReader, program: Program, sizes: Sizes, name: str, vocab: int
 ) -> Iterator[Entry]:
-    """Yield their tensors for one of ours; each is read when it is written."""
+    """Yield Hugging Face's tensors for one of the program's; each is read when it is written."""
     place = find_place(program, name, sizes.llama)
     rows, *rest = reader.shape(name)
     if name in _list_words(sizes):

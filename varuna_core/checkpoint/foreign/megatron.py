@@ -146,7 +146,7 @@ class MegatronCheckpoint:
 
 
 def find_folder(path: Path, iteration: int | None = None) -> Path | None:
-    """Return the folder of one of their checkpoints: the path itself, or in it the wanted iteration
+    """Return the folder of a Megatron-LM checkpoint: the path itself, or in it the wanted iteration
     or else the latest; None if there is none."""
     if is_theirs(path):
         return path
@@ -215,8 +215,8 @@ def import_megatron(
     """Import weights for pretrain_gpt; return the new checkpoint's folder, and notes on settings
     that could not be checked.
 
-    `vocab` drops words that were added as padding, or adds words with weights of zero; `sequence`
-    drops later positions.
+    `vocab` drops padding tokens, or adds tokens with weights of zero; `sequence` drops later
+    positions.
     """
     held = _read_torch_dist(folder) if is_torch_dist(folder) else _read_legacy(folder)
     unknown = []
@@ -246,8 +246,7 @@ def refuse_differences(differences: Sequence[str], folder: Path) -> None:
 
 
 def list_differences(args: Mapping[str, Any]) -> list[str]:
-    """Return the settings in which their model differs from ours, as far as their arguments
-    show."""
+    """Return the settings in which Megatron's model differs from pretrain_gpt, by its `args`."""
     found = [
         f"{name} {args[name]!r}, ours is {wanted[0]!r}"
         for name, wanted in WANTED.items()
@@ -270,7 +269,7 @@ def list_entries(
     vocab: int | None = None,
     sequence: int | None = None,
 ) -> list[Entry]:
-    """Return all tensors of our model, with query, key and value in our order."""
+    """Return all tensors of pretrain_gpt's model, with query, key and value in its order."""
     for name in ("tokens.weight", "positions.weight"):
         if name not in tensors:
             theirs = "word" if name.startswith("tokens") else "position"
@@ -334,7 +333,7 @@ def interleave_heads(packed: Tensor, heads: int) -> Tensor:
 
 
 def read_name(name: str) -> tuple[int | None, str] | None:
-    """Return a tensor's block number and our name for it without that number; None if unknown.
+    """Return a tensor's block number and pretrain_gpt's name without it; None if unknown.
 
     The number is None outside of blocks, and -1 if the first dimension counts the blocks.
     """
@@ -558,7 +557,7 @@ def export_torch_dist(
     """Export a checkpoint of pretrain_gpt to a new folder as a distributed checkpoint of
     megatron-core, which any number of ranks loads; return the folder of its iteration.
 
-    The blocks are stacked, which is what all releases load by default. `vocab` adds words.
+    The blocks are stacked, which is what all releases load by default. `vocab` adds tokens.
     """
     with make_folder(target) as part, CheckpointReader(folder) as reader:
         model = GptReader.of(reader, heads, vocab, dtype)
@@ -618,7 +617,7 @@ class GptReader:
         return interleave_heads(tensor, self.heads) if ".attention.qkv." in name else tensor
 
     def list_stacked(self) -> Iterator[Entry]:
-        """Yield their tensors in torch_dist, each stacked tensor as one piece for each block."""
+        """Yield Megatron's torch_dist tensors; a stacked tensor has one piece for each block."""
         for name, shape in list_shapes("pretrain_gpt", self.sizes).items():
             load = partial(self.load, name)
             block = re.fullmatch(r"blocks\.(\d+)\.(.+)\.(weight|bias)", name)
@@ -637,8 +636,8 @@ class GptReader:
                 yield entry._replace(box=Box((number, *[0] * len(shape)), (1, *shape)))
 
     def list_objects(self) -> list[str]:
-        """Return the names of objects that their layers also look for: the state of low-precision
-        formats, which is empty."""
+        """Return the names of empty objects that Megatron's layers look for besides tensors: the
+        state of low-precision formats."""
         layers = self.sizes.layers
         return [
             f"decoder.layers.{theirs}._extra_state/shard_{number}_{layers}"

@@ -90,7 +90,7 @@ class Place:
 
 
 def find_place(program: Program, name: str, llama: Llama | None = None) -> Place:
-    """Return the place of our tensor in their model; KeyError for a name that is not ours."""
+    """Return the place of a program's tensor in Hugging Face's model; KeyError if unknown."""
     match = _BLOCK.fullmatch(name)
     owner, _, kind = name.rpartition(".")
     if llama is not None:
@@ -276,7 +276,7 @@ MODEL_TYPES: Mapping[str, Program] = {
 
 
 def list_differences(program: Program, config: Mapping[str, Any]) -> list[str]:
-    """Return the settings in which their model differs from ours; empty if there are none."""
+    """Return the settings of a Hugging Face config that the built-in model does not support."""
     kind = config.get("model_type")
     if MODEL_TYPES.get(str(kind)) != program:
         return [f"model_type {kind!r} is not what {program} trains"]

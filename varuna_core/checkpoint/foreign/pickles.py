@@ -82,8 +82,7 @@ vars(_MODULE).update(Unpickler=_Unpickler, load=lambda file, **_: _Unpickler(fil
 
 
 def load_torch_file(path: Path, part: IO[bytes] | None = None) -> dict[str, Any]:
-    """Load a dict written by `torch.save` from a file or a part of one; in a part, a list holds
-    it."""
+    """Load a dict from a file of `torch.save`, or from a part of a file, where a list holds it."""
     try:
         found = torch.load(
             part or path, map_location="cpu", mmap=part is None, weights_only=False,

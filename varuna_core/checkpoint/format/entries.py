@@ -1,6 +1,6 @@
 """Describe the tensors that a rank adds to a checkpoint, and write them to a file.
 
-Replicas divide the writing among them. Each byte of a file is written once, checksummed on the way,
+Replicas divide the writing equally. Each byte of a file is written once, checksummed on the way,
 and synced to the disk at the end."""
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ class DamagedCheckpoint(CheckpointError):
 
 
 class ForeignCheckpoint(CheckpointError):
-    """Raised for a folder or file that is not one of ours, or of a later version than this one
-    reads."""
+    """Raised for a folder or file that is not a Varuna checkpoint, or is of a later version."""
 
 
 class NoCheckpoint(CheckpointError):

@@ -1,6 +1,6 @@
 """Read and write the safetensors layout: header length (8 bytes), JSON header, tensors.
 
-The library is not used because it writes without fsync and checksums
+The safetensors library is not used because it writes without fsync and checksums
 (docs/decisions/checkpoints.md). Bytes are little endian, as on every machine that torch trains on.
 """
 

@@ -154,7 +154,7 @@ class CheckpointReader:
 
     @property
     def state(self) -> TrainingState:
-        """The state that rank 0 gave."""
+        """State of the training that rank 0 passed to the save."""
         state = self.manifest.state
         return TrainingState(
             partition=state.partition,
@@ -369,7 +369,7 @@ class CheckpointReader:
         return self._handles[key]
 
     def _named(self, work: Callable[[], T]) -> T:
-        """Run `work`; add the checkpoint to load instead to errors about damage."""
+        """Run `work`; an error about damage also names the checkpoint to load instead."""
         try:
             return work()
         except DamagedCheckpoint as error:

@@ -245,7 +245,7 @@ class SaveFolder:
         write_document(self.path / MANIFEST, "manifest", render_manifest(manifest))
 
     def _is_gone(self) -> bool:
-        """Tell whether another rank, which saw all markers too, has renamed the folder."""
+        """Return True if another rank, which saw all markers too, has renamed the folder."""
         if self.is_published():
             return True
         if not self.path.exists():

@@ -84,7 +84,7 @@ class _Samples(NamedTuple):
         ]
 
     def find_changed(self) -> str | None:
-        """Return the name of a weight whose copy has other elements; None if all are equal."""
+        """Return the name of a weight whose copy has other elements, or None."""
         found = [_pick(one.copy) for one in self.owners]
         before = self.values.cpu()
         if _is_same(torch.cat(found), before):
@@ -184,8 +184,7 @@ class Staging:
         return staged
 
     def _find_changed(self) -> str | None:
-        """Return the name of a tensor that was changed before it was copied; None if there is
-        none."""
+        """Return the name of a tensor that was changed before it was copied, or None."""
         for one in self._pending:
             if one.tensor._version != one.version:
                 return one.entry.name
@@ -403,7 +402,7 @@ class CheckpointWriter:
         self._settle()
 
     def wait(self) -> bool:
-        """Wait until this rank's last save is written; raise its error. Return True if there was
+        """Wait until this rank's last save is written; raise its error. Return False without
         one."""
         thread, self._thread = self._thread, None
         if thread is not None:
@@ -414,7 +413,7 @@ class CheckpointWriter:
         return thread is not None
 
     def wait_copied(self) -> None:
-        """Wait until the tensors in the last save may be changed."""
+        """Wait until training may change the tensors in the last save."""
         self._staging.wait(self._thread)
 
     def close(self) -> None:

@@ -1,10 +1,10 @@
 """Read and print samples of GPUs in gpustat's format: <node>.gpu files of older and foreign
 folders, and the agent's JSON lines as status shows them.
 
-n061  Thu Jun  1 16:08:12 2023  535.54.03           a heading: gpustat's own alone
+n061  Thu Jun  1 16:08:12 2023  535.54.03           a heading, which only gpustat prints
 [0] NVIDIA A10       | 49'C,   0 % |     0 / 22731 MB |
 [1] NVIDIA A10       | ??'C,  ?? % |     0 / 22731 MB | me(900M)
-[cpu] 16 processors  |  12 % |  5120 / 64000 MB |       ours, where there is no GPU
+[cpu] 16 processors  |  12 % |  5120 / 64000 MB |       vjob's, on a node without a GPU
 """
 
 from __future__ import annotations

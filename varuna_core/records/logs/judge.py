@@ -4,13 +4,13 @@
     counter    10 done       20 done       30 done    34     steps of this attempt, by every rank
                                                       └─► step 134, now: 100 + 34
 
-If the lines count as the counter does, the step's number is that of the lines; the number and times
-of steps are the counter's. `fit` tells how the two are related:
+If the lines count what the counter counts, they give the step's number, and the counter gives how
+many steps were made and when. `Fit` says how lines and counter are related:
 
     Unit.STEP       each step has a number of its own; the offset is that of a resumed program
     Unit.PART       several numbers a step: micro-batches, samples
     Unit.SEVERAL    several steps a number: epochs, intervals between two lines
-    Unit.OTHER      no such number: the figure is that of the lines, and says so
+    Unit.OTHER      something else: the lines' number is shown as such, not as a step
 """
 
 from __future__ import annotations
@@ -197,8 +197,8 @@ def judge_steps(
 def _starts_again(lines: Lines, counts: StepCounts) -> bool:
     """Return True if the numbers in the lines begin again, as those of a bar for each epoch do.
 
-    They have if the counter is ahead of them by their total or, without one, by as many steps as
-    they show. A counter that is ahead by less may have counted a warm-up.
+    This is so if the counter is ahead of the lines by their total or, without a total, by as many
+    steps as they show. A counter that is ahead by less may have counted a warm-up.
     """
     if lines.total is not None and lines.step > lines.total:
         return False
@@ -264,7 +264,7 @@ def fit_lines(lines: Lines, counts: StepCounts) -> Optional[Fit]:
 
 
 def _find_offset(pairs: Sequence[Tuple[int, float, float]], slack: float) -> Optional[int]:
-    """Find the offset; the count may be a little high, since lines are written after their step."""
+    """Return the lines' number when the counter was 0; lines are written a little after a step."""
     offset = statistics.median(step - done for step, done, _ in pairs[-9:])
     if slack + 0.5 < SURE_STEPS:
         return round(offset + 0.25)

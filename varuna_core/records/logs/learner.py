@@ -51,7 +51,7 @@ _LARGEST = 1e12
 
 
 class Doubt(str, Enum):
-    """Reasons why the steps of lines that flow are not known."""
+    """Reasons why a log that grows does not show which step the training has reached."""
 
     FEW = "too few lines so far to tell which number counts steps"
     RIVALS = "two counters are about as likely"
@@ -225,7 +225,7 @@ def mask(text: str) -> Tuple[str, List[str]]:
 
 @dataclass
 class _Number:
-    """Growth of one number of a shape over its lines."""
+    """A number at one position in the lines of a shape, and how it grew from line to line."""
 
     first: float
     last: float
@@ -271,7 +271,7 @@ class _Candidate:
 
 
 class _Shape:
-    """Lines of one shape and rank."""
+    """The lines of one rank with the same shape, and the numbers in them."""
 
     def __init__(self, rank: Optional[int], text: str) -> None:
         self.rank, self.text = rank, text
@@ -300,7 +300,7 @@ class _Shape:
         return min(self.count, LEAST_READINGS), self.seen
 
     def begin(self, at: int) -> str:
-        """Return the text up to a number."""
+        """Return the text of the shape up to the number at index `at`."""
         return _N.join(self._parts[: at + 1]) + _N
 
     def is_epoch(self, at: int) -> bool:
@@ -413,7 +413,7 @@ class _Shape:
         return candidate.outer is None and self.get(candidate).falls > 0
 
     def outlives(self, ours: _Candidate, shape: "_Shape", other: _Candidate) -> bool:
-        """Return True if our counter never fell and the other restarts repeatedly."""
+        """Return True if candidate `ours` never fell and `other` restarts repeatedly."""
         is_whole = not self.get(ours).falls and 2 * other.count <= ours.count
         return is_whole and ours.count >= LEAST_WHOLE and shape._falls(other)
 
@@ -435,7 +435,7 @@ class _Shape:
         return list(bounded.items())
 
     def find_epochs(self, but: int) -> Optional[int]:
-        """Return the place of another number that is named as an epoch."""
+        """Return the index of a number, except `but`, that is named as an epoch, or None."""
         places = (at for at in range(self._size) if at != but and self.numbers[at].is_whole)
         return next((at for at in places if self.is_epoch(at)), None)
 
@@ -500,7 +500,7 @@ class _Shape:
 
 
 def _weigh_number(parts: List[str], at: int) -> float:
-    """Return the weight of the words beside a number."""
+    """Return a score for the words beside a number: above 0 if they suggest a count of steps."""
     before, after = parts[at], parts[at + 1]
     weight = 0.3 if at == 0 else 0.0
     if _MINOR.search(before):
@@ -520,7 +520,7 @@ def _weigh_number(parts: List[str], at: int) -> float:
 
 
 def _weigh_line(text: str) -> float:
-    """Return the weight of the words in a line."""
+    """Return a score for a line's words: above 0 for training, below 0 for anything else."""
     text = FILE.sub("", text)
     is_done, is_trained = _DONE.search(text) is not None, _TRAIN.search(text) is not None
     weight = 1.2 * is_done + 0.5 * is_trained
@@ -535,7 +535,7 @@ def _weigh_line(text: str) -> float:
 
 
 class Learner:
-    """The counter of one log, learned line by line."""
+    """Finds the number that counts steps in one log, by reading its lines one after another."""
 
     def __init__(self, *, is_partial: bool = False) -> None:
         """`is_partial`: steps are only compared with each other, so the first epoch may be

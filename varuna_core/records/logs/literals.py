@@ -36,7 +36,7 @@ class _Part:
         self.run = ""
 
     def drop_last(self) -> None:
-        """Drop the last literal: it is optional."""
+        """Drop the last literal, which a repeat in the pattern has made optional."""
         if self.run:
             self.run = self.run[:-1]
             self.end_run()

@@ -319,8 +319,8 @@ def parse_progress(text: str) -> Optional[Iteration]:
 
 
 def parse_line(text: str) -> Optional[Iteration]:
-    """Do the same, but keep the printed step and number of steps, which may be those of an epoch.
-    Lines of an evaluation that name a step are also returned."""
+    """Parse a line as `parse_progress` does, but keep the printed step and number of steps, which
+    may be those of an epoch. Lines of an evaluation that name a step are also returned."""
     try:
         validation = parse_validation(text) if " loss at " in text else None
         if validation is not None:
@@ -428,14 +428,14 @@ def _parse_free(text: str) -> Optional[Iteration]:
 
 
 def _is_estimated(text: str, found: Iteration) -> bool:
-    """Return True if the training loss is evaluated beside others, without marks of a step."""
+    """Return True if the loss of training was estimated in an evaluation, not in a step."""
     values = (found.time_ms, found.learning_rate, found.grad_norm, found.tokens_per_s)
     beside = _find_evaluations(text)[0].get("train", {}).get("loss")
     return beside == found.loss and all(value is None for value in values)
 
 
 def _parse_evaluation(text: str, step: Optional[Match[str]]) -> Optional[Iteration]:
-    """Return metrics that are not of training, or were estimated beside such; None without any."""
+    """Return the metrics of an evaluation, including estimates for training; None without any."""
     found, text = _find_evaluations(text)
     headed = None if found or _PART.search(text) else _HEADED.search(text)
     loss = None if headed is None else _find_loss(text[headed.end() :])
@@ -460,7 +460,7 @@ def _find_evaluations(text: str) -> Tuple[Dict[str, Dict[str, float]], str]:
 
 
 def _take_out(found: Dict[str, Dict[str, float]], match: Match[str]) -> str:
-    """Add a metric to `found`, unless it is a repeated one; return what to leave of its text."""
+    """Add a metric to `found`, unless it repeats an earlier one; return its replacement text."""
     number, split = _parse_number(match["word"]), match["split"].lower()
     split = _SPLITS.get(split, split)
     if number is not None and match["best"] is None:
@@ -490,7 +490,7 @@ def find_bar_total(text: str) -> Optional[int]:
 def _make_bar(
     name: str, done: int, total: int, time_ms: Optional[float], more: str, is_below: bool
 ) -> Optional[Iteration]:
-    """Build a bar's values; return None for downloads, read shards and mapped data sets."""
+    """Return the values of a progress bar; None for downloads, read shards and mapped data sets."""
     name = name.strip()
     if name and not _BAR_OF_STEPS.search(name) and _VALUES.fullmatch(name):
         name, more = "", f"{name} {more}"

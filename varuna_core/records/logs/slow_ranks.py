@@ -6,15 +6,15 @@ compared with the median of the peers' work in that step. One ladder, from the b
 rung         times peers  in steps                       who acts on it
 NOTABLE      over 1.1     60 % of the attempt            the report names the rank
 PERSISTENT   over 1.15    80 % of the last 20 to 60      the report and status name it (SLOW), the
-                                                         autoscaler may leave its node out
+                                                         autoscaler may exclude its node
 STARK        over 1.43    the median of 10 or fewer      status names it before 20 are known
 
-So status and the report always name the nodes that the autoscaler leaves out. The report names
-more, since it looks back and nothing is stopped for it. 1.1 is above what ranks with equal work
-differ by; 1.15 for long pays for the pause of a morph; beyond 1.43 (a score below 0.7) a few steps
-are enough, since chance does not reach so far.
+So status and the report always name the nodes that the autoscaler excludes. The report names more,
+since it looks back and stops nothing. Ranks with equal work differ by less than 1.1; a lasting 1.15
+justifies the pause of a morph; above 1.43 (a score below 0.7), a few steps are enough, since
+random variation is smaller.
 
-PERSISTENT and STARK also ask for what a step gains: LEAST_S, and LEAST_SHARE of the step.
+PERSISTENT and STARK also require a loss of LEAST_S in a step, and of LEAST_SHARE of the step.
 """
 
 from __future__ import annotations

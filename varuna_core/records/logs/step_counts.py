@@ -5,8 +5,8 @@ size.
     body, 8 kB        written once a second and at the end
       durations       number and seconds of steps by duration, four classes a doubling
       longest         the 32 longest ones, each with its step
-      points          (count, time) once a second: the last two minutes', and of those before
-                      evenly some with the first one; when they are 256, every other one is dropped
+      points          (count, time) once a second for the last two minutes; of earlier seconds,
+                      up to 256 evenly chosen ones, including the first
 
 Each part ends with its checksum: of a file that is truncated, or read while it is written, only
 complete parts are used. Nothing is written for a program without steps. The counter itself is
@@ -72,7 +72,7 @@ class LongStep:
 
 @dataclass(frozen=True)
 class StepCounts:
-    """The optimizer steps of one rank in one attempt. Times are seconds since 1970 by its clock."""
+    """The optimizer steps of one rank in one attempt, with times by the rank's wall clock."""
 
     count: int
     opened_at: float
@@ -146,7 +146,7 @@ class StepCounts:
 
 
 class Tally:
-    """Steps of this process, counted by a clock that never jumps."""
+    """The optimizer steps that this process has made, timed by a clock that never jumps."""
 
     __slots__ = (
         "count", "first", "flags", "interval_s", "last", "longest", "nums", "opened", "points",
@@ -198,7 +198,7 @@ class Tally:
             self.interval_s *= 2
 
     def pack_body(self) -> bytes:
-        """Encode the body of the file; the head has the count that it is for."""
+        """Encode the body of the file; `pack_head` stores the number of steps that it covers."""
         at = self._at
         ordered = sorted(self.longest, key=lambda item: item[1])
         longest = [value for took, step, end in ordered for value in (step, at(end), took)]

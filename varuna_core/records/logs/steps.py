@@ -1,13 +1,13 @@
 """Read the steps of a log from its lines and the times at which they were written.
 
 `progress` parses one line; this module derives what depends on earlier lines: which rank is
-followed, which counts continue in the next epoch or begin anew, and how long a step took if no line
-says so.
+followed, which counts continue in the next epoch or begin again, and how long a step took if no
+line says so.
 
     0: step 10 loss 2.31    written at 100.0     step 10
     1: step 10 loss 2.31               100.1     another rank: not followed
     0: step 20 loss 2.20               104.0     step 20, 0.4 s a step
-    0: validation loss at ...                    a pause: no step is blamed for it
+    0: validation loss at ...                    a pause, which counts to no step
     0: step 30 loss 2.10               120.0     step 30
     0: step 11 loss 2.29               200.0     another start
 
@@ -82,7 +82,7 @@ class StepReading:
 
 @dataclass
 class _RankPlace:
-    """Progress of the lines of one rank."""
+    """Progress of one rank, as its lines show it."""
 
     epoch: int
     step: int
@@ -115,8 +115,8 @@ _STATE = (
 
 
 def find_total(step: int, others: Iterable[StepReader]) -> Optional[int]:
-    """Return the total number of steps from other logs than the one with this step: from a log that
-    counts the same, else from a line that says so."""
+    """Return the number of all steps from other logs than the one that is at `step`: from a log at
+    the same step or, without one, from a line that announces the number."""
     others = list(others)
     same = {
         one.num_steps
@@ -307,7 +307,7 @@ class StepReader:
         self.pause()
 
     def _learn(self, text: str, at: Optional[float], slack_s: float) -> Optional[StepReading]:
-        """Read the line with the learner."""
+        """Look for a step in a table row or with the learner (learner.py); None without one."""
         is_hinted = any(word in text for word in HINTS)
         if not is_hinted and not self._tables.names:
             return None
@@ -409,7 +409,7 @@ class StepReader:
         self._anchor = None
 
     def is_slow(self, reading: StepReading) -> bool:
-        """Return True if a time derived from times of writing may contain a pause."""
+        """Return True if a derived time of a step is so long that it may contain a pause."""
         if reading.num_timed is None or reading.line.time_ms is None or not self._recent:
             return False
         return reading.line.time_ms > SLOW * statistics.median(self._recent)

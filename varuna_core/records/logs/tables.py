@@ -30,14 +30,14 @@ _VALUE = re.compile(r"[-+]?\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d+)?[%sGMk]?|nan|inf",
 
 
 class Tables:
-    """The header that was read last."""
+    """Reader of tables, with the header that was read last."""
 
     def __init__(self) -> None:
         self.names: List[str] = []
         """Names of its columns; empty before the first header."""
 
     def name_row(self, text: str) -> Optional[str]:
-        """Rewrite a row below the header; None for any other line."""
+        """Return a table's row with each number after its column's name, or None."""
         cells = _split(text) if self.names and text[:LONGEST].strip() else []
         if len(cells) != len(self.names):
             cells = text[:LONGEST].split()

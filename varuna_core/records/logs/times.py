@@ -44,7 +44,7 @@ class LineTimes:
         return self.times[at] if at >= 0 else None
 
     def find_exact(self, offset: int) -> Tuple[Optional[float], float]:
-        """Return this time, and how much later the line may be; 0 if a mark was made for it."""
+        """Return the last mark's time, and how much later the line may be (0 if it has a mark)."""
         at = bisect_right(self.offsets, offset) - 1
         if at < 0:
             return None, 0.0
@@ -76,8 +76,8 @@ class Cut:
 
 
 def count_left_out(data: bytes) -> int:
-    """Return the number of bytes that a log reports as removed, from its line in this piece; 0
-    without such a line."""
+    """Return the number of bytes that a log reports as removed, by its notice in `data`; 0 if there
+    is no such notice."""
     found = _CUT_NOTE.search(data) if b"bytes are left out here" in data else None
     return int(found[1]) if found else 0
 

@@ -106,7 +106,7 @@ class Clock(Protocol):
     def forget(self, before: float) -> None: ...
 
     def close(self) -> None:
-        """Wait a little for the device; `is_settled` of everything afterwards."""
+        """Wait briefly for the device; every time counts as settled afterwards."""
 
 
 class _Ended(NamedTuple):
@@ -445,8 +445,8 @@ class TraceWriter:
         return step % self.log_every == 0 or self._num_first > 0
 
     def _make_room(self) -> None:
-        """Put away the events of a step that has too many of them for memory: the first ones with
-        details, all in the sums."""
+        """Free the memory of a step with too many events: write the details of the first events,
+        and add all of them to the sums."""
         with self._lock:
             events = self._take()
         if self._clock is not None:  # as far as the device is

@@ -323,8 +323,8 @@ class LogOwner:
 
 
 def find_other_jobs(owners: Mapping[str, LogOwner]) -> Dict[str, Tuple[str, ...]]:
-    """Return the logs, by master, that do not belong to the job with the most logs (of equals, the
-    newest). Jobs have different masters, and nodes with the same ranks."""
+    """Return the logs, by master, that do not belong to the job with the most logs (if several have
+    as many, the newest). Jobs have different masters but nodes with the same NODE_RANKs."""
     jobs: Dict[str, Dict[str, LogOwner]] = {}
     for name, owner in owners.items():
         if owner.master and owner.node_ranks:
@@ -386,7 +386,7 @@ _MARKS = tuple(
 
 
 def parse_mark(line: str) -> Optional[Tuple[str, bool]]:
-    """Return CHECKPOINT or EVALUATION, and True if it begins with this line, False if it ends."""
+    """Return CHECKPOINT or EVALUATION, and True if it begins with this line; None without one."""
     for name, begins, pattern in _MARKS:
         if pattern.search(line):
             return name, begins

@@ -78,7 +78,7 @@ class LossWeights:
             )
 
     def compute_factor(self, summed: Tensor) -> float:
-        """Return the factor for the gradients; `summed` holds the sums over all replicas."""
+        """Return the factor for all-reduced gradients; `summed` holds the sums of all replicas."""
         factor = 0.0
         if self.last is not None:
             factor = 1 / (self.weigh()[0] * (float(summed[0, 1]) or 1.0))

@@ -3,8 +3,8 @@
 Signals use all-reduces that each step needs anyway, so one may take two steps to reach all ranks:
 
     step k      the sum over a replica's stages reports each rank's signal to its last stage
-    step k + 1  the count of samples, over the replicas of the last stage, adds that up; the sum
-                over the stages tells it to all
+    step k + 1  the sum of sample counts over the replicas of the last stage also combines the
+                signals; the sum over the stages then reports the result to all ranks
 """
 
 from __future__ import annotations

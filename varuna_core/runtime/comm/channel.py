@@ -434,8 +434,8 @@ class Heads:
         raise self._error
 
     def look(self, waited_s: float) -> None:
-        """Raise an error if the sender is gone and no sent data can still arrive; after a BYE,
-        which overtakes tensors in flight, allow time for those."""
+        """Raise an error if the sender is gone and no sent data can still arrive: tensors may be in
+        flight when the sender's final message (BYE) arrives."""
         if self._error is not None and (not self._is_bye or waited_s > LAST_WAY_S):
             raise self._error
 

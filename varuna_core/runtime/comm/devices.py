@@ -157,7 +157,7 @@ def _decide(store: Any, key: str, world_size: int) -> tuple[str, str, str]:
 
 
 def wake_autograd(device: torch.device) -> None:
-    """Run a small backward so that autograd's thread takes the GPU: torch warns if this thread's
-    first work is a product, as in a stage that ends with a linear layer (torch 2.11)."""
+    """Run a small backward so that autograd's thread initializes its CUDA context: torch 2.11 warns
+    if a matrix product is the thread's first work, as in a stage that ends with a linear layer."""
     if device.type == "cuda":
         (torch.zeros(1, device=device, requires_grad=True) * 1).backward()  # type: ignore[no-untyped-call]  # torch: untyped

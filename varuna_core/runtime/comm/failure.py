@@ -61,8 +61,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def is_connection_error(error: BaseException) -> bool:
-    """Return True if an error comes from a lost peer; gloo raises plain RuntimeErrors (torch
-    2.13)."""
+    """Return True if an error comes from a lost peer: gloo raises RuntimeErrors (torch 2.13)."""
     if isinstance(error, (ChannelClosed, dist.DistError)):
         return True
     return isinstance(error, RuntimeError) and "gloo" in str(error)

@@ -412,7 +412,7 @@ class Wiring:
             links.activations_in[planned.places[0]] = receiver
 
     def _try(self, wire: Wire, sends: bool) -> None:
-        """Send a number like a stage's tensors, so that the communicator exists before step 1."""
+        """Send one number over this wire, so that NCCL's communicator exists before step 1."""
         if self.transport.has_nccl:
             number = torch.ones(1, device=self.transport.device)
             work = wire.group.send if sends else wire.group.recv

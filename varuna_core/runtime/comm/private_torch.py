@@ -21,15 +21,14 @@ def is_transformed() -> bool:
 
 
 def may_hook_saved() -> bool:
-    """Return False in torch.func.grad, vjp, jacrev and hessian: saved tensors cannot have hooks
-    there."""
+    """Return False in torch.func.grad, vjp, jacrev and hessian, which allow no tensor hooks."""
     autograd: Any = torch._C._autograd
     allowed: bool = autograd._saved_tensors_hooks_is_enabled()
     return allowed
 
 
 class Use(Enum):
-    """The fate of a weight's gradient in the backward pass that runs now."""
+    """How the backward pass that is running uses the gradient of a weight."""
 
     ADDED = "added to the weight's `grad`"
     RETURNED = "returned by `torch.autograd.grad`"
@@ -45,8 +44,8 @@ def read_use(accumulate: Any) -> Use:
 
 
 def counting_changes() -> AbstractContextManager[Any]:
-    """Make a detached tensor share the original's version counter, also below autograd, as torch's
-    selective checkpointing does."""
+    """Return a context in which detached tensors share the original's version counter, also below
+    autograd; torch's selective checkpointing uses the same guard."""
     guard: Any = torch._C._SetExcludeDispatchKeyGuard
     made: AbstractContextManager[Any] = guard(torch._C.DispatchKey.ADInplaceOrView, False)
     return made

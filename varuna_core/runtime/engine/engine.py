@@ -208,7 +208,7 @@ class Engine:
             return self._forward(action, micro)
 
     def _deliver(self, turn: Turn, output: Any) -> Any:
-        """Send the values that cross the cut, or add the loss; return the backward's start."""
+        """Send the output over the cut, or add up the loss; return the output or the loss."""
         if not turn.stage.is_last:
             self.mailbox.send_activation(turn.stage, turn.number, output)
             return output

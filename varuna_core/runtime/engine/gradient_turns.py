@@ -47,7 +47,7 @@ class GradientTurns:
             self._finishing = list_finishing(actions, self.stages)
 
     def begin(self, action: Action, products: Sequence[PutOffProduct]) -> None:
-        """Prepare for a B, an I, or a W with these products."""
+        """Prepare for a backward (B), or its part for inputs (I) or for weights (W: `products`)."""
         if self.before is None or action.kind not in "BIW":
             return
         last_for = self._finishing.get(action, [])

@@ -1,4 +1,4 @@
-"""Reuse the matrix products of an `f` in its `R`: `recompute="selective"`.
+"""Reuse the first forward's matrix products in the recompute: `recompute="selective"`.
 
 ```
 f   norm ─ product ─ gelu ─ product ─ add       saves only inputs and products
@@ -74,13 +74,13 @@ class KeptProducts:
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
-        """Save the products of the forward that runs within the context, an `f`."""
+        """Save the matrix products of the first forward (`f`), which runs within the context."""
         with _Keep(self):
             yield
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """Reuse saved products in the `R` that runs within the context; then check `is_alike`."""
+        """Reuse saved products in the recompute (`R`) within the context; then check `is_alike`."""
         with _Serve(self):
             yield
         self.results.clear()
@@ -90,7 +90,7 @@ class KeptProducts:
 
     @property
     def is_alike(self) -> bool:
-        """Return True if both forwards computed the same products."""
+        """Return True if the first forward and the recompute computed the same products."""
         return self.calls == self.again
 
 

@@ -78,8 +78,7 @@ class Mailbox:
             self._take(receiver, NOTHING)
 
     def order(self, actions: Sequence[Action], ahead: int) -> Iterable[Action]:
-        """Return the actions in order, but run up to `ahead` forwards early while an input is
-        missing."""
+        """Return the actions in order, with up to `ahead` forwards run early to fill waits."""
         if not ahead:
             return actions
         return run_ahead(actions, ahead, self._has_come, self._wait_for_either)

@@ -95,7 +95,7 @@ class WeightGrads:
         self._products.append(PutOffProduct(make=make, parameters=tuple(parameters), done=done))
 
     def is_hooked(self, parameter: Tensor) -> bool:
-        """Return True for a parameter with hooks other than ours."""
+        """Return True for a parameter with gradient hooks other than Varuna's."""
         after = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
         others = any(hook != self.on_made for hook in after.values())
         return others or bool(parameter._backward_hooks)

@@ -349,7 +349,7 @@ class Gradients:
         self._reset()
 
     def reduce(self, compute_factor: Callable[[], float] | None = None) -> None:
-        """All-reduce over replicas, over ranks that shard layers, and over stages that hold copies.
+        """All-reduce gradients over replicas, sharding ranks, and stages that share a weight.
 
         `compute_factor` returns the factor for this step's sums; it is called on all ranks at the
         same point, after the all-reduces.

@@ -52,7 +52,7 @@ class ParameterHooks:
                 held.append((before, after))
 
     def rest(self, ours: Callable[..., Any]) -> None:
-        """Disable all hooks except `ours` until `run`."""
+        """Disable all hooks except `ours` during the backwards of a step, until `wake`."""
         self.wake()
         self._hooked, self._ours = [], ours
         for place, master in self.masters.pairs:

@@ -116,8 +116,7 @@ class Precision:
         return dict(pytree.tree_map_with_path(cast_one, dict(inputs)))
 
     def warn_of_lost_numbers(self, inputs: Mapping[str, Any]) -> None:
-        """Warn of whole numbers in floating-point inputs, such as time steps, that half precision
-        would round."""
+        """Warn of whole numbers in floating-point inputs (time steps) that would be rounded."""
         for name, leaf in _list_leaves(inputs):
             if self.half is None or not isinstance(leaf, Tensor) or leaf.dtype not in FLOATS:
                 continue

@@ -90,8 +90,9 @@ def deal_owners(
 ) -> dict[str, int]:
     """Return each parameter's owning replica; assign the largest first, to the least loaded.
 
-    `weights` holds the parameters' sizes, `shared` the sizes of all weights held by several places,
-    even other ones: copies are reduced within a replica, which must own them in all places.
+    `weights` holds the parameters' sizes, `shared` the sizes of all weights that several places
+    hold (here or elsewhere): their copies are summed within one replica, which must own all of
+    them.
     """
     of_shared = _deal(shared, [0] * num_replicas)
     names: dict[int, list[str]] = {}

@@ -134,7 +134,7 @@ class PoisonCheck:
         return tensors
 
     def _enter(self, spec: TensorSpec) -> Tensor:
-        """Return reproducible values for a cut, all positive because of roots and logarithms."""
+        """Return reproducible values for a cut, positive as roots and logarithms require."""
         made = torch.zeros(spec.shape, dtype=spec.dtype)
         if spec.dtype == torch.bool:
             made.fill_(True)

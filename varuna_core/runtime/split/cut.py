@@ -136,8 +136,7 @@ def _list_modules(places: Iterable[Any]) -> Iterator[nn.Module]:
 
 
 def find_modules(model: nn.Module, pattern: str) -> list[nn.Module]:
-    """Return the modules whose dotted names match a pattern; if none does, raise an error with
-    suggestions."""
+    """Return the modules whose names match a pattern, or raise an error with suggestions."""
     if not isinstance(model, nn.Module) or not isinstance(pattern, str):
         raise TypeError(
             "cut_before takes modules, or a model and then patterns of names: "
@@ -178,8 +177,7 @@ def _suggest(named: Mapping[str, nn.Module], words: Sequence[str]) -> str:
 
 
 class CutBefore(CutPoint):
-    """A CutPoint before a module, which may be called several times in a forward (shared
-    layers)."""
+    """A CutPoint before a module that may be called several times in a forward."""
 
     is_repeated = True
 

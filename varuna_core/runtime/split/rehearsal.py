@@ -95,7 +95,7 @@ def keep_users_objects(model: nn.Module) -> dict[int, Any]:
 
 
 class _UseMode(TorchFunctionMode):
-    """Watches functions that get a generator, or a parameter or buffer, also without a module."""
+    """Records uses of parameters, buffers and random generators, also outside of module calls."""
 
     def __init__(
         self,

@@ -392,7 +392,7 @@ class Split:
         return stage
 
     def _list_strange(self, index: int, own: Mapping[str, nn.Parameter]) -> list[str]:
-        """Return modules that the dry run did not use and that lack some tensors in this stage."""
+        """Return modules not called in the dry run for which this stage lacks some tensors."""
         known = {call.module for call in self.record.calls}
         found = []
         for path, module in self.model.named_modules():

@@ -267,8 +267,7 @@ class Stage:
     # What it owns.
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Return parameters by the plain model's names; those tied within the stage under each
-        name."""
+        """Return parameters by the plain model's names, including all names of tied ones."""
         return dict(self._parameters)
 
     def give_up(self, names: Iterable[str]) -> None:

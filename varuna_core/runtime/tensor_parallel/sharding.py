@@ -87,8 +87,7 @@ class Sharding:
     def stand_in(
         self, name: str, original: Tensor, dtype: torch.dtype, device: torch.device, is_early: bool
     ) -> nn.Parameter:
-        """Return a full-shape parameter that uses the memory of one column, to check the plain
-        stage."""
+        """Return a full-shape parameter with one column's memory, to check the plain stage."""
         if is_early:
             raise SplitError(
                 f"the tensor plan shares {name!r}, which is read by code before the stage that "
@@ -282,7 +281,7 @@ def return_plain(value: Any) -> Any:
 
 
 def leave_stage(values: Any) -> Any:
-    """Return the values of a cut in a form that can be sent."""
+    """Return the values of a cut in a form that can be sent; raise an error for a DTensor."""
 
     def convert(leaf: Any) -> Any:
         if isinstance(leaf, DTensor):
@@ -296,5 +295,5 @@ def leave_stage(values: Any) -> Any:
 
 
 def arrive(leaf: Any) -> Any:
-    """Copy a tensor that a collective still computes, which has another class (torch 2.13)."""
+    """Return a plain copy of a tensor that a collective is still computing (torch 2.13)."""
     return leaf.clone() if isinstance(leaf, AsyncCollectiveTensor) else leaf

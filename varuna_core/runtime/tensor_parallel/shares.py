@@ -64,8 +64,7 @@ class Shares:
     # To a checkpoint.
 
     def place(self, segments: Mapping[int, Sequence[Entry]]) -> dict[int, list[Entry]]:
-        """Return the entries that this rank writes: its shards, and on the first rank also whole
-        tensors."""
+        """Return the entries that this rank writes: shards and, on the first rank, whole ones."""
         placed = {
             segment: [part for entry in entries for part in self._cut(entry)]
             for segment, entries in segments.items()
