@@ -87,11 +87,6 @@ class DataPlace:
         share = len(range(self.rank, self.batch_size, self.world))
         return share * self.world / self.batch_size
 
-    def list_batch(self, step: int | None = None) -> list[int]:
-        """Return the samples of all ranks in a step, by default the next one."""
-        first = self._count_before(self.step if step is None else step)
-        return [self._find(at) for at in range(first, first + self.batch_size)]
-
     def list_samples(self, step: int | None = None) -> list[int]:
         """Return this rank's samples in a step, by default the next one."""
         first = self._count_before(self.step if step is None else step)

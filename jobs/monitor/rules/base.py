@@ -41,11 +41,6 @@ MANY = 8
 """Most nodes or ranks that a sentence names."""
 
 
-def name_rule(rule: Rule) -> str:
-    """Return the name of a rule: `no gpu process` for the function `no_gpu_process`."""
-    return rule.__name__.replace("_", " ")
-
-
 def format_names(names: Iterable[str]) -> str:
     """Format names as `a, b and 3 more`."""
     found = list(names)

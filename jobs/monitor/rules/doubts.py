@@ -7,6 +7,7 @@ given (docs/facts.md).
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,6 +20,7 @@ from vjob.jobs.monitor.log_lines.errors import find_row
 from vjob.jobs.monitor.log_lines.raised import may_have_ended
 from vjob.jobs.monitor.model.snapshot import Line, Snapshot
 from vjob.jobs.monitor.rules.base import find_failed
+from vjob.jobs.monitor.rules.pace import find_step_at
 from vjob.jobs.schedulers.job import JobState
 
 CLOCKS_S = 5.0
@@ -78,7 +80,7 @@ def _find_doubt(
         return Doubt.WENT_ON if line.is_before_steps and own is None else None
     if own is not None and own.ended - line.last_at > row.within_s:
         return Doubt.OLD
-    return Doubt.WENT_ON if _went_on(line.last_at, own, snapshot) else None
+    return Doubt.WENT_ON if went_on(line, snapshot, own) else None
 
 
 def _failed_first(own: RankExit, first: RankExit | None) -> bool:
@@ -114,15 +116,20 @@ def _find_code(snapshot: Snapshot) -> int | None:
     return as_whole(code) if jobs[0].state == JobState.FAILED.value else None
 
 
-def _went_on(at: float, own: RankExit | None, snapshot: Snapshot) -> bool:
-    """Return True if a step was done that can only have begun after the time `at`; steps after the
-    end of the rank belong to other ranks and do not count."""
-    points = snapshot.progress.points if snapshot.progress is not None else ()
-    until = float("inf") if own is None else own.ended + CLOCKS_S
-    return any(
-        point.at is not None and at + 1.0 + 2.0 * (point.step_s or 0.0) < point.at <= until
-        for point in points[-MOST_POINTS:]
-    )
+def went_on(line: Line, snapshot: Snapshot, own: RankExit | None = None) -> bool:
+    """Return True if a step was done that can only have begun after the line was written; steps
+    after the exit `own` of the line's rank belong to other ranks and do not count.
+
+    Without the agent's time of the line, or times of steps, only the last step is compared.
+    """
+    until = math.inf if own is None else own.ended + CLOCKS_S
+    points = snapshot.progress.points[-MOST_POINTS:] if snapshot.progress is not None else ()
+    steps = [(point.at, point.step_s or 0.0) for point in points if point.at is not None]
+    if line.last_at is not None and steps:
+        return any(line.last_at + 1.0 + 2.0 * took < at <= until for at, took in steps)
+    times = [at for at in (line.at, line.last_at, line.written_by) if at is not None]
+    step_at = find_step_at(snapshot)
+    return bool(times) and step_at is not None and min(times) + CLOCKS_S < step_at <= until
 
 
 MOST_POINTS = 50

@@ -33,12 +33,11 @@ from vjob.jobs.monitor.rules.base import (
     remedies_of_line,
     show,
 )
+from vjob.jobs.monitor.rules.doubts import CLOCKS_S, went_on
 from vjob.jobs.monitor.rules.pace import find_phase, find_silence_s, find_step_at, job_overdue_s
 
 LOWER_RATE = Remedy(Action.LOWER, Target.LEARNING_RATE)
 CLIP = Remedy(Action.SET, Target.GRADIENT_CLIPPING)
-CLOCKS_S = 5.0
-"""Seconds by which the clocks of nodes and file server may differ."""
 START_SILENCE_S = 120.0
 """Seconds of silence after an error, before the first step, that mean the error was fatal."""
 NO_PROCESS_S = 600.0
@@ -195,8 +194,7 @@ def error_line(snapshot: Snapshot) -> Verdict | None:
     """Return FAILING if a log reports an error and no step has been done since."""
     if not is_live(snapshot):
         return None
-    step_at = find_step_at(snapshot)
-    lines = [line for line in snapshot.errors if not went_on(line, step_at)]
+    lines = [line for line in snapshot.errors if not went_on(line, snapshot)]
     phase = find_phase(snapshot)
     if phase is not None:
         # Its silence says nothing: only what was written in it, some time ago, does.
@@ -232,13 +230,6 @@ def error_line(snapshot: Snapshot) -> Verdict | None:
 def _is_between(line: Line, since: float | None, until: float) -> bool:
     times = [at for at in (line.at, line.written_by) if at is not None]
     return bool(times) and since is not None and since <= min(times) <= until
-
-
-def went_on(line: Line, step_at: float | None) -> bool:
-    """Return True if a step was done after the line was written, so that the line was not the
-    end."""
-    times = [at for at in (line.at, line.written_by) if at is not None]
-    return step_at is not None and bool(times) and step_at > min(times) + CLOCKS_S
 
 
 def no_gpu_process(snapshot: Snapshot) -> Verdict | None:

@@ -23,8 +23,9 @@ from vjob.jobs.monitor.rules.base import (
     remedies_of_line,
     rows_in,
 )
-from vjob.jobs.monitor.rules.failing import name_node, went_on
-from vjob.jobs.monitor.rules.pace import LATE_S, find_left_s, find_limit_left_s, find_step_at
+from vjob.jobs.monitor.rules.doubts import went_on
+from vjob.jobs.monitor.rules.failing import name_node
+from vjob.jobs.monitor.rules.pace import LATE_S, find_left_s, find_limit_left_s
 from vjob.jobs.monitor.rules.stalled import find_stopped
 
 LIMIT_NEAR_S = 600.0
@@ -70,10 +71,8 @@ def errors_that_passed(snapshot: Snapshot) -> Iterator[Finding]:
     """Yield errors after which the training continued, except errors that the verdict names."""
     if not is_live(snapshot):
         return
-    step_at = find_step_at(snapshot)
-    passed = [
-        line for line in snapshot.errors if is_proof(line, Proof.CAUSE) and went_on(line, step_at)
-    ]
+    errors = (line for line in snapshot.errors if is_proof(line, Proof.CAUSE))
+    passed = [line for line in errors if went_on(line, snapshot)]
     root = first_root(passed)
     if root is not None:
         yield _of_line("error that passed", root)

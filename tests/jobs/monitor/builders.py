@@ -27,11 +27,17 @@ from vjob.jobs.monitor.model.snapshot import (
     Scheduler,
     Snapshot,
 )
+from vjob.jobs.monitor.rules.base import Rule
 
 DATA = ROOT / "tests/jobs/monitor/data"
 NOW = 1_700_000_000.0
 STEP_S = 1.4
 _ROW = re.compile(r"(\S+) (\d+|-) (out|err) \| ?(.*)")
+
+
+def name_rule(rule: Rule) -> str:
+    """The name of a rule: `no gpu process` for the function `no_gpu_process`."""
+    return rule.__name__.replace("_", " ")
 
 
 def make_points(

@@ -38,7 +38,6 @@ def test_ranks_of_any_world_share_the_same_batches_without_overlap(
     assert Counter(i for share in shares for i in share) == Counter(whole)
     assert [share[0] for share in shares] == whole[:world]
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    assert all(place.list_batch(step) == whole for place in ranks)
     assert sum(place.weight for place in ranks) == pytest.approx(world)
     assert [place.weight * batch / world for place in ranks] == pytest.approx(
         list(map(len, shares))
@@ -53,15 +52,16 @@ def test_a_run_that_changes_its_ranks_and_batches_takes_each_sample_once_an_epoc
     for batch, count in attempts:
         world = data.draw(st.integers(1, batch))
         ranks = [DataPlace(num_samples, batch, seed=3, rank=r, world=world) for r in range(world)]
-        for place in ranks:
+        alone = DataPlace(num_samples, batch, seed=3, rank=0, world=1)
+        for place in (alone, *ranks):
             if state is not None:
                 place.load_state_dict(json.loads(json.dumps(state)))
         for _ in range(count):
-            samples = ranks[0].list_batch()
+            samples = alone.list_samples()
             assert Counter(samples) == Counter(i for r in ranks for i in r.list_samples())
             taken += samples
             steps += 1
-            for place in ranks:
+            for place in (alone, *ranks):
                 place.advance()
         state = ranks[-1].state_dict()
         assert all(place.state_dict() == state for place in ranks)
@@ -74,10 +74,10 @@ def test_a_run_that_changes_its_ranks_and_batches_takes_each_sample_once_an_epoc
 def test_epochs_have_other_orders_and_seeds_too() -> None:
     place = DataPlace(100, 100, seed=1, rank=0, world=1)
     other = DataPlace(100, 100, seed=2, rank=0, world=1)
-    orders = [place.list_batch(0), place.list_batch(1), other.list_batch(0)]
+    orders = [place.list_samples(0), place.list_samples(1), other.list_samples(0)]
     assert all(sorted(order) == list(range(100)) for order in orders)
     assert len({tuple(order) for order in orders}) == 3
-    assert DataPlace(5, 5, shuffle=False, rank=0, world=1).list_batch(7) == [0, 1, 2, 3, 4]
+    assert DataPlace(5, 5, shuffle=False, rank=0, world=1).list_samples(7) == [0, 1, 2, 3, 4]
 
 
 def test_it_iterates_ahead_of_what_is_done() -> None:

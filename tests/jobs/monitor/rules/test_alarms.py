@@ -18,11 +18,11 @@ from tests.jobs.monitor.builders import (
     make_points,
     make_progress,
     make_ranks,
+    name_rule,
     silent,
     with_points,
 )
 from vjob.jobs.monitor.model.snapshot import Echo, Health, Line, Node, Phase, Point, Snapshot
-from vjob.jobs.monitor.rules.base import name_rule
 from vjob.jobs.monitor.rules.judge import RULES, judge
 from vjob.jobs.monitor.rules.pace import (
     CAUSE_FLOOR_S,

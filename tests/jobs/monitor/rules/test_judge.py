@@ -10,10 +10,10 @@ from tests.jobs.monitor.builders import (
     change_gpus,
     change_node,
     healthy,
+    name_rule,
     with_state,
 )
 from vjob.jobs.monitor.model.snapshot import EXIT_CODES, Health
-from vjob.jobs.monitor.rules.base import name_rule
 from vjob.jobs.monitor.rules.judge import RULES, judge
 
 

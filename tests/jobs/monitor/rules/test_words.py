@@ -17,6 +17,7 @@ from tests.jobs.monitor.builders import (
     make_outcome,
     make_points,
     make_progress,
+    name_rule,
     with_points,
     with_state,
 )
@@ -24,7 +25,6 @@ from varuna_core.facts.known import NotKnown, Value
 from varuna_core.facts.remedy import Context
 from vjob.jobs.monitor.model.snapshot import Health, Snapshot
 from vjob.jobs.monitor.model.text import render_json
-from vjob.jobs.monitor.rules.base import name_rule
 from vjob.jobs.monitor.rules.judge import RULES, judge
 from vjob.jobs.monitor.rules.words import SENTENCES
 
