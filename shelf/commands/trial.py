@@ -7,7 +7,6 @@ import json
 import signal
 import sys
 from pathlib import Path
-from types import FrameType
 
 import click
 
@@ -80,7 +79,7 @@ def try_(
     refuse_function(resolved.conf)
     for number in (signal.SIGTERM, signal.SIGHUP):  # it cleans up, as for Ctrl-C
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-            signal.signal(number, _interrupt)
+            signal.signal(number, signal.default_int_handler)
     line = StatusLine()
     try:
         node = choose_node(resolved.conf, queue, is_here=here)
@@ -93,7 +92,3 @@ def try_(
         line.clear()
     click.echo(json.dumps(result.as_json(), indent=1)) if as_json else say(render(result))
     sys.exit(0 if result.is_healthy else 1)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -16,13 +16,13 @@ from varuna_core.facts.remedy import Action
 from varuna_core.records.checkpoints import find_newest
 from varuna_core.records.formatting import format_duration, format_size, join_numbers
 from vjob.jobs.errors import RefusedError, VjobError
-from vjob.jobs.monitor.model.snapshot import Health, Point
+from vjob.jobs.monitor.model.snapshot import Health, Point, Verdict
 from vjob.jobs.monitor.rules.base import find_bad_loss
 from vjob.jobs.monitor.rules.words import render_advice
 from vjob.shelf.trial.folder import CheckpointFolder
-from vjob.shelf.trial.result import Row, Trouble
+from vjob.shelf.trial.result import Result, Row, Trouble
 from vjob.shelf.trial.smaller import STEPS, Trial
-from vjob.shelf.trial.watch import Ending, TryObservation
+from vjob.shelf.trial.watch import TryObservation
 
 NUM_EVIDENCE = 3
 ECHOES = (ATTEMPT_ENDED, REFUSED_BY_VJOB)
@@ -34,20 +34,39 @@ FULL = 0.97
 CHECKPOINT, MEMORY = "checkpoint", "memory"
 
 
-def judge_try(seen: TryObservation) -> Trouble | None:
+def judge_try(
+    seen: TryObservation, trial: Trial, folder: CheckpointFolder | None, result: Result
+) -> None:
+    """Add to the result the cause that would stop the whole run, and a row for each answer."""
+    trouble = find_trouble(seen)
+    result.stacks = seen.stacks
+    result.findings += [trouble] if trouble is not None else []
+    result.rows.append(describe_start(seen, trial, has_failed=trouble is not None))
+    if not result.is_healthy:
+        return
+    saved = describe_checkpoint(trial, folder)
+    if isinstance(saved, Trouble):
+        result.findings.append(saved)
+    else:
+        result.rows.append(saved)
+    result.rows.append(describe_memory(trial, seen))
+
+
+def find_trouble(seen: TryObservation) -> Trouble | None:
     """Return the cause that would stop the whole run; None if no problem is known."""
-    health, progress = seen.verdict.health, seen.snapshot.progress
-    if health is Health.DONE:
-        bad = find_bad_loss(progress.points if progress is not None else ())
+    verdict = seen.verdict
+    if verdict.health is Health.DONE:
+        progress = seen.snapshot.progress
+        bad = find_bad_loss(progress.points) if progress is not None else None
         return None if bad is None else _blame_loss(bad)
-    if seen.ending in (Ending.NEVER, Ending.OVER) or health is Health.FAILING:
-        return _quote(seen)
-    if seen.ending is Ending.STEPS:
+    if seen.is_over or verdict.never_starts or verdict.health is Health.FAILING:
+        return _quote(verdict)
+    if seen.is_enough:
         return None
     if seen.is_hanging:
         return _describe_hang(seen)
-    if health is Health.STALLED:
-        return _quote(seen)
+    if verdict.health is Health.STALLED:
+        return _quote(verdict)
     if len(seen.steps) >= STEPS:
         limit = format_duration(seen.limit_s)
         cause = f"its {STEPS} steps were done and it did not end within {limit} after them"
@@ -65,19 +84,17 @@ def _blame_loss(bad: Point) -> Trouble:
     )
 
 
-def _quote(seen: TryObservation) -> Trouble:
+def _quote(verdict: Verdict) -> Trouble:
     """Quote the verdict's finding, with the remedies that a run has which is over."""
-    verdict = seen.verdict
-    remedies = tuple(one for one in verdict.main.remedies if one.action not in ON_GOING)
+    main = verdict.main
+    remedies = tuple(one for one in main.remedies if one.action not in ON_GOING)
     # The sentence rests on the first one.
     lines = [line.text for line in verdict.evidence[1:] if line.kind not in ECHOES]
     return Trouble(
-        rule=verdict.rule,
-        end=verdict.main.cause,
+        rule=main.rule,
+        end=main.cause,
         cause=verdict.reason,
-        remedy=render_advice(
-            replace(verdict.main, remedies=remedies), verdict.context, verdict.job
-        ),
+        remedy=render_advice(replace(main, remedies=remedies), verdict.context, verdict.job),
         evidence=tuple(lines[:NUM_EVIDENCE]),
     )
 
@@ -119,7 +136,7 @@ def describe_start(seen: TryObservation, trial: Trial, *, has_failed: bool) -> R
         text = f"yes: {count} in {took}, {on}"
     elif has_failed:
         text = "no"
-    elif seen.ending is Ending.OVER:
+    elif seen.is_over:
         text = f"yes: it ended well after {took} and printed no step, {on}"
     else:
         limit = format_duration(seen.limit_s)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import textwrap
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from varuna_core.facts.cause import EndCause
+from varuna_core.records.formatting import wrap_text
 from varuna_core.records.logs.tail import clean
 
 WIDTH = 80
-LABEL = 11
+LABEL = 12
 FORMAT = 2
 
 
@@ -39,16 +40,16 @@ class Row:
     """The same answer for programs, with units in the names."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Result:
-    """Result of a try."""
+    """Result of a try, filled while it goes on."""
 
     conf: str
-    rows: tuple[Row, ...]
-    findings: tuple[Trouble, ...]
-    differs: tuple[str, ...]
+    rows: list[Row] = field(default_factory=list)
+    findings: list[Trouble] = field(default_factory=list)
+    differs: list[str] = field(default_factory=list)
     """Differences between the try and the whole run."""
-    took_s: float
+    took_s: float = 0.0
     stacks: tuple[str, ...] = ()
     """Lines of the ranks' stacks, if no step was seen."""
     files: str = ""
@@ -63,30 +64,26 @@ class Result:
         return {"format": FORMAT, "healthy": self.is_healthy, **values}
 
 
-def render(result: Result, width: int = WIDTH) -> str:
+def render(result: Result) -> str:
     """Render what was found, then the table, then how the try differs from the whole run."""
-    lines: list[str] = []
+    lines = []
     for finding in result.findings:
-        lines += _wrap("FOUND", finding.cause, width)
-        for remedy in finding.remedy.splitlines():
-            lines += _wrap("", f"-> {remedy}", width)
-        lines += [f"{'':{LABEL}}| {clean(text)}"[:width] for text in finding.evidence]
-    for row in result.rows:
-        lines += _wrap(row.name, row.text, width)
-    lines += [f"{'':{LABEL}}| {clean(text)}"[:width] for text in result.stacks]
-    lines += _wrap("differs", "; ".join(result.differs), width)
-    lines += [f"{'files':{LABEL}}{result.files}"] if result.files else []
+        lines.append(_label("FOUND", finding.cause))
+        lines += [_label("", f"-> {remedy}") for remedy in finding.remedy.splitlines()]
+        lines += _quote(finding.evidence)
+    lines += [_label(row.name, row.text) for row in result.rows]
+    lines += _quote(result.stacks)
+    if result.differs:
+        lines.append(_label("differs", "; ".join(result.differs)))
+    if result.files:
+        lines.append(f"{'files':{LABEL}}{result.files}")
     return "\n".join(lines)
 
 
-def _wrap(label: str, text: str, width: int) -> list[str]:
-    if not text:
-        return []
-    return textwrap.wrap(
-        clean(text),
-        width=width,
-        initial_indent=f"{label:{LABEL}}",
-        subsequent_indent=" " * LABEL,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+def _label(label: str, text: str) -> str:
+    return wrap_text(f"{label:{LABEL}}{clean(text)}", WIDTH)
+
+
+def _quote(lines: Iterable[str]) -> list[str]:
+    """Return lines of logs or stacks, cut at the width."""
+    return [f"{'':{LABEL}}| {clean(line)}"[:WIDTH] for line in lines]

@@ -21,7 +21,7 @@ from varuna_core.agent.gpu.accelerator import choose_accelerator, count_visible
 from varuna_core.facts.known import Value
 from varuna_core.records.record import INTENT, read_record, write_record
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.conf.schema import JobConf
+from vjob.jobs.conf.schema import Cluster, JobConf, NodeGroup
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.interrupts import defer_interrupts
 from vjob.jobs.planning.question import find_nodes
@@ -32,59 +32,50 @@ from vjob.jobs.runs.find import is_over, view_run
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.submit.submit import submit
 from vjob.shelf.trial.folder import CheckpointFolder, make_folder
-from vjob.shelf.trial.judgement import (
-    describe_checkpoint,
-    describe_memory,
-    describe_start,
-    judge_try,
-    quote_error,
-)
-from vjob.shelf.trial.result import Result, Row, Trouble
-from vjob.shelf.trial.smaller import OneNode, Trial, keep_launch, shrink
-from vjob.shelf.trial.watch import Ending, Say, TryObservation, watch
+from vjob.shelf.trial.judgement import judge_try, quote_error
+from vjob.shelf.trial.result import Result
+from vjob.shelf.trial.smaller import Trial, keep_launch, shrink, spell_gpus
+from vjob.shelf.trial.watch import Say, TryObservation, watch
 
 log = logging.getLogger(__name__)
 CANCEL_S = 60
 
 
-def choose_node(conf: JobConf, queue: str | None, *, is_here: bool) -> OneNode:
-    """Return the node for a try of this conf; raise InputError if there is none.
+def choose_node(conf: JobConf, queue: str | None, *, is_here: bool) -> Cluster:
+    """Return the conf's cluster with the one node of a try; raise InputError if there is none.
 
     The node is one of `queue`, or of the first group's own queue; this machine without Slurm, or
     with `is_here`.
     """
-    first = conf.cluster.nodes[0]
-    wants_gpus = any(group.num_gpus for group in conf.cluster.nodes)
+    cluster, node = conf.cluster, conf.cluster.nodes[0]
+    wants_gpus = any(group.num_gpus for group in cluster.nodes)
     if queue is not None and not schedulers.choose_auto(new_job=True).can.has_queue:
         raise InputError(
             f"--queue {queue}: sbatch is not on PATH; leave --queue out to try it on this machine"
         )
-    own = schedulers.choose_for(conf.cluster)
+    own = schedulers.choose_for(cluster)
     is_queued = (own.can.has_queue or own.can.inside_job) and not own.find_obstacle()
     if is_here or (queue is None and not is_queued):
         counted = count_visible(choose_accelerator(), os.environ)
         count = counted.value if wants_gpus and isinstance(counted, Value) else 0
-        kind = f"{first.gpu_type}:" if first.gpu_type else ""
-        return OneNode(num_gpus=count, gpus=f"{kind}{count}" if count else None, is_here=True)
-    node = OneNode(
-        num_gpus=first.num_gpus,
-        gpus=first.gpus,
-        queue=queue or first.queue,
-        is_here=False,
-        is_asked=queue is not None,
-    )
-    if queue is None or queue == first.queue or not wants_gpus:
-        return node
+        node = replace(node, queue=None, gpus=spell_gpus(node.gpu_type, count), sbatch={})
+        return replace(cluster, nodes=(node,), scheduler=schedulers.LOCAL)
+    if queue is not None:
+        gpus = _choose_gpus(node, queue) if wants_gpus and queue != node.queue else node.gpus
+        node = replace(node, queue=queue, gpus=gpus, interface="auto")
+    chosen = own if own.can.has_queue else schedulers.choose_auto()
+    return replace(cluster, nodes=(node,), scheduler=chosen.name)
+
+
+def _choose_gpus(first: NodeGroup, queue: str) -> str | int | None:
+    """Return the GPUs of a node of the queue: of the conf's kind if it has such, else the most."""
     try:
         groups = find_nodes(queue)
     except InputError:  # none with GPUs
-        return replace(node, num_gpus=0, gpus=None)
-    # GPUs of the kind that the conf has, where the queue has such; else of the most.
+        return None
     alike = [group for group in groups if first.gpu_type in (None, group.gpu_type)]
     best = max(alike or groups, key=lambda group: group.num_gpus)
-    if best.num_gpus >= first.num_gpus and alike:
-        return node
-    return replace(node, num_gpus=best.num_gpus, gpus=best.gpus)
+    return first.gpus if alike and best.num_gpus >= first.num_gpus else best.gpus
 
 
 class Try:
@@ -93,68 +84,45 @@ class Try:
     def __init__(self, resolved: Resolved, *, limit_s: float, keeps: bool, say: Say) -> None:
         """With `keeps`, the run folder is kept even if nothing was found."""
         self.resolved, self.limit_s, self.keeps, self.say = resolved, limit_s, keeps, say
-        self.begun = time.monotonic()
-        self.submitted: RunFolder | None = None
-        self.rows: list[Row] = []
-        self.troubles: list[Trouble] = []
-        self.notes: tuple[str, ...] = ()
-        self.stacks: tuple[str, ...] = ()
+        self.result = Result(conf=str(resolved.path))
+        self.made: list[RunFolder] = []
         self.folder: CheckpointFolder | None = None
 
-    def run(self, node: OneNode) -> Result:
-        """Try the conf on a node, and remove what need not stay."""
-        is_kept = False
+    def run(self, cluster: Cluster) -> Result:
+        """Try the conf on the node of this cluster, and remove what need not stay."""
+        begun, result, is_kept = time.monotonic(), self.result, False
         try:
-            self._try(node)
-            is_kept = bool(self.troubles) or self.keeps
+            self._try(cluster)
+            is_kept = self.keeps or not result.is_healthy
         finally:
             is_kept = self._clean_up(keeps=is_kept)
-        run = self.submitted
-        return Result(
-            conf=str(self.resolved.path),
-            rows=tuple(self.rows),
-            findings=tuple(self.troubles),
-            differs=self.notes,
-            stacks=self.stacks,
-            took_s=time.monotonic() - self.begun,
-            files=str(run.path) if run is not None and is_kept else "",
-        )
+        result.took_s = time.monotonic() - begun
+        result.files = str(self.made[0].path) if self.made and is_kept else ""
+        return result
 
-    def _try(self, node: OneNode) -> None:
-        conf = self.resolved.conf
+    def _try(self, cluster: Cluster) -> None:
+        conf, result = self.resolved.conf, self.result
         launch = describe_launch(conf, self.resolved.written).name
         try:
             self.folder = make_folder(conf, self.resolved.path.parent)
         except VjobError as error:
-            self.troubles.append(quote_error(error))
+            result.findings.append(quote_error(error))
         trial = shrink(
             keep_launch(conf, launch),
-            node,
+            cluster,
             limit_min=math.ceil(self.limit_s / 60),
             checkpoint=None if self.folder is None else self.folder.seen,
         )
-        self.notes = trial.notes
+        result.differs += trial.notes
         if self.folder is not None and self.folder.here is None:
             left = f"its checkpoints stay in {self.folder.seen}, which this machine does not see"
-            self.notes = (*self.notes, left)
+            result.differs.append(left)
         try:
-            seen = self._observe(trial)
+            judge_try(self._observe(trial), trial, self.folder, result)
         except InputError:
             raise
         except VjobError as error:
-            self.troubles.append(quote_error(error))
-            return
-        self.stacks, trouble = seen.stacks, judge_try(seen)
-        self.troubles += [trouble] if trouble is not None else []
-        self.rows.append(describe_start(seen, trial, has_failed=trouble is not None))
-        if self.troubles:
-            return
-        saved = describe_checkpoint(trial, self.folder)
-        if isinstance(saved, Trouble):
-            self.troubles.append(saved)
-        else:
-            self.rows.append(saved)
-        self.rows.append(describe_memory(trial, seen))
+            result.findings.append(quote_error(error))
 
     def _observe(self, trial: Trial) -> TryObservation:
         """Submit the small conf, watch its run and end it."""
@@ -162,23 +130,19 @@ class Try:
         chosen = replace(chosen, layout_steps=None)
         with defer_interrupts():
             # Listed before its job exists: that must be ended, whatever becomes of the submit.
-            run, _ = submit(replace(self.resolved, chosen=chosen), fill=self._hold)
+            run, _ = submit(replace(self.resolved, chosen=chosen), fill=self.made.append)
         seen = watch(run, ends_itself=trial.is_built_in, limit_s=self.limit_s, say=self.say)
-        if seen.ending is not Ending.OVER:
+        if not seen.is_over:
             self.say("ending it")
-            saves = seen.ending is Ending.STEPS and self.folder is not None
-            stop(run, saves=saves)
+            stop(run, saves=seen.is_enough and self.folder is not None)
         return seen
-
-    def _hold(self, run: RunFolder) -> None:
-        self.submitted = run
 
     def _clean_up(self, *, keeps: bool) -> bool:
         """End the run if it is not over, and remove its files; return True if its folder stays, as
         that of a run which could not be ended does."""
         ignore_signals()
-        run, goes_on = self.submitted, False
-        if run is not None:
+        goes_on = False
+        for run in self.made:
             end_submit(run)
             stop(run)
             goes_on = not has_ended(run)

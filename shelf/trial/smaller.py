@@ -17,9 +17,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vjob.jobs.conf.schema import BUILT_IN, OWN, JobConf, Morph, NodeGroup, Notify, Train
+from vjob.jobs.conf.schema import BUILT_IN, OWN, Cluster, JobConf, Morph, Notify, Train
 from vjob.jobs.conf.world_size import get_replicas, get_world, require_number
-from vjob.jobs.schedulers import choose as schedulers
 
 STEPS = 2
 MOST_RANKS = 8
@@ -36,25 +35,6 @@ SEQUENCE = 128
 """Tokens of a random sample in a model that runs on processors."""
 MOST_STEPS_OF_BATCH = 2
 """Most micro-batches of a replica: this number for each stage, or in total on processors."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OneNode:
-    """The node on which a try runs."""
-
-    num_gpus: int
-    gpus: str | int | None
-    """GPUs as in `cluster.nodes`; None if the node has none."""
-    queue: str | None = None
-    """Queue of the node; None for this machine."""
-    is_here: bool
-    is_asked: bool = False
-    """True if the user named the queue."""
-
-    @property
-    def kind(self) -> str:
-        """Type of the node's GPUs; empty if none is named."""
-        return self.gpus.rpartition(":")[0] if isinstance(self.gpus, str) else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,42 +62,44 @@ def keep_launch(conf: JobConf, launch: str) -> JobConf:
     return replace(conf, program=replace(conf.program, launch=named))
 
 
-def shrink(conf: JobConf, node: OneNode, *, limit_min: int, checkpoint: str | None) -> Trial:
-    """Return the conf of a try, which saves in the folder `checkpoint`."""
+def shrink(conf: JobConf, cluster: Cluster, *, limit_min: int, checkpoint: str | None) -> Trial:
+    """Return the conf of a try on `cluster`, which has a single node; it saves in the folder
+    `checkpoint`."""
     notes: list[str] = []
-    first = conf.cluster.nodes[0]
+    (node,), first = cluster.nodes, conf.cluster.nodes[0]
     wants_gpus = any(group.num_gpus for group in conf.cluster.nodes)
     on_cpu = wants_gpus and not node.num_gpus
     small = _lay_out(conf, node.num_gpus if wants_gpus else 0, notes)
     world = get_world(small)
+    others: list[str] = []
     if on_cpu:
-        place = "this machine has" if node.is_here else f"the nodes of queue {node.queue} have"
-        notes.append(f"{place} no GPU, so ranks run on processors")
+        notes.append("the node has no GPU, so ranks run on processors")
         small = _fit_processors(small, notes)
-    elif len(conf.cluster.nodes) > 1 or first.count > 1:
-        notes.append("all ranks share one node, so no link between nodes is used")
-    others = [] if on_cpu else _list_other_kinds(conf, node)
+    else:
+        if len(conf.cluster.nodes) > 1 or first.count > 1:
+            notes.append("all ranks share one node, so no link between nodes is used")
+        kinds = {group.gpu_type for group in conf.cluster.nodes if group.num_gpus}
+        others = sorted(kind for kind in kinds if kind not in (None, node.gpu_type))
     if others:
-        notes.append(f"ranks of {' and '.join(others)} run on {node.kind or 'other GPUs'}")
-    layouts = {(one.parallel.pipeline, one.parallel.tensor) for one in (conf, small)}
-    is_whole = not notes
-    group = replace(
-        first,
+        notes.append(f"ranks of {' and '.join(others)} run on {node.gpu_type or 'other GPUs'}")
+    interface = "auto" if notes else node.interface
+    is_small = on_cpu or bool(others) or small.parallel.pipeline != conf.parallel.pipeline
+    # All GPUs if the conf picks devices, else one for each rank.
+    num_gpus = node.num_gpus if first.devices is not None else min(world, node.num_gpus)
+    node = replace(
+        node,
         group="try",
         count=1,
         ranks=world,
-        queue=node.queue,
-        gpus=None if on_cpu or not wants_gpus else _count_gpus(node, first, world),
+        gpus=spell_gpus(node.gpu_type, num_gpus if wants_gpus else 0),
         devices=None if on_cpu or world != first.num_ranks else first.devices,
-        interface=first.interface if is_whole and not node.is_asked else "auto",
-        sbatch={} if node.is_here else first.sbatch,
+        interface=interface,
     )
     if any(other.env != first.env for other in conf.cluster.nodes[1:]):
         notes.append(f"ranks have the env of group {first.group}")
     cluster = replace(
-        small.cluster,
-        nodes=(group,),
-        scheduler=schedulers.LOCAL if node.is_here else _choose_queued(conf.cluster.scheduler),
+        cluster,
+        nodes=(node,),
         machine_list=None,
         ssh_config=None,
         hetero="auto",
@@ -136,11 +118,14 @@ def shrink(conf: JobConf, node: OneNode, *, limit_min: int, checkpoint: str | No
         morph=Morph(),
         notify=Notify(),
     )
-    return Trial(
-        conf=tried,
-        notes=tuple(notes),
-        is_small=on_cpu or bool(others) or len(layouts) > 1,
-    )
+    return Trial(conf=tried, notes=tuple(notes), is_small=is_small)
+
+
+def spell_gpus(kind: str | None, count: int) -> str | int | None:
+    """Return GPUs as `cluster.nodes` has them."""
+    if not count:
+        return None
+    return f"{kind}:{count}" if kind else count
 
 
 def _compute_walltime_min(conf: JobConf, limit_min: int) -> int:
@@ -149,19 +134,6 @@ def _compute_walltime_min(conf: JobConf, limit_min: int) -> int:
     if conf.container.image is not None and conf.container.runtime != "none":
         most_min += math.ceil(min(conf.cluster.prepare_s, IMAGE_S) / 60)
     return min(conf.cluster.walltime_min or most_min, most_min)
-
-
-def _list_other_kinds(conf: JobConf, node: OneNode) -> list[str]:
-    """Return the conf's types of GPU that the node does not have."""
-    kinds = {group.gpu_type for group in conf.cluster.nodes if group.num_gpus} - {None}
-    return sorted(kind for kind in kinds if kind is not None and kind != node.kind)
-
-
-def _count_gpus(node: OneNode, first: NodeGroup, world: int) -> str | int:
-    """Return the GPUs to ask for: one for each rank; all of the node's if the conf picks
-    devices."""
-    count = node.num_gpus if first.devices is not None else min(world, node.num_gpus)
-    return f"{node.kind}:{count}" if node.kind else count
 
 
 def _lay_out(conf: JobConf, num_gpus: int, notes: list[str]) -> JobConf:
@@ -244,10 +216,3 @@ def _shorten(conf: JobConf, checkpoint: str | None) -> Train:
         evaluate=replace(train.evaluate, every=STEPS if evaluates else 0, steps=1),
         checkpoint=replace(own, every=0, local=None),
     )
-
-
-def _choose_queued(asked: str) -> str:
-    """Return the scheduler asked for if it has queues, else the one found on this machine."""
-    if asked in (schedulers.LOCAL, "auto") or not schedulers.has_queue(asked):
-        return schedulers.choose_auto().name
-    return asked

@@ -11,9 +11,8 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from enum import Enum
 
-from varuna_core.records.formatting import format_duration
+from varuna_core.records.record import ENDED, REFUSED
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import VjobError
 from vjob.jobs.monitor.model.snapshot import Health, Snapshot, Verdict
@@ -22,7 +21,6 @@ from vjob.jobs.monitor.readers.run import RunReader
 from vjob.jobs.monitor.stacks.collect import collect_stacks
 from vjob.jobs.monitor.stacks.group import render_stacks
 from vjob.jobs.runs.find import view_run
-from vjob.jobs.schedulers import choose as schedulers
 from vjob.shelf.trial.smaller import SAVING, STEPS
 
 log = logging.getLogger(__name__)
@@ -40,34 +38,25 @@ IDLE_PERCENT = 5.0
 Say = Callable[[str], object]
 
 
-class Ending(Enum):
-    """Reasons why the watch of a try ends."""
-
-    STEPS = "steps"
-    """The required steps were seen."""
-    OVER = "over"
-    """The run ended by itself."""
-    LIMIT = "limit"
-    """The time limit was reached."""
-    NEVER = "never"
-    """The scheduler will never start the run."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class TryObservation:
     """Observations of one start of a try."""
 
-    run: RunFolder
     snapshot: Snapshot
     verdict: Verdict
     limit_s: float
-    ending: Ending = Ending.LIMIT
+    is_enough: bool = False
+    """True if the watch ended because the required steps were seen."""
     gpu_mb: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Greatest memory in use, and total memory, by GPU."""
     stacks: tuple[str, ...] = ()
     """Stacks of ranks if no step was seen, as `vjob stacks` prints them."""
     is_hanging: bool = False
     """True if no rank uses its processor."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.snapshot.record_state in (ENDED, REFUSED)
 
     @property
     def took_s(self) -> float | None:
@@ -104,48 +93,32 @@ def watch(run: RunFolder, *, ends_itself: bool, limit_s: float, say: Say) -> Try
                 if used is not None and total and gpu.num_processes:
                     key = f"{node.name}:{gpu.index}"
                     gpu_mb[key] = (max(used, gpu_mb.get(key, (0.0, 0.0))[0]), total)
-        seen = TryObservation(
-            run=run, snapshot=snapshot, verdict=verdict, limit_s=limit_s, gpu_mb=gpu_mb
-        )
-        if snapshot.record_state in ("ended", "refused"):
-            return replace(seen, ending=Ending.OVER)
-        if verdict.never_starts:
-            return replace(seen, ending=Ending.NEVER)
+        seen = TryObservation(snapshot=snapshot, verdict=verdict, limit_s=limit_s, gpu_mb=gpu_mb)
+        if seen.is_over or verdict.never_starts:
+            return seen
         has_enough, is_failing = len(seen.steps) >= STEPS, verdict.health is Health.FAILING
         if has_enough and (is_failing or not ends_itself):
             enough_at = enough_at or time.monotonic()
             is_sampled = gpu_mb or not snapshot.num_gpus or seen.gpus_not_known
             is_late = time.monotonic() - enough_at > SAMPLE_S
             if is_late or verdict.rule == "not a number" or (is_sampled and not is_failing):
-                return replace(seen, ending=Ending.STEPS)
+                return replace(seen, is_enough=True)
         most_s = limit_s * (SAVING if has_enough and ends_itself else 1)
         over_s = -1.0 if seen.took_s is None else seen.took_s - most_s
         if over_s > 0 and seen.steps:
             return seen
         knows_use = all(rank.cpu_percent is not None for rank in snapshot.ranks)
         if over_s > (0.0 if knows_use else BEATS_S):
-            return _ask_ranks(seen, say)
-        _show_progress(seen, say)
+            say("no step yet: asking the ranks where they are")
+            return _ask_ranks(run, seen)
+        say(verdict.reason)
         time.sleep(POLL_S)
 
 
-def _show_progress(seen: TryObservation, say: Say) -> None:
-    if seen.took_s is None:
-        can = schedulers.get_capabilities(seen.snapshot.scheduler.name)
-        is_waiting = seen.verdict.health is Health.PENDING and can.has_queue
-        say(seen.verdict.reason if is_waiting else "preparing the node")
-    elif seen.steps:
-        say(f"step {seen.steps[-1]} done")
-    else:
-        left = format_duration(max(0.0, seen.limit_s - seen.took_s))
-        say(f"ranks run; no step yet (at most {left} more)")
-
-
-def _ask_ranks(seen: TryObservation, say: Say) -> TryObservation:
+def _ask_ranks(run: RunFolder, seen: TryObservation) -> TryObservation:
     """Collect the stacks of ranks that show no step, and determine if the ranks hang."""
-    say("no step yet: asking the ranks where they are")
     try:
-        stacks = collect_stacks(view_run(seen.run), timeout_s=STACKS_S)
+        stacks = collect_stacks(view_run(run), timeout_s=STACKS_S)
     except VjobError as error:
         log.info("no stacks: %s", error)
         return seen

@@ -187,7 +187,7 @@ def test_runs(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     ask("submit --dry-run --check-against", *dry[:3], *against, code=1)
     found = Trouble(cause="no file", remedy="write it", evidence=("no such file",))
     row = Row(name="starts", text="no", values={"starts": False})
-    tried = Result(conf=conf, rows=(row,), findings=(found,), differs=("one node",), took_s=1.0)
+    tried = Result(conf=conf, rows=[row], findings=[found], differs=["one node"], took_s=1.0)
     stage.printed["try"] = read_values(json.dumps(tried.as_json()))
     hang = stage.write("hang", str(PROGRAMS / "fail_as_told.py"), "-1", "hang")
     ask("submit, run, profile", "submit", hang)

@@ -18,7 +18,7 @@ from vjob.shelf.trial.folder import CheckpointFolder
 from vjob.shelf.trial.judgement import describe_checkpoint, describe_memory, quote_error
 from vjob.shelf.trial.result import Result, Row, Trouble, render
 from vjob.shelf.trial.smaller import Trial
-from vjob.shelf.trial.watch import Ending, watch
+from vjob.shelf.trial.watch import watch
 
 CONF = JobConf(
     name="x",
@@ -37,7 +37,7 @@ def test_a_refusal_is_a_cause_and_a_remedy() -> None:
 def test_each_problem_of_a_conf_has_a_line_of_its_own() -> None:
     found = quote_error(InputError("2 problems in the conf:\n  a.yaml:3: x\n  a.yaml:4: y"))
     assert found.remedy == "a.yaml:3: x\na.yaml:4: y"
-    result = Result(conf="a", took_s=1.0, findings=(found,), rows=(), differs=(), files="")
+    result = Result(conf="a", findings=[found])
     assert [line.split("-> ")[1] for line in render(result).splitlines() if "->" in line] == [
         "a.yaml:3: x",
         "a.yaml:4: y",
@@ -47,15 +47,14 @@ def test_each_problem_of_a_conf_has_a_line_of_its_own() -> None:
 def test_the_table_fits_80_columns_and_has_what_was_found_first() -> None:
     result = Result(
         conf="/x/conf.yaml",
-        rows=(Row(name="memory", text="1.2 GiB " * 30),),
-        findings=(Trouble(cause="it broke " * 20, remedy="mend it"),),
-        differs=("one node",),
-        took_s=1.0,
+        rows=[Row(name="memory", text="1.2 GiB " * 30)],
+        findings=[Trouble(cause="it broke " * 20, remedy="mend it")],
+        differs=["one node"],
     )
     lines = render(result).splitlines()
-    assert lines[0].startswith("FOUND      it broke")
+    assert lines[0].startswith("FOUND       it broke")
     assert all(len(line) <= 80 for line in lines)
-    assert lines[-1] == "differs    one node"
+    assert lines[-1] == "differs     one node"
 
 
 @pytest.mark.parametrize(
@@ -81,6 +80,6 @@ def test_nothing_is_waited_for_where_no_gpu_can_be_read(
     monkeypatch.setattr(watching, "RunReader", lambda run, **options: run)
     monkeypatch.setattr(watching, "JudgedReader", lambda run: reader)
     seen = watch(RunFolder(tmp_path), ends_itself=False, limit_s=60, say=print)
-    assert seen.ending is Ending.STEPS
+    assert seen.is_enough
     trial = Trial(conf=CONF, notes=(), is_small=False)
     assert describe_memory(trial, seen).text == f"not known: {why}"

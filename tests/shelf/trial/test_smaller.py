@@ -22,9 +22,9 @@ from vjob.jobs.conf.schema import (
     Train,
 )
 from vjob.jobs.conf.world_size import get_world
-from vjob.shelf.trial.smaller import OneNode, Trial, keep_launch, shrink
+from vjob.shelf.trial.smaller import Trial, keep_launch, shrink
 
-HERE = OneNode(num_gpus=0, gpus=None, is_here=True)
+HERE = Cluster(nodes=(NodeGroup(),), scheduler="local")
 
 
 def conf(nodes: tuple[NodeGroup, ...], *, kind: Any = "pretrain_gpt", **sections: Any) -> JobConf:
@@ -46,10 +46,9 @@ def gpus(count: int, per_node: int = 4) -> tuple[NodeGroup, ...]:
 
 
 def shrink_on(found: JobConf, num_gpus: int, kind: str = "a100") -> Trial:
-    node = OneNode(
-        num_gpus=num_gpus, gpus=f"{kind}:{num_gpus}", queue="debug", is_here=False, is_asked=True
-    )
-    return shrink(found, node, limit_min=2, checkpoint="/ckpt/.try")
+    node = replace(found.cluster.nodes[0], queue="debug", gpus=f"{kind}:{num_gpus}")
+    one = replace(found.cluster, nodes=(node,))
+    return shrink(found, one, limit_min=2, checkpoint="/ckpt/.try")
 
 
 @pytest.mark.parametrize(("kind", "image", "most"), [
@@ -153,8 +152,8 @@ def test_ranks_of_unlike_groups_share_the_first_ones_node() -> None:
     first = NodeGroup(group="a", queue="gpu1", gpus="a100:4", env={"X": "1"})
     second = replace(first, group="b", count=2, queue="gpu2", gpus="a10:2", env={"X": "2"})
     found = conf((first, second), parallel=Parallel(pipeline=2, data=4))
-    node = OneNode(num_gpus=4, gpus="a100:4", queue="gpu1", is_here=False)
-    trial = shrink(found, node, limit_min=2, checkpoint=None)
+    one = replace(found.cluster, nodes=(first,))
+    trial = shrink(found, one, limit_min=2, checkpoint=None)
     (group,) = trial.conf.cluster.nodes
     assert (group.queue, group.gpus, group.num_ranks, group.count) == ("gpu1", "a100:4", 4, 1)
     assert "ranks have the env of group a" in trial.notes
