@@ -87,7 +87,7 @@ def build_pairs(tokens: TokenFile, documents: range, *, room: int, seed: int) ->
 
 
 class BertSamples:
-    """One part of a data set made with --split-sentences, in its order of training; endless."""
+    """Samples of one part of a data set made with --split-sentences, in training order; endless."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ Array = npt.NDArray[Any]
 
 
 class GptSamples:
-    """One part (train, valid or test) of one data set, in its order of training."""
+    """Samples of one part (train, valid or test) of one data set, in training order."""
 
     def __init__(
         self,

@@ -65,7 +65,7 @@ def write_index(file: BinaryIO, dtype: np.dtype[Any], lengths: Array, documents:
 
 @dataclass(frozen=True, eq=False)
 class TokenFile:
-    """An open pair. Sequence i begins at byte `offsets[i]` and has `lengths[i]` tokens."""
+    """An open .bin/.idx pair: sequence i is `lengths[i]` tokens from byte `offsets[i]` on."""
 
     prefix: str
     dtype: np.dtype[Any]

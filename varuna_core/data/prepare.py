@@ -5,12 +5,12 @@ of blocks or interruptions.
 
 An incomplete data set is kept in the folder `PREFIX_text_document.part/`:
 
-    tokens.bin   lengths.i4   counts.i4      tokens, tokens a sequence, sequences a document
-    journal.json                             how far all of them are good, and up to which input
-    vocab.json   merges.txt                  where the vocabulary is trained here
+    tokens.bin   lengths.i4   counts.i4      tokens, tokens per sequence, sequences per document
+    journal.json                             valid size of these files, position in the input
+    vocab.json   merges.txt                  if the vocabulary is trained here
 
 The journal is written after the files are synced. Bytes that a kill or a full disk left after the
-journal's position are cut off when the same work continues; other work starts anew.
+journal's position are cut off when the same work continues; other work starts from the beginning.
 """
 
 from __future__ import annotations
@@ -346,7 +346,7 @@ def _encode_all(
     say: Callable[[str], None],
     show: Show,
 ) -> dict[str, int]:
-    """Append every block after the journal's position, with commits now and then and at the end."""
+    """Append every block after the journal's position; commit regularly and at the end."""
     names = ("documents", "sequences", "token_bytes", "bad", "blank", "empty")
     counts = dict.fromkeys(names, 0) | part.journal.counts
     work = EncodingTask(
@@ -413,7 +413,7 @@ def _look_at_bad(
 
 
 def _leave(part: PartFolder) -> None:
-    """Close the part folder, and keep it only if there is something to continue from."""
+    """Close the part folder, and delete it if there is nothing to continue from."""
     if part.journal.sizes[0] or any(part.path.glob("vocab.json")):
         part.close()
     else:

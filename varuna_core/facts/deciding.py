@@ -96,7 +96,7 @@ def choose_end(attempt: Optional[End], job: Optional[End]) -> End:
 def _may_name_node(attempt: End, job: End) -> bool:
     """True if the job lost a node, and the node that the attempt names may be that node.
 
-    Its agent left no exits, or a rank there died of SIGKILL, which a dying node sends first.
+    It may be if its agent left no exits, or if a rank died of SIGKILL, which a dying node sends.
     """
     if job.cause not in OF_NODE:
         return False

@@ -129,7 +129,7 @@ def is_grave(finding: Finding) -> bool:
 
 
 def dump_faults(faults: Sequence[Finding]) -> list[Dict[str, Any]]:
-    """Return the faults as a line of samples has them."""
+    """Convert faults to JSON values for a line of GPU samples."""
     return [
         {
             "rule": one.rule,

@@ -357,7 +357,7 @@ def render(remedy: Remedy, context: Context, job: str = "") -> str:
 
 
 def render_all(remedies: Iterable[Remedy], context: Context, job: str = "") -> str:
-    """All remedies that exist in `context`: steps after semicolons, alternatives after `or`."""
+    """Join all remedies that exist in `context`: steps by semicolons, alternatives by `or`."""
     steps: List[List[str]] = []
     for remedy in remedies:
         if not remedy.instead or not steps:
@@ -383,7 +383,7 @@ def _change(verb: str) -> Callable[[Remedy, str], str]:
 
 
 def _say(default: str) -> Callable[[Remedy, str], str]:
-    """Return the remedy's own clause, or the command in `value` if there is one."""
+    """Return a function that words a remedy as its command in `value`, or else as `default`."""
 
     def clause(remedy: Remedy, name: str) -> str:
         return f"`{remedy.value}`" if remedy.value else default

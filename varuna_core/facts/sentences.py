@@ -150,7 +150,7 @@ _ADDED = (NOTES, REMEDY)
 
 
 def _quote(end: End) -> str:
-    """Return the text of the first witness, or else the phrase."""
+    """Return the text of the end's first evidence or, without one, the phrase of its cause."""
     return _first_text(end) or PHRASES[end.cause]
 
 
@@ -248,7 +248,7 @@ def _waited_in_vain(end: End) -> str:
 
 
 def _with_reason(end: End) -> str:
-    """Return the phrase with the scheduler's own word for the cause."""
+    """Return the cause's phrase with the scheduler's own word for it in parentheses."""
     said = _first_text(end)
     return f"{_phrase(end)} ({said})" if said else _phrase(end)
 

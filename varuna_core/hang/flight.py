@@ -1,7 +1,7 @@
-"""Reader of torch's Flight Recorder without torch: which collectives each rank has called.
+"""Read dumps of torch's Flight Recorder without torch: which collectives each rank has called.
 
     rank 0    all_reduce 1  all_reduce 2  all_reduce 3  all_reduce 4
-    rank 1    all_reduce 1  all_reduce 2  all_reduce 3                  did not come to number 4
+    rank 1    all_reduce 1  all_reduce 2  all_reduce 3                  has not called number 4
 
 A dump is JSON, which a rank's thread writes. An entry's `state` is never read: gloo leaves it at
 `scheduled` after the collective has ended. Numbers of the same group are compared between ranks, as
@@ -37,7 +37,7 @@ Flight = Mapping[str, Calls]
 
 @dataclass(frozen=True)
 class Gap:
-    """A collective that not all ranks of its group called."""
+    """A collective that some ranks of its group called and others did not."""
 
     group: str
     number: int
@@ -49,9 +49,9 @@ class Gap:
 
 
 def read_flight(value: Any) -> Flight | None:
-    """Return the collective calls in a decoded dump of torch's flight recorder; None if it is none.
+    """Return the collective calls in a decoded dump of the Flight Recorder; None for other values.
 
-    Point-to-point messages are left out, since they have no number.
+    Point-to-point messages are ignored, since they have no number.
     """
     entries = value.get("entries") if isinstance(value, dict) else None
     if not isinstance(entries, (list, tuple)):
@@ -72,8 +72,8 @@ def read_flight(value: Any) -> Flight | None:
 
 
 def find_gap(flights: Mapping[int, Flight], world: int) -> Gap | None:
-    """The earliest collective in which ranks differ; None where they called the same, or where
-    that cannot be told: a group some of whose members left no record."""
+    """Return the earliest collective that not all ranks called; None if there is none, or if it is
+    unknown because a rank of the group left no record."""
     found: list[Gap] = []
     for key in sorted({key for flight in flights.values() for key in flight}):
         calls = {rank: flight[key] for rank, flight in flights.items() if key in flight}
@@ -91,7 +91,7 @@ def find_gap(flights: Mapping[int, Flight], world: int) -> Gap | None:
 
 
 def find_last(flights: Mapping[int, Flight]) -> str:
-    """The last collective of the group of all ranks; empty where none is known."""
+    """Return the last collective of the group of all ranks, such as `all_reduce 5`, or ""."""
     calls = [each for flight in flights.values() for each in flight.values()]
     own = [each for each in calls if each.group == DEFAULT] or calls
     last = max(own, key=lambda each: each.last, default=None)

@@ -1,9 +1,9 @@
-"""Decide if ranks hang, which rank holds the others up, and when that is sure enough. Pure.
+"""Decide if ranks hang, which rank blocks the others, and when this is certain. No side effects.
 
-seen to be                      acted on after          a healthy rank that looks the same
-stopped, dead                   HALTED_S                one in a debugger: never acted on
-waiting, in different calls     MISMATCHED_S            none; one that is only behind may still come
-waiting for a node that is lost LOST_S, or 2 x the      none that lasts: a file server's outage
+observed state of the ranks     acted on after          a healthy rank in the same state
+stopped, dead                   HALTED_S                a rank in a debugger: never acted on
+waiting, in different calls     MISMATCHED_S            none; a rank that is behind may still come
+waiting for a node that is lost LOST_S, or 2 x the      none for long: a file server's outage
                                 longest step
 doing nothing at all, or in a   SILENT_S, or 2 x the    a sleep, or a wait for another system
 loop that cannot end by itself  longest such time       that is longer than any before
@@ -43,7 +43,7 @@ FLOOR_S = 90.0
 
 @dataclass(frozen=True)
 class Finding:
-    """A hang, if it is sure enough to act on, and otherwise about when it will be."""
+    """A hang that is certain enough to act on (`is_due`), or that will be at `due_at`."""
 
     hang: Hang
     is_due: bool
@@ -53,7 +53,7 @@ class Finding:
 def find_halted(
     ranks: Sequence[RankSigns], node: str, now: float, num_nodes: int = 1
 ) -> Finding | None:
-    """Find a rank of this node that its own agent sees as stopped or dead."""
+    """Return the hang of a rank of this node that its agent sees as stopped or dead, or None."""
     halted = [
         one
         for one in ranks
@@ -84,10 +84,10 @@ def judge_hang(
     after_s: float | None,
     lost: Mapping[int, str] = NOTHING_LOST,
 ) -> Finding | None:
-    """Find the hang of all ranks from the signs of their nodes; `now` is in seconds since 1970.
+    """Return the hang of all ranks, judged by the signs of their nodes, at time `now` (epoch).
 
-    `lost` has the hosts, by node, that give no sign of life or are cut off. Return None as long as
-    another node has written no signs, or a debugger holds a rank.
+    `lost` has the hosts, by node, that send no heartbeat or have no connection. Return None as long
+    as another node has written no signs, or a debugger holds a rank.
     """
     ranks = {one.rank: one for signs in nodes.values() for one in signs.ranks}
     if not ranks or set(range(num_nodes)) - set(nodes) - set(lost):
@@ -174,14 +174,14 @@ def _find_odd(
 
 
 def _find_mute(seen: Sequence[RankSigns]) -> RankSigns | None:
-    """Find the only rank whose Python does not run, if all others wait in collectives."""
+    """Return the only rank whose interpreter is blocked while all others wait in collectives."""
     mute = [one for one in seen if one.is_mute]
     others = [one for one in seen if not one.is_mute]
     return mute[0] if len(mute) == 1 and others and all(x.in_collective for x in others) else None
 
 
 def _find_outside(seen: Sequence[RankSigns]) -> RankSigns | None:
-    """Find the only rank that is known to be outside of collectives, if all others wait in them."""
+    """Return the only rank known to be outside of collectives while all others wait in them."""
     outside = [one for one in seen if not one.in_collective]
     return outside[0] if len(outside) == 1 < len(seen) and outside[0].place else None
 

@@ -2,7 +2,7 @@
 ranks, and `state/hang.json`, the hang that the agents found.
 
 An agent writes its file only while a rank of its node has made no step for long, and removes it
-when the steps go on. Times are durations by the agent's own clock, for clocks of hosts differ.
+when steps continue. Times are durations by the agent's own clock, since hosts' clocks differ.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
 @dataclass(frozen=True)
 class RankSigns:
-    """The signs that an agent sees of one rank."""
+    """What an agent observes of one rank of its node."""
 
     rank: int
     pid: int
@@ -61,7 +61,7 @@ class RankSigns:
 
 @dataclass(frozen=True)
 class NodeSigns:
-    """The signs that the agent of one node sees of all its ranks."""
+    """What the agent of one node observes of all its ranks."""
 
     index: int
     node: str
@@ -138,13 +138,13 @@ def write_hang(attempt: AttemptFolder, hang: Hang) -> bool:
 
 
 def end_hang(attempt: AttemptFolder, hang: Hang) -> None:
-    """Mark the hang as over, since the steps go on; the file keeps the hang."""
+    """Update the recorded hang to say that it is over, since steps are made again."""
     with contextlib.suppress(OSError):
         write_json(attempt.hang, hang.as_json())
 
 
 def tell_suspicion(attempt: AttemptFolder, hang: Hang | None) -> None:
-    """Record a suspected hang, or with None that no hang is suspected."""
+    """Record a suspected hang; if `hang` is None, delete the record, as none is suspected."""
     with contextlib.suppress(OSError):
         if hang is None:
             attempt.hanging.unlink()
@@ -165,7 +165,7 @@ def read_cut(attempt: AttemptFolder) -> frozenset[int]:
 
 
 def pause_guard(run: RunFolder, *, is_paused: bool, by: str, at: float) -> None:
-    """Record that agents may not act on hangs of this run, or that they may again."""
+    """Record if agents are forbidden to act on hangs of this run (`is_paused`) or allowed again."""
     write_json(run.hang_guard, {"is_paused": is_paused, "by": by, "time": at})
 
 

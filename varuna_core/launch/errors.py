@@ -1,21 +1,21 @@
-"""Errors meant for users. Only the command line prints them."""
+"""Errors meant for users; only the command line prints them."""
 
 from __future__ import annotations
 
 
 class LaunchError(Exception):
-    """An error for the user: one or several sentences on what failed and what to do."""
+    """An error for the user: its message says what failed and what to do."""
 
     exit_code = 1
 
 
 class InputError(LaunchError):
-    """Raised for input of the user that cannot be used."""
+    """Raised for invalid input of the user, such as a wrong line in the list of machines."""
 
     exit_code = 2
 
 
 class NotReadyError(LaunchError):
-    """Raised if machines cannot run this; nothing was started. The exit code equals the agent's."""
+    """Raised before anything starts if machines cannot run the job; exits as the agent does."""
 
     exit_code = 112

@@ -1,14 +1,14 @@
-"""The list of machines, and which machine of a watched list gets an agent. Pure, but for
-`read_machine_list`.
+"""Parse the list of machines, and decide which machines of a changing list get an agent. Only
+`read_machine_list` reads a file.
 
-A host a line, as ssh knows it:
+The list has one host per line, by the name that ssh uses:
 
     10.0.0.4                  ssh's own config says the rest
     ann@gpu-46:2222           user and port
-    [fe80::1]:22              an IPv6 address with a port; without one the brackets may go
+    [fe80::1]:22              an IPv6 address with a port; brackets are optional without one
     127.0.0.1                 this machine, without ssh; so do localhost and ::1
 
-A machine of a watched list:
+States of a machine in a list that is watched for changes:
 
              listed, a seat is free            it is fit                 no longer listed
     unknown ────────────────► AWAY ─► LOOKING ───────────► HERE ──────────────► HERE, asked to leave
@@ -16,8 +16,8 @@ A machine of a watched list:
        │ no longer listed      └─────────┴───────────────────┴── later again       │ has left
        └───────────────────────────────────────────────────────────────────────────┘
 
-A machine that the manager itself sent home (unfit, left out, `vjob shrink`) stays AWAY until it was
-off the list. The seat of a machine is its own until its agent is gone.
+A machine that the manager dismissed (unfit, excluded, `vjob shrink`) stays AWAY until it has been
+removed from the list. A machine keeps its seat until its agent has ended.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Machine:
 
     @property
     def is_local(self) -> bool:
-        """True for this machine without ssh; a user or a port means ssh."""
+        """True for this machine without ssh; an entry with a user or a port always uses ssh."""
         return self.host in LOCAL and self.user is None and self.port is None
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ class Machine:
 
 
 def parse_machine_list(text: str, name: str) -> tuple[Machine, ...]:
-    """Parse a machine list, and raise an error with all problems. `name` is the file's."""
+    """Parse a machine list; raise an error with all problems. `name` is the list's file name."""
     found: dict[Machine, int] = {}
     problems = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -81,7 +81,7 @@ def parse_machine_list(text: str, name: str) -> tuple[Machine, ...]:
 
 
 def read_machine_list(path: Path) -> tuple[Machine, ...]:
-    """Read a machine list; raise InputError that says what is wrong with it."""
+    """Read a machine list; raise InputError with all problems of the file."""
     try:
         return parse_machine_list(path.read_text(encoding="utf-8-sig"), str(path))
     except OSError as error:
@@ -92,7 +92,7 @@ def read_machine_list(path: Path) -> tuple[Machine, ...]:
 
 
 def parse_machine(word: str) -> Machine | str:
-    """Return the machine, or what is wrong with the word."""
+    """Return the machine, or a text that says what is wrong with the word."""
     user, at, place = word.rpartition("@")
     host, port = _split_port(place)
     if at and not _USER.fullmatch(user):
@@ -117,7 +117,7 @@ def _split_port(place: str) -> tuple[str, str | None]:
 
 
 def name_machines(machines: Sequence[Machine], own: str) -> tuple[str, ...]:
-    """Return short, unique names for files and log lines; `own` is this host's name."""
+    """Return short, unique names of machines for files and logs; `own` is this host's name."""
     found: list[str] = []
     for machine in machines:
         found.append(name_machine(machine, own, found))
@@ -125,7 +125,7 @@ def name_machines(machines: Sequence[Machine], own: str) -> tuple[str, ...]:
 
 
 def name_machine(machine: Machine, own: str, taken: Sequence[str]) -> str:
-    """Return a name for a machine that is not among those taken."""
+    """Return a name for a machine that differs from the names in `taken`."""
     host = own if machine.is_local else machine.host
     # A name loses its domain; of an address every part counts.
     short = host if re.fullmatch(r"[\d.]+", host) else host.partition(".")[0]
@@ -146,7 +146,7 @@ LIVED_S = 300.0
 
 @dataclass(frozen=True)
 class Listing:
-    """The machine list as read so far."""
+    """State of the machine list: the last usable version, and the text read last."""
 
     machines: tuple[Machine, ...] = ()
     """Machines of the last usable list."""
@@ -160,7 +160,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Host:
-    """A machine of the list with its seat, which is the number of its agent in the run."""
+    """A machine of the list, and its seat: the index of its node in the run."""
 
     machine: Machine
     name: str
@@ -181,8 +181,8 @@ class Host:
 
 @dataclass(frozen=True)
 class Move:
-    """An action: probe a machine and start its agent, give that up, ask the agent to leave, or
-    revoke that."""
+    """A step to take for a machine: probe it, cancel the probe, ask its agent to leave, or withdraw
+    that request."""
 
     kind: str
     host: Host
@@ -192,10 +192,10 @@ LOOK, DROP, ASK, TAKE_BACK = "look", "drop", "ask", "take-back"
 
 
 def read_listing(listing: Listing, text: str | None, error: str, name: str) -> tuple[Listing, str]:
-    """Return the listing after reading the file's text, and a message.
+    """Return the listing after reading the file's text, and a message for the log.
 
-    A text counts, as a whole, if the look before found the same, since a file may be half written;
-    until then the last one counts. `error` says why there is no text.
+    A new text is used only once two reads in a row return the same text, since a file may be half
+    written; until then the previous list is used. `error` says why there is no text.
     """
     trouble, last = "", "the last list counts" if listing.counted is not None else "nobody starts"
     if text is None:
@@ -215,7 +215,7 @@ def read_listing(listing: Listing, text: str | None, error: str, name: str) -> t
 def decide(
     hosts: Sequence[Host], listed: Sequence[Machine], now: float, *, seats: int, own: str
 ) -> tuple[tuple[Host, ...], list[Move]]:
-    """Return the machines that have a seat from now on, and the moves, in order.
+    """Return the machines that have a seat from now on, and the steps to take, in order.
 
     `seats` is the number of seats; `own` is this machine's name.
     """
@@ -257,18 +257,18 @@ def find_waiting(hosts: Sequence[Host], listed: Sequence[Machine]) -> list[Machi
 
 
 def note_start(host: Host, now: float) -> Host:
-    """Return the host after it was found fit and its agent started."""
+    """Return the host's new state, after its probe succeeded and its agent was started."""
     return replace(host, phase=HERE, since=now, was_asked=False, is_asked=False)
 
 
 def note_failure(host: Host, now: float) -> Host:
-    """Return the host after it was found unfit or its agent was lost."""
+    """Return the host's new state, after its probe failed or its agent was lost."""
     wait_s = min(RETRY_S * 2.0**host.tries, MOST_RETRY_S)
     return replace(host, phase=AWAY, tries=host.tries + 1, again_at=now + wait_s, is_asked=False)
 
 
 def note_end(host: Host, code: int, now: float) -> Host:
-    """Return the host after its agent ended; code 0 means that the manager let it go."""
+    """Return the host's new state after its agent ended; code 0 if the manager dismissed it."""
     if code != 0:
         lived = now - host.since >= LIVED_S
         return note_failure(replace(host, tries=0) if lived else host, now)

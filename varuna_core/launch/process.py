@@ -1,4 +1,4 @@
-"""Start processes, the only module of this room that does so: ssh, or this machine's agent."""
+"""Start processes: ssh, or the agent of this machine; no other module of this room does so."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _READ = 64 * 1024
 
 
 class Child:
-    """A process whose input we hold and whose output is collected as it comes.
+    """A child process with a pipe to its input, whose output is collected as it arrives.
 
-    In a session of its own, so that Ctrl-C in our terminal reaches us alone; we end it in order.
+    It runs in a session of its own, so Ctrl-C in the terminal reaches only the parent.
     """
 
     def __init__(
@@ -65,25 +65,25 @@ class Child:
             self._input.write(data)
 
     def beat(self) -> None:
-        """Send a sign of life, without blocking if nobody reads the pipe."""
+        """Send a heartbeat, without blocking if the child does not read the pipe."""
         with contextlib.suppress(OSError, ValueError):
             os.set_blocking(self._input.fileno(), False)
             os.write(self._input.fileno(), b"\n")
 
     def let_go(self) -> None:
-        """Close the agent's input, which tells the agent that we are gone."""
+        """Close the child's input, from which an agent learns that this process is gone."""
         with contextlib.suppress(OSError):
             self._input.close()
 
     def read(self) -> None:
-        """Collect the output written since the last call."""
+        """Collect the child's output since the last call."""
         for name, output in self._outputs.items():
             with contextlib.suppress(BlockingIOError):
                 while data := os.read(output.fileno(), _READ):
                     setattr(self, name, getattr(self, name) + data)
 
     def take_lines(self, *, final: bool = False) -> list[str]:
-        """Return the lines of both outputs since the last call."""
+        """Return the lines of both output streams since the last call."""
         self.read()
         lines: list[bytes] = []
         for name in self._outputs:
@@ -97,7 +97,7 @@ class Child:
             os.killpg(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """End the process for good, and close all its pipes."""
+        """Kill the process if it still runs, and close all its pipes."""
         if self.code is None:
             self.kill()
             self._process.wait()
@@ -113,8 +113,8 @@ def start_on(
     script: str,
     more: Mapping[str, str] | None = None,
 ) -> Child:
-    """Start the command `here` on this machine, with `more` variables, or ssh to another machine;
-    `script` is the input of either."""
+    """Run the command `here` on this machine, with variables `more`, or ssh to another machine;
+    both get `script` as standard input."""
     if machine.is_local:
         return Child(here, script, {**local_environment(os.environ), **(more or {})})
     command = build_ssh_command(machine, ssh_config)
@@ -122,8 +122,8 @@ def start_on(
 
 
 def local_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for an agent on this machine: what ssh would carry over, and the
-    variables for the GPUs that are ours."""
+    """Return the environment of an agent on this machine: the variables that ssh would pass on, and
+    those that select this user's GPUs."""
     names = list_variables()
     return {**clean_environment(environ), **{n: environ[n] for n in names if n in environ}}
 
@@ -135,7 +135,7 @@ def log_line(line: str) -> None:
 
 
 def wait_all(children: Sequence[Child], signals: Signals, timeout_s: float) -> None:
-    """Wait until all have ended, time is over, or a signal asks to end; kill the late ones."""
+    """Wait until all children have ended, the time is over, or a signal arrives; kill the rest."""
     for child in children:
         child.let_go()
     deadline = time.monotonic() + timeout_s

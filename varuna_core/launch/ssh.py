@@ -1,11 +1,11 @@
-"""ssh's command line and errors, and the probe of a machine before anything starts. No process
-is started here.
+"""Build ssh's command line, explain its errors, and probe a machine before anything starts. This
+module starts no process.
 
-What the other side is to run goes over standard input to `/bin/sh -s`: the user's login shell, of
-whatever kind, sees two words, and a process list shows nothing of it.
+The script for the other machine is sent over standard input to `/bin/sh -s`: the user's login
+shell, of whatever kind, sees only these two words, and a process list does not show the script.
 
-The probe is a script of plain `sh` that finds all that must be the same everywhere, and says so in
-lines `vjob KEY VALUE`; lines of the user's own start files are passed over.
+The probe is a script in plain `sh` that checks what must be equal on all machines, and prints lines
+`vjob KEY VALUE`; other lines, from the user's own start files, are ignored.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def build_ssh_command(machine: Machine, config: str | None = None) -> list[str]:
 
 
 def keep_ssh_agent(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which ssh finds the user's key agent."""
+    """Return the variables that let ssh use the user's key agent."""
     name = "SSH_AUTH_SOCK"
     return {name: environ[name]} if name in environ else {}
 
 
 def render_script(words: Sequence[str], env: Mapping[str, str]) -> str:
-    """Render a script that executes a command and leaves standard input to it."""
+    """Render a script that executes a command, which then reads the rest of standard input."""
     settings = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
     return f"exec env {' '.join(settings)} {shlex.join(words)}\n"
 
@@ -112,7 +112,7 @@ echo "vjob end yes"
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeRequest:
-    """Things that a probe looks for on a machine."""
+    """Requirements that a probe checks on a machine."""
 
     folder: Path
     """The run folder."""
@@ -129,7 +129,7 @@ class ProbeRequest:
 
 
 def request_probe(run: RunFolder, plan: Plan, token: str) -> ProbeRequest:
-    """Return what a machine of a run must have."""
+    """Return the requirements for a machine that is to take part in a run."""
     return ProbeRequest(
         folder=run.path,
         token=token,
@@ -141,7 +141,7 @@ def request_probe(run: RunFolder, plan: Plan, token: str) -> ProbeRequest:
 
 
 def render_probe(asked: ProbeRequest, mark: str) -> str:
-    """Render the probe's script; `mark` is the file that it creates in the run folder."""
+    """Render the script of a probe; `mark` is a file that it creates in the run folder."""
     return _SCRIPT.format(
         folder=shlex.quote(str(asked.folder)),
         token=asked.token,
@@ -154,13 +154,13 @@ def render_probe(asked: ProbeRequest, mark: str) -> str:
 
 
 def parse_probe(text: str) -> dict[str, str]:
-    """Return keys and values from the script's output."""
+    """Parse the output of a probe's script into keys and values."""
     found = re.findall(r"^vjob (\w+) (.*?)\r?$", text, re.MULTILINE)
     return {key: value for key, value in found if value.strip()}
 
 
 def explain_probe(asked: ProbeRequest, said: Mapping[str, str]) -> str | None:
-    """Return what keeps the machine from the run, and what to do, in one line; None if nothing."""
+    """Return why the machine cannot take part in the run, and what to do; None if it can."""
     if "end" not in said:
         return "the check there was cut off; try again, or run `/bin/sh -c true` there by hand"
     if "sees" not in said:
@@ -187,7 +187,7 @@ def explain_probe(asked: ProbeRequest, said: Mapping[str, str]) -> str | None:
 def read_probe(
     asked: ProbeRequest, machine: Machine, code: int | None, out: bytes, err: bytes
 ) -> tuple[dict[str, str], str | None]:
-    """Return a probe's findings, and what keeps the machine from the run."""
+    """Return what a probe found, and why the machine cannot take part in the run, if so."""
     said = parse_probe(out.decode("utf-8", "replace"))
     problem = explain_probe(asked, said)
     if problem is not None and code == FAILED and not machine.is_local:
@@ -198,7 +198,7 @@ def read_probe(
 
 
 def find_twins(names: Sequence[str], identities: Sequence[str]) -> list[tuple[str, str]]:
-    """Return pairs of entries that are one machine; one without an identity counts as unique."""
+    """Return pairs of entries that are the same machine; one without an identity is unique."""
     first: dict[str, str] = {}
     twins = []
     for name, identity in zip(names, identities, strict=True):

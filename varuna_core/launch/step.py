@@ -1,15 +1,15 @@
-"""One attempt of a fixed run on a list of machines: what `srun` is to a Slurm job.
+"""Run one attempt of a fixed run on a list of machines, as `srun` does in a Slurm job.
 
     VJOB_RUN=DIR VJOB_ATTEMPT=N python -m varuna_core.launch.step srun OPTIONS ...
 
-The batch script calls it in the place of srun; of its options `--wait` counts, the others say what
-the plan says too. The first machines of the list are the nodes of the plan, in order.
+The batch script calls this module instead of srun; of srun's options only `--wait` is used, since
+the plan has the others. The first machines of the list are the nodes of the plan, in order.
 
-    look at all machines ─► open the attempt on the first ─► an agent on each ─► wait for all
+    probe all machines ───► open the attempt on the first ─► an agent on each ─► wait for all
                                                                     │
     an agent or its ssh ends badly       stop.json: the others end their ranks
-    SIGINT, SIGTERM, SIGHUP to us        stop.json
-    we are killed                        the agents' standard input ends, and they with it
+    SIGINT, SIGTERM, SIGHUP              stop.json
+    this process is killed               the agents' standard input ends, and so the agents
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ MARGIN_S = 15.0
 
 @dataclass
 class Node:
-    """A machine of the attempt and its agent."""
+    """A machine of the attempt, and the agent that runs on it."""
 
     index: int
     machine: Machine
@@ -75,7 +75,7 @@ class Node:
 
 
 class Step:
-    """Runs the agents of one attempt."""
+    """Runs the agents of one attempt, one on each machine."""
 
     def __init__(self, run: RunFolder, plan: Plan, number: int, wait_s: float) -> None:
         self._run, self._plan = run, plan
@@ -92,7 +92,7 @@ class Step:
         self._is_told = False
 
     def main(self) -> int:
-        """Run the attempt; return its exit code, as srun the highest of all tasks'."""
+        """Run the attempt; return the highest exit code of its agents, as srun does for tasks."""
         self._attempt.make()
         try:
             self._nodes = self._list_nodes()
@@ -129,7 +129,7 @@ class Step:
         return [Node(index, machines[index], name) for index, name in enumerate(names)]
 
     def _probe(self) -> list[str]:
-        """Probe all machines; report every problem of every machine, one in a line."""
+        """Probe all machines and return their identities; raise an error with all problems."""
         token = f".step-{uuid.uuid4().hex}"
         asked = request_probe(self._run, self._plan, token)
         write_atomic(self._run.path / token, token)
@@ -157,7 +157,7 @@ class Step:
         return identities
 
     def _find_address(self, identities: Sequence[str]) -> str | None:
-        """Return the address of rank 0; None leaves the choice to the agent there."""
+        """Return the address for rank 0; None if the first machine's agent is to choose it."""
         twins = find_twins([node.name for node in self._nodes], identities)
         has_gpus = any(group.gpus for group in self._plan.groups)
         for first, second in twins:
@@ -181,7 +181,7 @@ class Step:
         return self._begin(node, (), render_script(words, env), {})
 
     def _open(self, address: str | None) -> None:
-        """Open the attempt on the first machine, whose address and free port the ranks use."""
+        """Open the attempt on the first machine, which provides the ranks' address and port."""
         first = self._nodes[0]
         words = [first.python, str(self._run.agent), "open", "--run", str(self._run.path)]
         words += ["--attempt", str(self._attempt.number)]
@@ -259,7 +259,7 @@ class Step:
             self._stop("lost", NODE_LOST, reason, node.name, cause)
 
     def _end_late(self) -> None:
-        """End the nodes that are late after the first one's end."""
+        """End the nodes that still run when the time after the first node's end is over."""
         late = [node.name for node in self._find_living()]
         if not late or not self._wait_s or self._first_end is None or self._end_at is not None:
             return
@@ -268,7 +268,7 @@ class Step:
             self._stop("signal", 128 + signal.SIGTERM, f"{reason} (cluster.finish_s)", None)
 
     def _explain(self, node: Node, code: int) -> str:
-        """Explain an agent's end; used unless the agent itself recorded a stop."""
+        """Describe why an agent ended; used only if the agent itself recorded no stop."""
         what = "its agent" if node.machine.is_local else "the ssh to it"
         if code < 0:
             return f"{node.name} was lost: {what} was ended by {_name_signal(-code)}"
@@ -328,7 +328,7 @@ class Step:
                 node.child.let_go()
 
     def _await_lost(self) -> None:
-        """Wait for machines whose ssh was cut to end their ranks themselves, so nothing is left."""
+        """Wait until machines whose ssh connection broke have ended their ranks by themselves."""
         cut = [node for node in self._nodes if self._is_cut(node) and not node.machine.is_local]
         deadline = time.monotonic() + self._plan.timing.grace_s + MARGIN_S
         said = False
@@ -341,19 +341,19 @@ class Step:
             self._signals.wait(TICK_S)
 
     def _is_at_work(self, node: Node) -> bool:
-        """Return True if the node's agent sent a beat and did not report that it is done."""
+        """Return True if the node's agent sent heartbeats and has not reported that it is done."""
         return self._read_state(node) not in (None, "done")
 
     def _is_cut(self, node: Node) -> bool:
-        """Return True if the agent or its ssh ended without the agent reporting it; 255 alone does
-        not tell, since an agent returns a rank's code."""
+        """Return True if the agent or its ssh ended before the agent reported that it is done; code
+        255 alone is ambiguous, since an agent returns a rank's code."""
         code = node.child.code if node.child is not None else None
         if code == FAILED and not node.machine.is_local:
             return self._read_state(node) != "done"
         return code is not None and code < 0
 
     def _read_state(self, node: Node) -> str | None:
-        """Return the last state in the agent's beats; None before the first."""
+        """Return the state in the agent's last heartbeat; None before the first one."""
         path = self._attempt.beat(node.index)
         beat = read_json(path) if is_listed(path) else None
         return str(beat.get("state")) if isinstance(beat, dict) else None
@@ -373,7 +373,7 @@ def read_wait(words: Sequence[str]) -> float:
 
 
 def main(words: Sequence[str]) -> int:
-    """Entry point, called by the batch script instead of srun."""
+    """Run an attempt; the batch script calls this instead of srun."""
     run = RunFolder(Path(os.environ["VJOB_RUN"]))
     plan = read_plan(run.plan)
     if plan is None:

@@ -1,11 +1,11 @@
-"""Watch of a list of machines, for a run that morphs: what srun is to a Slurm job.
+"""Keep agents on a changing list of machines, for a run that may morph, as srun does under Slurm.
 
-    list ──► roster (pure) ──► look at a machine, start `stay` on it, over ssh or here
-                          └──► morph/leave/<seat>.json, which the manager hears
-    manager's orders: the run has ended ──► nobody starts any more, and agents go home
+    list ──► machines.decide ──► probe a machine, start `stay` on it, over ssh or here
+                             └──► morph/leave/<seat>.json, which the manager reads
+    manager's orders: the run has ended ──► start no more agents; the running ones exit
 
-What a lost machine means is the manager's to say, as on Slurm: here its agent is only started
-again later. Each agent holds our pipe (`--tether`), and goes home if we are gone.
+The manager decides how to react to a lost machine, as on Slurm; this module only restarts its agent
+later. Each agent holds a pipe to this process (`--tether`), and exits if this process is gone.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ MARGIN_S = 15.0
 
 
 class Agent:
-    """A probe of a machine, and then the agent there."""
+    """The process on a machine: first a probe, then the agent."""
 
     def __init__(self, child: Child, until: float) -> None:
         self.child, self.until = child, until
@@ -71,7 +71,7 @@ class Agent:
 
 
 class MachineWatch:
-    """Keeps agents on a list of machines that changes, for one session of a run that may morph."""
+    """Keeps agents on a changing list of machines, for one session of a run that may morph."""
 
     def __init__(self, run: RunFolder, plan: Plan, session: str) -> None:
         assert plan.machine_list is not None
@@ -87,7 +87,7 @@ class MachineWatch:
         self._next_look = self._next_beat = 0.0
 
     def main(self) -> int:
-        """Run until the run has ended or a signal asks to end."""
+        """Keep agents running until the run is over or a signal arrives; return the exit code."""
         self._run.morph.make()
         (self._run.path / self._token).write_text(self._token)
         try:
@@ -106,7 +106,7 @@ class MachineWatch:
                 path.unlink(missing_ok=True)
 
     def _look(self) -> None:
-        """Read the list and the orders, and act on them."""
+        """Read the list of machines and the manager's orders, and act on them."""
         self._next_look = time.monotonic() + LOOK_S
         self._close_when_over()
         if self._is_closing:
@@ -200,7 +200,7 @@ class MachineWatch:
                     self._bury(host, agent, code, lines)
 
     def _judge(self, host: Host, agent: Agent, code: int) -> None:
-        """Evaluate a finished probe: is the machine fit?"""
+        """Read the result of a finished probe: start the agent if the machine is fit."""
         child = agent.child
         _, problem = read_probe(self._asked(), host.machine, code, child.out, child.err)
         child.close()
@@ -229,7 +229,7 @@ class MachineWatch:
             self._say(f"{host.name} ({host.machine}): its agent starts, seat {host.seat}")
 
     def _bury(self, host: Host, agent: Agent, code: int, lines: Sequence[str]) -> None:
-        """Record the end of an agent, with its last lines."""
+        """Handle the end of an agent: log the reason, and note when to start it again."""
         agent.child.close()
         del self._agents[host.machine]
         after = note_end(host, code, time.monotonic())
@@ -262,7 +262,7 @@ class MachineWatch:
             self._close(at_once=not is_over)
 
     def _close(self, *, at_once: bool) -> None:
-        """Start no further agent, and wait for those that run; with `at_once` end them."""
+        """Start no further agents and wait for the running ones, or end them if `at_once`."""
         self._is_closing = True
         until = time.monotonic() + self._plan.timing.grace_s + MARGIN_S
         for host in self._hosts:
@@ -303,7 +303,7 @@ def _say_again(host: Host) -> str:
 
 
 def main() -> int:
-    """Entry point, called by the batch script instead of srun."""
+    """Watch the list of machines; the batch script calls this instead of srun."""
     run = RunFolder(Path(os.environ["VJOB_RUN"]))
     plan = read_plan(run.plan)
     if plan is None:

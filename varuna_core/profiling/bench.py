@@ -1,24 +1,24 @@
-"""One segment measured on one rank: a stage of its own, run by the engine with made-up neighbours.
+"""Measure one segment on one rank: the engine runs it as a stage with simulated neighbours.
 
     F B  F I W  f R B     one round: joined backward, split backward, recompute
-    f R   F O L           and with it: a recompute between the products that are kept, copies
+    f R   F O L           optional: recompute with kept matrix products; offload and load
 
-So what is timed is what training runs: stubs before the stage, put-off weight gradients, gradients
-added up in fp32. Times are medians of rounds after a warm-up, by the clock on a CPU. A GPU runs
-each round twice: as it comes, for the time in which the host launches each action (the lower
-quartile), and occupied until the host has launched them all, for what its own work takes, by CUDA
-events. A step hides the shorter of the two behind the other (planner/model/tables.py); a copy is
-waited for, to know how long it takes:
+So the timed code is that of training: stubs before the stage, postponed weight gradients, gradients
+accumulated in fp32. Times are medians of rounds after a warm-up, by the wall clock on a CPU. A GPU
+runs each round twice: normally, for the time in which the host launches each action (the lower
+quartile), and kept occupied until the host has launched all actions, for the GPU's own time, by
+CUDA events. In a step the shorter of the two overlaps with the other (planner/model/tables.py). The
+host waits for each copy, to measure it:
 
     host    F B F I W ..                     F B F I W ..
     device   F B F  I W ..                   (occupied)  F B F I W ..
 
-Rounds of a rank's segments take turns, so that a machine that is slow for a while is so for all of
-them. Memory is what torch's allocator counts on a GPU; on the CPU it
-tells torch's profiler each block that it gives and takes, and these are added up.
+The segments of a rank take turns, so that a temporarily slow machine affects all of them equally.
+Memory is counted by torch's allocator on a GPU, and summed from the profiler's memory events on a
+CPU.
 
-Of the values that enter, fractions are drawn around 0, whole numbers are 0 (a valid index), words
-True. So the time of code that looks at values, such as a routing by them, is that of these values.
+Input values are made up: random numbers around 0, integers 0 (a valid index), booleans True. Code
+whose time depends on values, such as a router of experts, is timed with these values.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ log = logging.getLogger(__name__)
 
 
 def measure_peak(device: torch.device, run: Callable[[], None]) -> int:
-    """Return the most bytes held while `run` runs, beyond those held before."""
+    """Return the peak of the bytes allocated while `run` runs, above those allocated before."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -108,7 +108,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def free_memory(device: torch.device) -> None:
-    """Return memory that nothing holds to the device."""
+    """Release memory that no tensor uses to the device."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -118,7 +118,7 @@ def free_memory(device: torch.device) -> None:
 
 
 class Crossings:
-    """Inputs for running each segment of a model alone."""
+    """Generates the tensors that enter each segment, so that each can run on its own."""
 
     def __init__(self, split: Split) -> None:
         self.split = split
@@ -140,7 +140,7 @@ class Crossings:
 
 
 def make_values(spec: TensorSpec, draw: torch.Generator, device: torch.device) -> Tensor:
-    """Return fractions around 0, whole numbers 0 (a valid index), or True; equal on all ranks."""
+    """Return made-up values, equal on all ranks: random around 0, integers 0 or booleans True."""
     if spec.dtype.is_floating_point:
         made = torch.randn(spec.shape, generator=draw)
     else:
@@ -169,7 +169,7 @@ class Inlet:
 
 
 class Outlet:
-    """Stand-in for a Sender that notes message sizes, and makes gradients of the same shapes."""
+    """Stand-in for a Sender that records message sizes, and returns gradients of their shapes."""
 
     def __init__(self, back: Inlet | None) -> None:
         self.back = back
@@ -253,8 +253,8 @@ class Figures:
 def join_figures(
     given: Sequence[Figures], join: Callable[[Sequence[float]], float] = max
 ) -> Figures:
-    """Join the figures of ranks that did the same (the largest), or of equal segments (say, the
-    median)."""
+    """Join the figures of several ranks (`join` is then the maximum) or of equal segments (such as
+    the median)."""
     columns = {f.name: [getattr(one, f.name) for one in given] for f in fields(Figures)}
     joined: dict[str, Any] = {
         name: None if None in column else join(column) for name, column in columns.items()
@@ -263,7 +263,7 @@ def join_figures(
 
 
 class Queue(Protocol):
-    """A device that works later on what the host has launched."""
+    """Interface of a device that runs asynchronously what the host has launched."""
 
     def synchronize(self) -> None: ...
 
@@ -298,8 +298,7 @@ class CudaQueue:
 
 
 class Clock:
-    """Times each action, in the place of the engine's trace: on the host and, if separate, the
-    device."""
+    """Times each action on the host and, if separate, on the device; used as the engine's trace."""
 
     def __init__(self, queue: Queue | None) -> None:
         self.queue = queue
@@ -338,7 +337,7 @@ class Clock:
 
 
 class Bench:
-    """A segment ready to be measured."""
+    """One segment of the model, built as a stage and ready to be measured."""
 
     def __init__(
         self,
@@ -398,7 +397,7 @@ class Bench:
         )
 
     def clear(self) -> None:
-        """Drop whatever a failed round has left."""
+        """Drop the state that a failed round has left."""
         self.incoming.tensors = self.gradients_in.tensors = ()
         self.outgoing.forget()
         self.engine.run([], [], 0, lambda: 0)
@@ -411,13 +410,13 @@ class Bench:
         return sum(p.numel() for p in {id(p): p for p in self.stage.parameters().values()}.values())
 
     def measure(self, inputs: Mapping[str, Any], size: int) -> Figures:
-        """Measure with `inputs` of `size` samples, which are on the device."""
+        """Return the figures for a batch `inputs` of `size` samples on the device."""
         for _ in range(self.begin(inputs, size)):
             self.run_round()
         return self.finish()
 
     def begin(self, inputs: Mapping[str, Any], size: int) -> int:
-        """Warm up, and return the number of rounds to run."""
+        """Warm up with this batch, and return the number of rounds to run."""
         self.micro = MicroBatch(inputs=inputs, size=size, first_sample=0)
         if self.last_copies is not None:
             before, num_bytes, _, _ = self.last_copies
@@ -466,7 +465,7 @@ class Bench:
         rounds.append(self.clock.read())
 
     def _run_others(self) -> None:
-        """Run the optional measurements; one that fails is left as not known."""
+        """Run the optional measurements (kept products, offload); log those that fail."""
         if self.selective:
             try:
                 with self._keeping_products():
@@ -490,12 +489,12 @@ class Bench:
         log.warning("segment %d: recompute %s is not measured: %s", self.segment, recompute, error)
 
     def _let_go(self) -> None:
-        """Release the graphs of forwards that no backward followed."""
+        """Release the graphs of forwards that had no backward."""
         self.engine.run([], [], 0, lambda: 0)
 
     @contextmanager
     def _keeping_products(self) -> Iterator[None]:
-        """Make the engine keep products; it ignores this where products are of no use."""
+        """Make the engine save matrix products for the recompute, if the segment gains by this."""
         self.engine.passes.selective = self.keeping
         try:
             yield
@@ -574,7 +573,7 @@ class Bench:
         return int(rounds)
 
     def _measure_memory(self) -> tuple[int, int, int]:
-        """Return the bytes kept of a micro-batch without the output, with it, and the peak."""
+        """Return the bytes of a micro-batch's graph without and with its output, and peak bytes."""
         meter = self.engine.passes.meter = GraphMeter(self.micro.size)
         self.incoming.copying = self.gradients_in.copying = True
         try:
@@ -589,7 +588,7 @@ class Bench:
         return max(0, held - leaving), held, peak
 
     def measure_optimizer(self, build: BuildOptimizer) -> float:
-        """Return the seconds of an optimizer step: gradient norm, update, weights back."""
+        """Return the seconds of an optimizer step: gradient norm, update, weights refreshed."""
         masters = [*{id(m): m for _, m in self.masters.pairs}.values()]
         if not masters:
             return 0.0

@@ -1,10 +1,10 @@
-"""Timing of messages and sums, by the channels and groups of the runtime, one pair at a time.
+"""Time messages and all-reduces over the runtime's channels and groups, one pair or group at once.
 
-    a ──message of n bytes──► b        time(n) = there and back - half of the quickest of all
-    a ◄──one number────────── b        then the other way round
+    a ──message of n bytes──► b        time(n) = round trip - half of the fastest round trip
+    a ◄──one number────────── b        then with a and b exchanged
 
-One pair of ranks stands for all pairs of its class (kind of sender, kind of receiver, on one node
-or two); everybody else waits meanwhile. Of a sum's ranks the slowest one's time counts.
+One pair of ranks represents all pairs of its class (the GPUs of sender and receiver; same node or
+not); other ranks wait meanwhile. For an all-reduce, the time of the slowest rank is used.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def choose_pairs(places: Sequence[ProfiledRank]) -> list[Pair]:
 def choose_groups(
     places: Sequence[ProfiledRank], used: Sequence[Sequence[int]] = ()
 ) -> dict[tuple[str, int, int], list[int]]:
-    """Return ranks to measure by (kind, number, number on each node).
+    """Return the groups of ranks to measure, keyed by (kind, number, number on each node).
 
-    These are the regular ones of the `used` groups; for each kind 2, 4, 8 .. all ranks of a node;
-    and one and all ranks of each of 2, 4, 8 .. all nodes.
+    They are those `used` groups that have one kind and equally many ranks on each node; for each
+    kind, 2, 4, 8 .. all ranks of a node; and one or all ranks on each of 2, 4, 8 .. all nodes.
     """
     found: dict[tuple[str, int, int], list[int]] = {}
     for ranks in used:
@@ -107,7 +107,7 @@ def measure_network(
     used: Sequence[Sequence[int]] = (),
     say: Callable[[str], None] = lambda line: None,
 ) -> Network:
-    """Measure all classes of pairs and groups; call it on every rank. All get the whole result."""
+    """Return the times of all classes of pairs and groups, on every rank; all must call this."""
     if crew.world_size == 1:
         return Network(links={}, all_reduces={})
     store = dist.distributed_c10d._get_default_store()
@@ -139,7 +139,7 @@ def measure_network(
 
 
 def make_link(times: dict[int, float]) -> LinkTime:
-    """Build a link from times, corrected so that a larger message is never quicker."""
+    """Build a link from times by size, corrected so that no larger message is faster."""
     sizes = sorted(times)
     grown = itertools.accumulate((max(times[size], 1e-9) for size in sizes), max)
     return LinkTime(points=tuple(zip(map(float, sizes), grown, strict=True)))
@@ -179,7 +179,7 @@ def _measure_pair(
 
 
 class _End:
-    """One of two ranks of a pair; with each message the asking one says if another follows."""
+    """One of the two ranks of a pair: one asks, and says with each message if another follows."""
 
     def __init__(self, sender: SendingEnd, receiver: ReceivingEnd, device: torch.device) -> None:
         self.sender, self.receiver, self.device = sender, receiver, device
@@ -224,7 +224,7 @@ class _End:
         return took
 
     def answer(self, sizes: Sequence[int]) -> dict[int, float]:
-        """Answer messages until the other rank sends a 0."""
+        """Answer messages until the other rank sends a zero, its last message."""
         word = self._make(SMALL)
         while True:
             (message,) = self.receiver.take().tensors
@@ -242,7 +242,7 @@ def _measure_sum(
     ranks: Sequence[int],
     sizes: Sequence[int],
 ) -> list[dict[int, float]]:
-    """Return the slowest rank's median for each size, of a sum and of each half, on all ranks."""
+    """Return the slowest rank's median time of an all-reduce, and of its halves, by size."""
     with our_groups():
         group = dist.new_group(list(ranks), backend=transport.backend, timeout=NO_TIMEOUT)
     times: list[dict[int, float]] = []
@@ -268,7 +268,7 @@ def _measure_sum(
 def _time_sums(
     group: Any, device: torch.device, ranks: Sequence[int], sizes: Sequence[int], half: Half | None
 ) -> dict[int, float]:
-    """Time sums; before each size the ranks agree on a number of repetitions."""
+    """Time all-reduces of each size; the ranks first agree on a number of repetitions."""
     times: dict[int, float] = {}
     for size in sizes:
         run = _make_sum(group, device, ranks, size, half)
@@ -296,7 +296,7 @@ def _time_sums(
 def _make_sum(
     group: Any, device: torch.device, ranks: Sequence[int], size: int, half: Half | None
 ) -> Callable[[], None]:
-    """Return a sum like the runtime's: whole parameters, of which each rank owns equally many."""
+    """Return a function that all-reduces `size` bytes as the runtime does, or runs one `half`."""
     count = 1 if half is None else len(ranks)
     parts = torch.zeros(count, max(1, size // 4 // count), device=device)
     whole, own = parts.view(-1), torch.zeros_like(parts[0])

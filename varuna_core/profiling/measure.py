@@ -1,10 +1,10 @@
 """Measure one tensor degree on all ranks, at growing sizes until memory runs out.
 
 build the rank's segments ─► size 1 ─► gather ─► size 2 ─► gather ─► ..
-                                         a kind of GPU on which a rank has run out stops here
+                                         a kind of GPU on which a rank is out of memory stops
 
-Two segments are equal if their parameters have the same shapes in the same order, the same tensors
-cross in and out, and the dry run counted the same work. A few of each class are measured.
+Two segments are equal if they have parameters and crossing tensors of the same shapes, and the same
+amount of work in the dry run. A few segments of each class of equal ones are measured.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 def find_classes(split: Split) -> list[tuple[int, ...]]:
-    """Return classes of equal segments, in the model's order."""
+    """Return the segments, grouped into classes of equal ones, in the model's order."""
     held: dict[int, list[Any]] = {}
     parameters = dict(split.model.named_parameters(remove_duplicate=False))
     for name, parameter in parameters.items():
@@ -83,7 +83,7 @@ def choose_samples(classes: Sequence[tuple[int, ...]], most: int) -> dict[int, t
 
 
 def list_ties(split: Split) -> tuple[Tie, ...]:
-    """Return weights that several segments use; `split` has a stage for each segment."""
+    """Return weights used by several segments; each stage of `split` is one segment."""
     parameters = dict(split.model.named_parameters(remove_duplicate=False))
     return tuple(
         Tie(segments=tie.stages, parameters=parameters[tie.names[0]].numel())
@@ -109,7 +109,7 @@ def digest_model(model: nn.Module, inputs: Mapping[str, Any], precision: str) ->
 
 def find_spread(ranks: Sequence[Mapping[int, Sequence[Sequence[float]]]]) -> Spread | None:
     """Return the spread of rounds, and of actions within a round; None if none was measured. Each
-    rank gives the seconds of each round's actions by segment.
+    rank gives, by segment, the seconds of the actions of each round.
 
     Actions are weighted by length, since long ones make up most of a step.
     """
@@ -136,7 +136,7 @@ def find_spread(ranks: Sequence[Mapping[int, Sequence[Sequence[float]]]]) -> Spr
 
 
 def _find_quantiles(weighted: Sequence[tuple[float, float]]) -> tuple[float, ...]:
-    """Return QUANTILES of weighted values, divided by their median."""
+    """Return the QUANTILES of weighted values, relative to their median."""
     values, weights = np.array(sorted(weighted)).T
     middles = (np.cumsum(weights) - weights / 2) / weights.sum()
     found = np.interp(QUANTILES, middles, values)
@@ -258,7 +258,7 @@ class Measuring:
             close_group(group)
 
     def _build(self, build: BuildOptimizer) -> dict[str, Measured]:
-        """Build this rank's segments, and measure what needs no batch."""
+        """Build this rank's segments, and measure what is independent of the micro-batch size."""
         optimizers: dict[int, float] = {}
         crossings = Crossings(self.split)
         error: BaseException | None = None
@@ -383,7 +383,7 @@ class Measuring:
                 self.say(f"{kind}, tensor {self.tensor}: {one.stopped}")
 
     def _measure_own(self, make_inputs: MakeInputs, size: int) -> tuple[dict[int, Figures], str]:
-        """Measure each own segment, or say where memory ran out; other errors end all ranks."""
+        """Measure each of this rank's segments; return the figures, and where memory ran out."""
         measured: dict[int, Figures] = {}
         error: BaseException | None = None
         failed = ""
@@ -413,7 +413,7 @@ class Measuring:
         return measured, failed
 
     def _fill(self, measured: Mapping[int, T], join: Callable[[list[T]], T]) -> list[T]:
-        """Return a value for every segment: its own, or that of measured equal segments."""
+        """Return a value for every segment: measured, or joined from equal measured segments."""
         filled: dict[int, T] = {}
         for equals in self.classes:
             shared = join([measured[segment] for segment in equals if segment in measured])
@@ -422,7 +422,6 @@ class Measuring:
 
 
 def _merge(many: Sequence[Mapping[int, T]], join: Callable[[list[T]], T]) -> dict[int, T]:
-    """Join figures of several ranks by segment; ranks that share layers measured the same
-    segments."""
+    """Join the values of several ranks by segment."""
     keys = sorted({key for one in many for key in one})
     return {key: join([one[key] for one in many if key in one]) for key in keys}

@@ -26,7 +26,7 @@ MEET_S = 120.0
 
 
 def main() -> None:
-    """Measure with all other ranks; rank 0 writes what all found to the attempt's folder."""
+    """Measure this node with all others; rank 0 writes all results to the attempt's folder."""
     folder_of_run = f"{os.environ['VJOB_RUN']}/attempt-{os.environ['VJOB_ATTEMPT']}"
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     node, leads = int(os.environ.get("GROUP_RANK", "0")), os.environ.get("LOCAL_RANK", "0") == "0"
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 class Meeting:
-    """All ranks, over connections to rank 0."""
+    """Exchanges values between all ranks, over connections to rank 0."""
 
     def __init__(self, rank: int, world: int) -> None:
         place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -111,19 +111,19 @@ def _serve(server: socket.socket, world: int) -> None:
 
 
 def measure_cpu() -> float:
-    """Return the MB/s that one processor hashes."""
+    """Return the speed of SHA-256 on one processor, in MB/s."""
     data = bytes(CPU_BYTES)
     return _rate(CPU_BYTES, lambda: hashlib.sha256(data).digest())
 
 
 def measure_memory() -> float:
-    """Return the MB/s that one processor copies."""
+    """Return the speed of copying memory on one processor, in MB/s."""
     data = bytearray(MEMORY_BYTES)
     return _rate(MEMORY_BYTES, lambda: bytes(data))
 
 
 def measure_disk(folder: str) -> float | None:
-    """Return the MB/s written to a new file and synced to the disk; None if the folder is not
+    """Return the speed of writing a new file and syncing it, in MB/s; None if the folder is not
     writable."""
     data = os.urandom(MIB)
     try:
@@ -247,7 +247,7 @@ def _answer(link: socket.socket) -> None:
 
 
 def _rate(amount: float, work: Callable[[], object], tries: int = TRIES) -> float:
-    """Return the best rate of several tries, in millions of `amount`'s units a second."""
+    """Return the best rate of several tries of `work`, in millions of units per second."""
     times = []
     for _ in range(tries):
         begun = time.perf_counter()

@@ -37,7 +37,7 @@ class Detail:
 def build_cell(
     figures: Sequence[Figures], empty: Figures | None, spread: Spread | None = None
 ) -> Cell:
-    """Build a cell from segments' figures minus those of an empty stage; None: not known.
+    """Build a profile's cell: the segments' figures minus those of an empty stage, if it is known.
 
     A first segment that does almost nothing and takes no message may be quicker than an empty
     stage; it then counts as 0.
@@ -80,7 +80,7 @@ def copy_file(path: Path, target: Path) -> None:
 
 
 def describe_profile(profile: Profile, details: Sequence[Detail]) -> str:
-    """Return a table for people: the model on one GPU by kind, degree and size; the links."""
+    """Return a table of a profile: times and memory by GPU, degree and size, and the links."""
     rows = [["GPU", "tensor", "micro-batch", "forward", "backward", "largest segment", "optimizer"]]
     for kind, gpu in sorted(profile.gpus.items()):
         for (size, tensor), cell in sorted(gpu.cells.items(), key=lambda item: item[0][::-1]):

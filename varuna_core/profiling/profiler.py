@@ -1,12 +1,12 @@
-"""Profiler: what a model costs on the GPUs and links that are here, written for the planner.
+"""Profile a model: measure its times and memory on the available GPUs and links, for the planner.
 
 profiler = Profiler(model, device, fp16=True)       # on every rank
 profiler.initialize(get_batch)                      # get_batch(size) gives a batch
 profiler.set_optimizer(optimizer)                   # of the same kind, for each segment
 profiler.profile_all(get_batch, [1, 2, 4], out_folder="profiles")
 
-sizes grow ─► each rank measures its segments ─► told to all ─► until one runs out of memory
-all ranks' figures, messages and sums ─► one file, which a later profile extends
+sizes grow ─► each rank measures its segments ─► all ranks gather ─► until one is out of memory
+all ranks' figures, times of messages and all-reduces ─► one file, which later profiles extend
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ LOSS_SCALE = 1024.0
 
 
 class Profiler:
-    """One rank of a profile; every rank must make the same calls."""
+    """Profiles a model on one rank; all ranks must make the same calls."""
 
     def __init__(
         self,
@@ -119,8 +119,8 @@ class Profiler:
         min_loss_scale: float | None = None,
         amp_opt_level: str | None = None,
     ) -> None:
-        """Set an optimizer, whose kind and settings are timed for each segment, or a function that
-        makes one from parameters. Its own parameters and `amp_opt_level` are ignored."""
+        """Set the optimizer whose class and settings are timed on each segment's parameters, or a
+        function that builds one. The optimizer's own parameters and `amp_opt_level` are ignored."""
         is_made = hasattr(optimizer, "param_groups")
         if not is_made and not callable(optimizer):
             raise ValueError(f"{type(optimizer).__name__} is no optimizer, nor makes one")
@@ -213,8 +213,8 @@ class Profiler:
         return moved
 
     def _split(self, size: int) -> tuple[Split, Split | None]:
-        """Split the model into a stage for each segment, counted by a dry run, and again with an
-        empty stage."""
+        """Split the model into one stage per segment, as counted by a dry run, and again with an
+        empty stage (None if the model has one segment)."""
         inputs = self._make_inputs(size)
         types = self.precision.choose_types(self.model)
         more: dict[str, Any] = {
@@ -229,7 +229,7 @@ class Profiler:
         return each, split_model(self.model, inputs, 3, [1, 0, count - 1], **more)
 
     def _describe(self, split: Split) -> Model:
-        """Return the model's entry in the profile before any measurement."""
+        """Return the entry that describes the model in the profile, as yet without measurements."""
         digest = self.digest
         if digest is None:
             digest = digest_model(self.model, self._make_inputs(1), self.precision.name)
@@ -282,7 +282,7 @@ def double_up(largest: int) -> list[int]:
 
 
 def remake_optimizer(optimizer: Any) -> BuildOptimizer:
-    """Return a function that makes an optimizer of this class and settings for other parameters."""
+    """Return a function that builds an optimizer of the same class and settings for parameters."""
     group = {**getattr(optimizer, "defaults", {}), **optimizer.param_groups[0]}
     taken = inspect.signature(type(optimizer).__init__).parameters
     options = {key: value for key, value in group.items() if key in taken and key != "params"}

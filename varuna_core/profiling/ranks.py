@@ -1,10 +1,10 @@
 """Organize the ranks of a profile: their GPUs, who measures what, and how results are gathered.
 
     ranks   0  1 | 2  3 | 4  5      degree 2: three entries
-    kind    A100 | A100 | A10       of each kind the segments are dealt to its entries in turn
+    kind    A100 | A100 | A10       the entries of a kind divide its segments among them
 
-Results are gathered over gloo with a group of its own. A rank that fails gathers its error, and all
-ranks raise it.
+Results are gathered over a separate gloo group. A rank that fails sends its error, and all ranks
+raise it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def name_kind(device: torch.device) -> str:
 
 
 class Crew:
-    """All ranks and the exchange between them; a single rank without a process group."""
+    """All ranks of a profile, and exchanges between them; also for a single rank without groups."""
 
     def __init__(
         self, device: torch.device, kind: str | None = None, may_share: bool = False
@@ -82,7 +82,7 @@ class Crew:
         return gather(mine, self._group)
 
     def agree(self, error: BaseException | None) -> None:
-        """Exchange errors on all ranks; if any rank has one, raise it on all."""
+        """Exchange errors between all ranks; if any rank has one, raise it on all ranks."""
         told = self.gather(None if error is None else f"{type(error).__name__}: {error}")
         if error is not None:
             raise error
@@ -107,7 +107,7 @@ class Crew:
 def deal(
     entries: Mapping[str, Sequence[Sequence[int]]], samples: Sequence[int], rank: int
 ) -> tuple[int, ...]:
-    """Return the segments that a rank measures."""
+    """Return the segments that this rank measures: the samples are dealt out by kind of GPU."""
     for groups in entries.values():
         for number, ranks in enumerate(groups):
             if rank in ranks:
@@ -116,7 +116,7 @@ def deal(
 
 
 def read_memory(device: torch.device) -> int:
-    """Return the bytes of the GPU's memory, or of this machine's."""
+    """Return the bytes of the GPU's memory or, without a GPU, of this machine's."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -133,7 +133,7 @@ def build_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 
 
 def choose_apex(training: Training, device: torch.device) -> tuple[bool, str]:
-    """Return True to use Apex's kernels and, for `auto`, a log line about the choice.
+    """Return True if Apex's kernels are to be used and, for `auto`, a log line on the choice.
 
     ProgramError if Apex is required but missing: without vjob's agent nothing checked it before.
     """

@@ -36,7 +36,7 @@ SEQUENCE = 2
 
 
 class Context:
-    """The parts of a sequence, with the number of this rank's part."""
+    """The parts into which sequences are cut, and the index of this rank's part."""
 
     def __init__(self, size: int, index: int) -> None:
         self.size, self.index = size, index
@@ -47,7 +47,7 @@ class Context:
         return self  # copies of a model use the same group
 
     def join(self, links: Links) -> None:
-        """Make the groups of all ranks; every rank calls it."""
+        """Create the process groups of ranks that share samples; every rank must call this."""
         for sharing in list_sharing(links.stage_map, self.size):
             group = dist.new_group(sharing, backend=dist.get_backend(links.replicas))
             if dist.get_rank() in sharing:
@@ -62,7 +62,7 @@ class Context:
         return range(first, first + len(own))
 
     def cut(self, tokens: Tensor) -> Tensor:
-        """Return this part of samples, with the token that follows it."""
+        """Return this rank's part of each sequence, with the token that follows the part."""
         length = (tokens.shape[1] - 1) // self.size
         return tokens[:, self.index * length : (self.index + 1) * length + 1].contiguous()
 
@@ -115,14 +115,14 @@ def gather(part: Tensor, context: Context) -> Tensor:
 
 
 def list_sharing(stages: StageMap, size: int) -> Iterator[list[int]]:
-    """Yield the ranks of each group of replicas that share their samples, in each place."""
+    """Yield the ranks of each process group to create: neighbouring replicas at one place."""
     for ranks in stages.ranks:
         for first in range(0, len(ranks), size):
             yield sorted(ranks[first : first + size])
 
 
 def choose_context(training: Training, place: Place) -> Context | None:
-    """Return the parts of the training's sequences; None if each rank has whole ones."""
+    """Return this rank's part of the sequences; None without context parallelism."""
     size = training.context
     if size == 1:
         return None

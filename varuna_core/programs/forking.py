@@ -5,9 +5,9 @@ started a thread or opened a GPU, forked processes would be broken, and each ran
 usual way. The agent (varuna_core/agent/setup/forked_ranks.py) sends each rank's environment on
 standard input, and becomes the ranks' parent when this process ends.
 
-With `--standby` the imports do not wait for that. They run beside a training, in a thread of
-niceness 10: on Linux niceness belongs to a thread, and cannot be lowered again without privileges,
-so the thread that imports is not the one that trains later.
+With `--standby` the imports start before the agent sends anything. They run beside a training, in a
+thread of niceness 10: on Linux niceness belongs to a thread, and cannot be lowered again without
+privileges, so the importing thread is not the one that trains later.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ _LOOK_S = 0.001
 
 
 def fork_ranks(*, is_early: bool = False) -> list[str]:
-    """Fork the ranks, and return its arguments in each of them; the calling process exits here.
+    """Fork the ranks. In each rank, return its command line arguments; this process exits.
 
-    With `is_early` the imports precede the task."""
+    With `is_early`, import modules before the agent's task arrives on standard input.
+    """
     report = os.dup(1)
     os.dup2(2, 1)  # for what modules print as they are imported
     initial = dict(os.environb)
@@ -91,7 +92,7 @@ def fork_ranks(*, is_early: bool = False) -> list[str]:
 
 
 def holds_gpu(open_files: Path) -> bool:
-    """Return True if a GPU's device file is open: CUDA's state does not survive a fork."""
+    """Return True if this process has a GPU device open: CUDA's state does not survive a fork."""
     for file in open_files.iterdir():
         with contextlib.suppress(OSError):  # closed meanwhile
             if os.readlink(file).startswith(DEVICE_FILES):
@@ -120,7 +121,7 @@ def _become(
 
 
 def take_environment(given: Mapping[str, str], initial: Mapping[bytes, bytes]) -> None:
-    """Take the rank's environment; variables that a module set at its import stay."""
+    """Set the environment of a rank, but keep variables that imported modules have added."""
     added = {name: value for name, value in os.environb.items() if name not in initial}
     os.environb.clear()
     os.environb.update({**added, **{_encode(name): _encode(given[name]) for name in given}})
@@ -141,7 +142,7 @@ def import_all() -> None:
 
 
 def forget_input() -> None:
-    """Make standard input empty from now on, as it is for every rank."""
+    """Redirect standard input to /dev/null, as it is for ranks that the agent starts."""
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
     os.close(empty)

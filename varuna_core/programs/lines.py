@@ -48,7 +48,7 @@ MB = 1024 * 1024
 
 
 class RankLines:
-    """Prints one rank's lines, and sums up the steps between two lines."""
+    """Prints the log lines of one rank, and collects the values of the steps between two lines."""
 
     def __init__(self, training: Training, place: Place, model: Varuna) -> None:
         self.training, self.place, self.model = training, place, model
@@ -116,7 +116,7 @@ class RankLines:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Return a context whose time does not count as time of a step."""
+        """Exclude the time within the context from the step time that lines report."""
         begin = time.perf_counter()
         yield
         self._paused += time.perf_counter() - begin

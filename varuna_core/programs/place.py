@@ -39,7 +39,7 @@ class Place:
 
 
 def compute_place(pipeline: int, tensor: int = 1, environ: Mapping[str, str] = os.environ) -> Place:
-    """Compute the place; without a stage map (torchrun) a replica's ranks are neighbours."""
+    """Compute this rank's place; without a stage map (torchrun), a replica's ranks are adjacent."""
     rank, world = int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
     local_rank = int(environ.get("LOCAL_RANK", "0"))
     stage_map = environ.get("VJOB_STAGE_MAP")
@@ -85,13 +85,13 @@ def refuse_missing_gpus(environ: Mapping[str, str], built_for: str | None) -> No
 
 
 def join(place: Place) -> None:
-    """Join the other ranks; Varuna chooses the transport between GPUs."""
+    """Create the default process group, if there are several ranks."""
     if place.world > 1:
         join_ranks()
 
 
 def leave() -> None:
-    """Wait for all ranks before leaving, since rank 0 may hold the store."""
+    """Wait for all ranks, then leave the process group: rank 0 may host its store."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()

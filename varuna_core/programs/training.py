@@ -174,7 +174,7 @@ class Trainer:
         self.model.save_on_signal(folder, keep=self.training.checkpoint_keep)
 
     def _begin_with_imported(self, folder: str) -> None:
-        """Begin with weights that `varuna_core.checkpoint import` wrote at iteration 0."""
+        """Load initial weights that `varuna_core.checkpoint import` wrote at iteration 0."""
         if self.model.iteration:
             raise ProgramError(
                 f"iteration {self.model.iteration} in {folder} does not say which samples it has "
@@ -237,7 +237,7 @@ class Trainer:
                 self.lines.tell_validation(step, self._evaluate(step))
 
     def _note_position(self, step: int) -> None:
-        """Record the position for the next checkpoint."""
+        """Set the position in the data that the next checkpoint stores."""
         consumed = step * self.training.global_batch_size
         self.model.data_position = {"consumed": consumed, "order": self.order}
         self.model.user_state = {"taken": self.taken, "model": describe_model(self.training)}

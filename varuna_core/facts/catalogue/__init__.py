@@ -4,7 +4,7 @@
     rank_output.py   node.py   containers.py   slurm.py   ssh.py       the rows, by who writes them
     remedies.py      remedies that many rows share
     ends.py          the remedies of each cause; page.py writes docs/causes.md of them
-    tables.py        all rows by scope, with those of plug-ins; the search for one; known_lines.json
+    tables.py        all rows by scope, with those of plug-ins; lookup of a row; known_lines.json
     patterns.py      the check that no pattern takes long on any line
 
 To support a new message, add one row: a pattern, a meaning and remedies. This package imports only

@@ -2,8 +2,8 @@
 
 Taken from the projects' issues and from real runs (enroot 4.1.2, charliecloud 0.31, podman 4.3.1,
 apptainer 1.4.5, squashfs-tools 4.5.1); tests/varuna_core/facts/catalogue/test_containers.py holds
-the messages. A pattern names the tool that speaks wherever a rank might say the same: a full disk
-under a checkpoint is not a full scratch folder. One table, however long.
+the messages. If a rank may print the same text, the pattern includes the tool's name: a full disk
+under a checkpoint is not a full scratch folder. The file has one table, however long.
 """
 
 from __future__ import annotations

@@ -120,8 +120,8 @@ def make_row(
     *remedies: Remedy,
     **more: Any,
 ) -> KnownLine:
-    """Build one row of a table. A row for an error that ends its process may match long before the
-    end."""
+    """Build one row of a table. If its error ends the process (`fatal`), the line may be printed
+    long before the end, up to TEARDOWN_S."""
     if more.get("fatal"):
         more.setdefault("within_s", TEARDOWN_S)
     return KnownLine(name, pattern, scope, proof=proof, meaning=meaning, remedies=remedies, **more)

@@ -1,4 +1,4 @@
-"""Lines of the kernel and of drivers about a node and its GPUs."""
+"""Known lines that the kernel and drivers write about a node and its GPUs."""
 
 from __future__ import annotations
 

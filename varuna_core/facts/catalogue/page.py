@@ -1,4 +1,4 @@
-"""`python -m varuna_core.facts.catalogue.page`: docs/causes.md, written from the tables."""
+"""Print docs/causes.md from the tables: `python -m varuna_core.facts.catalogue.page`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ NAMES = {
 
 
 def render_page() -> str:
-    """Render the whole page."""
+    """Return the text of docs/causes.md."""
     rows = "".join(f"| {witness.value} | {WITNESSES[witness]} |\n" for witness in Witness)
     return HEAD.replace("{witnesses}", rows) + "".join(
         f"{_render_row(cause)}\n" for cause in EndCause
