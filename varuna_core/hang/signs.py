@@ -19,7 +19,7 @@ from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
 @dataclass(frozen=True)
 class RankSigns:
-    """What an agent observes of one rank of its node."""
+    """An agent's observations of one rank of its node."""
 
     rank: int
     pid: int
@@ -61,7 +61,7 @@ class RankSigns:
 
 @dataclass(frozen=True)
 class NodeSigns:
-    """What the agent of one node observes of all its ranks."""
+    """The observations that the agent of one node makes of all its ranks."""
 
     index: int
     node: str
