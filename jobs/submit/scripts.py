@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import jinja2
 
 from varuna_core import __version__
+from varuna_core.facts.dataclasses import dataclass
 from varuna_core.records.plan import ContainerPlan, GroupPlan, Plan
 from varuna_core.records.record import JobLimits
 from varuna_core.records.runfolder import RunFolder

@@ -6,7 +6,6 @@ import math
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from varuna_core.facts.dataclasses import dataclass, replace
 from varuna_core.records.logs.tail import clean
 from vjob.jobs.errors import InputError
 from vjob.jobs.monitor.model.run_row import RunRow

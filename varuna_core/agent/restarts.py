@@ -19,7 +19,6 @@ import os
 import re
 import sys
 import time
-from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, Iterable, List, Mapping, Optional, Tuple
@@ -27,6 +26,7 @@ from typing import Any, Iterable, List, Mapping, Optional, Tuple
 from varuna_core.agent.meeting.watch import Peer
 from varuna_core.agent.setup.site import STOPPED, WRONG_INPUT
 from varuna_core.facts.cause import EndCause
+from varuna_core.facts.dataclasses import asdict, dataclass
 from varuna_core.hang.signs import read_hang
 from varuna_core.records.checkpoints import find_full, lacks_room
 from varuna_core.records.exits import HUNG, NODE_LOST, Outcome, read_exit, read_outcome

@@ -10,10 +10,10 @@ import contextlib
 import itertools
 import os
 import re
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
+from varuna_core.facts.dataclasses import asdict, dataclass, replace
 from varuna_core.records.files import (
     NO_ROOM,
     list_files,

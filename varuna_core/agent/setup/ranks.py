@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Mapping, Tuple
 
@@ -27,6 +26,7 @@ from varuna_core.agent.setup.world import (
     leave_agent,
     place_rank,
 )
+from varuna_core.facts.dataclasses import dataclass, field
 from varuna_core.records.plan import (
     ContainerPlan,
     GroupPlan,
