@@ -40,8 +40,11 @@ FRESH_S = 3.0
 """Seconds within which an agent's beat reflects a change on its node."""
 
 
-def cancel_run(run: RunFolder, *, now: bool, wait_s: int, say: Callable[[str], object]) -> str:
-    """Cancel a run; return a sentence for the user."""
+def cancel_run(
+    run: RunFolder, *, now: bool, wait_s: int, say: Callable[[str], object], by: str = ""
+) -> str:
+    """Cancel a run; return a sentence for the user. `by` names what requested it, if it was not
+    `vjob cancel`."""
     expect_ours(run, NOT_YOURS)
     view = view_run(run, warn=False, after=time.time())
     if is_over(view):
@@ -51,7 +54,7 @@ def cancel_run(run: RunFolder, *, now: bool, wait_s: int, say: Callable[[str], o
     scheduler = schedulers.get_scheduler(view.record.scheduler, run)
     is_asked = False
     try:
-        append_event(run.vjob_events, CANCEL_ASKED, now=now)
+        append_event(run.vjob_events, CANCEL_ASKED, now=now, by=by)
         if not now and _can_checkpoint(view):
             say(f"asking {run.name} to checkpoint and leave, for at most {wait_s} s")
             write_signal(run.attempts()[-1], "USR1", f"cancel-{uuid.uuid4().hex}")

@@ -35,6 +35,7 @@ from varuna_core.records.record import (
     RunRecord,
     append_event,
     is_cancel_asked,
+    read_canceller,
     read_events,
     read_record,
     read_requeues,
@@ -522,6 +523,8 @@ def _end(
 ) -> RunRecord:
     # The scheduler calls it FAILED if its ranks saved first.
     verdict = AFTER_A_SAVE.get(end.cause, verdict)
+    if end.cause is EndCause.CANCELLED and end.actor is Actor.VJOB:
+        end = replace(end, by=read_canceller(run))
     ended = replace(
         record,
         state=records.ENDED,

@@ -101,10 +101,11 @@ def start_run(
             wanted = wanted or LineFilter.make(bare=plan is not None and plan.world == 1)
             return follow_run(run, screen, sigterms, wanted)
         except (KeyboardInterrupt, Terminated) as end:  # from submit it comes once the job is there
+            is_sigterm = isinstance(end, Terminated)
             for run in made:
                 if read_record(run) is not None:
-                    cancel_now(run, screen)
-            return 128 + (signal.SIGTERM if isinstance(end, Terminated) else signal.SIGINT)
+                    cancel_now(run, screen, "SIGTERM" if is_sigterm else "Ctrl-C")
+            return 128 + (signal.SIGTERM if is_sigterm else signal.SIGINT)
 
 
 def follow_run(run: RunFolder, screen: Screen, sigterms: list[int], wanted: LineFilter) -> int:
@@ -133,13 +134,13 @@ def follow_run(run: RunFolder, screen: Screen, sigterms: list[int], wanted: Line
         code = 128 + signal.SIGINT
         try:
             screen.say("ending the run: ranks that can save do so; Ctrl-C again ends it at once")
-            cancel(run, screen, now=False)
+            cancel(run, screen, now=False, by="Ctrl-C")
         except (KeyboardInterrupt, Terminated):
-            cancel_now(run, screen)
+            cancel_now(run, screen, "Ctrl-C")
     except Terminated:
         code = 128 + signal.SIGTERM
         screen.say("SIGTERM: ending the run")
-        cancel_now(run, screen)
+        cancel_now(run, screen, "SIGTERM")
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -165,17 +166,18 @@ def compute_exit_code(view: RunView) -> int:
     return code or 1
 
 
-def cancel_now(run: RunFolder, screen: Screen) -> None:
-    """End the run at once; from here on, Ctrl-C and SIGTERM are ignored."""
+def cancel_now(run: RunFolder, screen: Screen, by: str) -> None:
+    """End the run at once, because of `by`; from here on, Ctrl-C and SIGTERM are ignored."""
     for number in ENDS:
         signal.signal(number, signal.SIG_IGN)
-    cancel(run, screen, now=True)
+    cancel(run, screen, now=True, by=by)
 
 
-def cancel(run: RunFolder, screen: Screen, *, now: bool) -> None:
+def cancel(run: RunFolder, screen: Screen, *, now: bool, by: str) -> None:
     """End a run, which may be over already."""
     try:
-        screen.say(cancel_run(run, now=now, wait_s=END_S if now else SAVE_S, say=screen.say))
+        wait_s = END_S if now else SAVE_S
+        screen.say(cancel_run(run, now=now, wait_s=wait_s, say=screen.say, by=by))
     except InputError:
         return
     except VjobError as error:

@@ -174,7 +174,7 @@ def _completed(end: End) -> str:
 def _cancelled(end: End) -> str:
     if end.actor is Actor.VJOB:
         left = f": {_completed(end)}" if end.code == 0 and end.started else ""
-        return f"cancelled with vjob cancel{left}"
+        return f"cancelled with {end.by or 'vjob cancel'}{left}"
     if end.by:
         return f"cancelled by {end.by}"
     said = end.evidence[0] if end.evidence else None

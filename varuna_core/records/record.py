@@ -273,6 +273,12 @@ def count_cancels(run: RunFolder) -> int:
     return cancels.count(CANCEL_ASKED) if cancels[-1:] == [CANCEL_ASKED] else 0
 
 
+def read_canceller(run: RunFolder) -> str:
+    """Return what requested the last cancel if it was not `vjob cancel`, such as `Ctrl-C`."""
+    asked = [event for event in read_events(run) if event.get("kind") == CANCEL_ASKED]
+    return str(asked[-1].get("by", "")) if asked else ""
+
+
 def read_requeues(run: RunFolder, job_id: str) -> Dict[int, EndCause]:
     """Return the causes of requeues that the batch script of a job requested itself, by start from
     0."""

@@ -26,7 +26,7 @@ def test_no_further_signal_keeps_it_from_ending_a_run(
 ) -> None:
     done: list[bool] = []
 
-    def cancel(run: RunFolder, screen: Screen, *, now: bool) -> None:
+    def cancel(run: RunFolder, screen: Screen, *, now: bool, by: str) -> None:
         signal.raise_signal(second)
         signal.raise_signal(signal.SIGINT)
         done.append(now)
