@@ -186,7 +186,8 @@ def count_micro_batches(conf: JobConf, written: Collection[str]) -> int | None:
 
 
 def list_changed(conf: JobConf) -> list[str]:
-    """Return the keys that differ from their defaults, as those written in a conf without text."""
+    """Return the keys that differ from their defaults; for a conf without a file, these count as
+    the keys that were written."""
     known = [key for key in list_leaves() if "[]" not in key]
     return [key for key in known if find_value(conf, key) != find_default(key)]
 

@@ -125,7 +125,7 @@ WORDS: Mapping[str, SlurmWord] = {
     "gres": SlurmWord(f"{_NODES}gpus", to_gpus),
     "gpus": _GPUS,
     "gpus-per-node": SlurmWord(_GPUS.key, _to_gpu_count),
-    "gpus-per-task": SlurmWord(_GPUS.key, None, "of one node, where each rank gets one"),
+    "gpus-per-task": SlurmWord(_GPUS.key, None, "of one node; each rank gets one GPU"),
     "cpus-per-task": SlurmWord(f"{_NODES}cpus", None, "of one node: for all its ranks together"),
     "mem": SlurmWord(_MEMORY_GB.key, to_gigabytes),
     "mem-per-cpu": _MEMORY_GB,

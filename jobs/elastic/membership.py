@@ -165,7 +165,7 @@ def leave_out(run: RunFolder, seat: int, why: str) -> None:
 
 
 def read_slow_hosts(run: RunFolder) -> set[str]:
-    """Return the hosts that the run itself asked to leave, which new jobs exclude."""
+    """Return the slow hosts that the run itself released; new jobs exclude them."""
     return {
         str(event.get("node"))
         for event in read_lines(run.vjob_events)
@@ -205,8 +205,8 @@ def _shrink(view: RunView, plan: Plan, count: int | None, hosts: Sequence[str]) 
     seats = sorted((seat for seat in here if seat), reverse=True)[:count]
     if len(seats) < count:
         raise InputError(
-            f"only {len(seats)} of the {len(here)} nodes of {run.name} may leave: the job runs "
-            f"on its first one; `vjob cancel {run.name}` ends the run"
+            f"only {len(seats)} of the {len(here)} nodes of {run.name} may leave, because the "
+            f"batch script runs on the first one; `vjob cancel {run.name}` ends the run"
         )
     said = _let_go(run, plan, here, sorted(seats)) if seats else []
     return [*(_withdraw(view, join) for join in waiting), *said]

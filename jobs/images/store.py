@@ -152,7 +152,7 @@ class NodeStore:
                 age = time.time() - root.used
                 if root.name == base and 0 <= age < FRESH_S:
                     when = show_time(root.used)
-                    return f"it was prepared {when}, for a run that may just be starting"
+                    return f"it was prepared {when}, and its run may just be starting"
                 return self._remove_held(Path(root.path), base)
 
     def _remove_held(self, path: Path, base: str) -> str:

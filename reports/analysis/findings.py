@@ -408,9 +408,9 @@ def _on_pipeline(job: Job, analysis: Analysis) -> Iterator[Finding]:
         values={"step": step.step, "share": measured, "ideal": ideal, "even": even},
         weight=measured,
         sentence=(
-            f"Ranks are idle for {percent(measured)} of a step's pipeline{all_steps}; the same "
-            f"schedule would leave {percent(min(ideal, measured))} with these stage times and "
-            f"free messages, and {percent(even)} with equal stages."
+            f"Ranks are idle for {percent(measured)} of a step's pipeline{all_steps}. With the "
+            f"same schedule it would be {percent(min(ideal, measured))} if messages took no time, "
+            f"and {percent(even)} if the stages also took equal times."
         ),
         evidence=f"{where}: {many} micro-batches, {len(step.stage_work_s)} stages",
         key="train.global_batch_size or parallel.schedule" if even > MUCH_BUBBLE else "",

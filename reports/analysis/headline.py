@@ -492,7 +492,7 @@ def measure_energy(samples: pd.DataFrame, num_gpus: int) -> Known[float]:
     rows = samples[samples["gpu"] != "cpu"] if len(samples) else samples
     rows = rows.dropna(subset=["time", "power_w"]) if len(rows) else rows
     if rows.empty:
-        return NotKnown("no sample has the power of a GPU", (Evidence(source),))
+        return NotKnown("no sample contains a power reading of a GPU", (Evidence(source),))
     if not num_gpus:
         reason = "it is not known how many of the sampled GPUs belong to the job"
         return NotKnown(reason, (Evidence(source, Sure.MEASURED),))

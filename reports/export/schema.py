@@ -52,7 +52,7 @@ KIND_COLUMNS = {
     "B": ("backward_s", "backward"),
     "I": ("backward_inputs_s", "backward of inputs"),
     "W": ("backward_weights_s", "backward of weights"),
-    "O": ("offload_s", "copies of graphs out of memory"),
+    "O": ("offload_s", "offloaded activations: copies from GPU to host memory"),
     "L": ("load_s", "copies of graphs back"),
     "compute": ("compute_s", "compute of a script or a profile"),
     "send": ("send_s", "sends of messages"),
@@ -250,7 +250,7 @@ TABLES = {
             _NODE,
             Column("stream", "text", "`out` or `err`"),
             Column("offset", "int", "where in its file the line begins", "bytes"),
-            Column("time", "time", "when it was written, within a quarter of a second"),
+            Column("time", "time", "time of writing, accurate to a quarter of a second"),
             Column("rank", "int", "rank that wrote it; missing where none did"),
             Column("text", "text", "the line; of a progress bar its last state"),
         ),
@@ -276,7 +276,7 @@ TABLES = {
         ),
     ),
     "timers": Table(
-        "One row per timer of Megatron and rank, over all logged steps.",
+        "One row per Megatron timer and rank, over all logged steps.",
         (
             Column("timer", "text", "its name"),
             _RANK,

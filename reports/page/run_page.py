@@ -290,7 +290,12 @@ SECTIONS = {
     "Job": (
         ("table", "job", "half", ""),
         ("table", "memory", "half", ""),
-        ("figure", "memory", "whole", "Memory of each GPU, or of each rank by its log"),
+        (
+            "figure",
+            "memory",
+            "whole",
+            "Memory of each GPU, or of each rank from its log",
+        ),
         ("table", "attempts", "whole", ""),
         ("table", "morphs", "whole", ""),
         ("table", "failed ranks", "whole", ""),

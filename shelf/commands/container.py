@@ -27,7 +27,8 @@ from vjob.shelf.commands.terminal import say
 
 
 class ContainerGroup(click.Group):
-    """Lists commands in the order of use, and says what Ctrl-C left: nothing."""
+    """Command group that lists its commands in the order of use, and says after Ctrl-C that nothing
+    was left behind."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)

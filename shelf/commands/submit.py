@@ -447,7 +447,8 @@ def profile(
 
 
 def choose_output(conf: JobConf, base: Path, output: Path | None) -> Path:
-    """Return the profile's path; raise InputError if ranks cannot see it or profile nothing."""
+    """Return the path of the profile; raise InputError if the ranks cannot see that path, or if
+    there is nothing to profile."""
     from vjob.jobs.conf.schema import BUILT_IN
     from vjob.jobs.planning.inputs import name_profile
     from vjob.jobs.submit.build_plan import parse_mount

@@ -48,7 +48,7 @@ LAUNCHER_REASONS: Mapping[str, str] = {
         "a rank may use all processors of its node",
     ),
     "no_local_rank": "ranks always find LOCAL_RANK in their environment",
-    "enable_each_rank_log": "lines are kept by node and rank",
+    "enable_each_rank_log": "lines are stored separately for each node and rank",
     "elastic_training": "a run continues with fewer nodes with morph.enabled",
     "min_elastic_nodes": "it is morph.min_nodes",
     "max_elastic_nodes": "it is the number of nodes",

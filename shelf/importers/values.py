@@ -67,7 +67,7 @@ PYXIS: Mapping[str, tuple[str, Any] | None] = {
 }
 """srun's container options, each with its key and value; None as value takes the option's own."""
 SRUN_REASONS: Mapping[str, str] = {
-    "container-name": "the unpacked image is named after the image",
+    "container-name": "the unpacked image gets the name of the image file",
     "jobid": "vjob starts the step in the job that it submits",
     "label": "lines are kept by node and rank",
     "mpi": "ranks are started by vjob's agent, without MPI",

@@ -45,7 +45,7 @@ class Heights:
 
 
 def count_most_heading(height: int) -> int:
-    """Return the most lines that the head may have."""
+    """Return the maximum number of heading lines on a screen of this height."""
     return max(2, min(12, height // 3))
 
 

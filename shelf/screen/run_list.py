@@ -35,7 +35,7 @@ LIST_KEYS = (
     ("Enter", "the live screen of the run under the cursor; q returns"),
     ("q", "quit; all runs continue"),
     ("arrows, j, k", "move; PgUp, PgDn, Home, End"),
-    ("f", "filter by parts of run, job, state, verdict or reason; Esc clears"),
+    ("f", "filter: type a part of a run, job, state, verdict or reason; Esc clears"),
     ("<  >  o", "sort by the column before or after; the other way round"),
     ("space", "mark the run for a comparison, or remove the mark"),
     ("d", "compare the marked runs, or the one that is marked with this one: vjob compare"),

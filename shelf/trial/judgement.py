@@ -69,7 +69,7 @@ def find_trouble(seen: TryObservation) -> Trouble | None:
         return _quote(verdict)
     if len(seen.steps) >= STEPS:
         limit = format_duration(seen.limit_s)
-        cause = f"its {STEPS} steps were done and it did not end within {limit} after them"
+        cause = f"it finished its {STEPS} steps but had not exited {limit} later"
         return Trouble(rule="no end", cause=cause, remedy="--limit gives it longer")
     return None
 

@@ -27,7 +27,7 @@ REQUEUED = "requeued"
 
 
 def news_of(verdict: Verdict) -> str:
-    """Return the news in a verdict: FINE, or a name for the problem."""
+    """Return what a verdict reports: FINE, or the name of the problem."""
     if verdict.health in ENDED:
         return verdict.health.value
     if verdict.exit_code:

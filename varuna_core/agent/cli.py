@@ -156,7 +156,9 @@ def build_parser() -> argparse.ArgumentParser:
     add.add_argument("--warned", default="", metavar="1", help="1 after the scheduler's warning")
     add.add_argument("--job-id", required=True, metavar="ID", help="SLURM_JOB_ID")
     add.add_argument("--restarts", required=True, type=int, metavar="N", help="as the script began")
-    add.add_argument("--run", default="", metavar="DIR", help="run folder that records the requeue")
+    add.add_argument(
+        "--run", default="", metavar="DIR", help="the run folder, in which the requeue is recorded"
+    )
     add.set_defaults(run_command=_run_way)
 
     add = commands.add_parser(

@@ -36,7 +36,7 @@ SHELL = ("/bin/sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash; exec sh
 def enter_node(
     run: RunFolder, plan: Plan, number: int, given_index: int | None, words: Sequence[str]
 ) -> NoReturn:
-    """Become the command, a shell by default; returns only where that fails, by a Refusal."""
+    """Replace this process with the command, a shell by default; raise Refusal if that fails."""
     node = plan.node(compute_index(plan, given_index, os.environ))
     attempt = run.attempt(number)
     master = find_master(attempt)

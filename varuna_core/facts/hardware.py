@@ -65,8 +65,11 @@ XIDS: Mapping[int, Tuple[Xid, str]] = {
     74: (Xid.LINK, "a link to other GPUs failed"),
     79: (Xid.GPU, "it has fallen off the bus"),
     92: (Xid.NOTICE, "many errors of its memory were corrected"),
-    94: (Xid.MEMORY, "an error of its memory ended the program on it, and no other"),
-    95: (Xid.MEMORY, "an error of its memory may have touched other programs"),
+    94: (
+        Xid.MEMORY,
+        "an error in the memory of this GPU ended the program that ran on it, and no other program",
+    ),
+    95: (Xid.MEMORY, "an error in the memory of this GPU may have affected other programs"),
     119: (Xid.GPU, "its own processor does not answer"),
     120: (Xid.GPU, "its own processor failed"),
     **dict.fromkeys(range(144, 151), (Xid.LINK, _LINKS)),

@@ -88,7 +88,7 @@ def describe_lack(one: NotCovered) -> str:
         Lack.SUM: f"no sum over {one.subject} was measured",
         Lack.MEMORY: f"{one.subject}, which may have another amount of memory",
         Lack.MODEL: f"{one.subject}, whose model and sequence length are not compared",
-        Lack.SOFTWARE: f"versions of {one.subject} are not compared",
+        Lack.SOFTWARE: f"the versions of {one.subject} could not be compared",
     }[one.lack]
     if isinstance(one.factor, Within):
         return f"{said}: it takes {one.factor.low:g} to {one.factor.high:g} times as long"

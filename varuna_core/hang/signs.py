@@ -87,7 +87,7 @@ def remove_signs(attempt: AttemptFolder, index: int) -> None:
 
 
 def read_signs(attempt: AttemptFolder, num_nodes: int) -> dict[int, NodeSigns]:
-    """Read the existing files of signs, keyed by node."""
+    """Read the nodes' files of signs of life that exist, keyed by the index of the node."""
     found = {}
     for index in range(num_nodes):
         path = attempt.hang_signs(index)

@@ -94,7 +94,8 @@ def build_parser() -> argparse.ArgumentParser:
     add.add_argument(
         "--tether",
         action="store_true",
-        help="standard input is held by who started us: its end, or its silence, ends us",
+        help="the parent process holds standard input open; this process exits when it closes or "
+        "falls silent",
     )
     add.set_defaults(run_command=_run_node_daemon)
     add = commands.add_parser("manage", parents=[shared, job], help="decide what the run does next")

@@ -172,7 +172,8 @@ class Manager:
         self._land()
 
     def run(self) -> int:
-        """Run until the state has an answer for the batch script's `answer`, and return 0."""
+        """Run until the state says what the batch script should do next, which the script reads
+        with the command `answer`; return 0."""
         try:
             self._link.open()
             self._do(repeat(self._state))

@@ -171,7 +171,7 @@ class StopRanks:
 
 @dataclass(frozen=True)
 class Fence:
-    """Exclude a node from everything further."""
+    """Order to exclude a node from all later jobs and attempts."""
 
     node: str
 

@@ -93,7 +93,7 @@ class Compiled:
 
     @cached_property
     def uses(self) -> Counter[int]:
-        """Return how often each cost occurs."""
+        """Count, for each cost, the actions of the schedule that have it."""
         return Counter(op[1] for op in self.ops)
 
     @cached_property

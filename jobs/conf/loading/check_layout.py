@@ -201,8 +201,8 @@ def check_partition(conf: JobConf) -> Iterator[KeyProblem]:
         if len(parts) != chunks * pipeline:
             word = "two" if chunks == 2 else str(chunks)
             message = (
-                f"has {len(parts)} numbers, but {schedule} has {word} chunks per stage: "
-                f"{chunks * pipeline}"
+                f"has {len(parts)} numbers, but {schedule} needs {chunks * pipeline}: {word} "
+                f"chunks for each of {pipeline} stages"
             )
             yield key, text, message
     elif chunks is None:

@@ -390,7 +390,8 @@ def _add_origin(found: dict[str, Origin], key: str, value: object, where: str, s
 
 
 def _counts(conf: JobConf, key: str, lines: Mapping[str, str]) -> bool:
-    """Return False for a default that never reaches the conf's program."""
+    """Return True if a key of the site file affects this conf; False for a default that is never
+    passed to its program."""
     kind = conf.program.kind
     is_unwritten = kind in OWN_MODEL and find_variable(key) is not None
     if key.startswith("program.") or is_unwritten or goes_by_reference(kind, key):

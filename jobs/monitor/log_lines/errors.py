@@ -111,7 +111,8 @@ def strip_tags(text: str) -> str:
 
 
 def classify_line(text: str) -> str | None:
-    """Return the kind of the first row that matches a line; None for an ordinary line."""
+    """Return the kind that the first matching row of known lines gives; None for an ordinary
+    line."""
     text = text[:MOST_CHARS]
     table = load_table()
     candidates = table.find_candidates(text.translate(_NO_DIGITS).lower())

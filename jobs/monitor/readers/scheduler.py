@@ -47,7 +47,7 @@ class SchedulerAnswer:
 
 
 class SchedulerDesk:
-    """Poller of the scheduler about one run."""
+    """Polls the scheduler for the state of one run."""
 
     def __init__(
         self,

@@ -128,7 +128,8 @@ def judge_het_steps(facts: dict[str, str]) -> Diagnosis:
             text="het jobs start only by backfill, without bf_hetjob_immediate: longer waits",
             remedy="an admin may add bf_hetjob_immediate to SchedulerParameters; or hetero: split",
         )
-    return Diagnosis(name="het jobs", status="ok", text="steps over components are allowed")
+    text = "one srun step may span all components of a het job"
+    return Diagnosis(name="het jobs", status="ok", text=text)
 
 
 def judge_preemption(facts: dict[str, str]) -> Diagnosis:

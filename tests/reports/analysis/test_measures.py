@@ -290,8 +290,8 @@ def test_time_without_samples_has_no_energy() -> None:
 @pytest.mark.parametrize(
     ("power", "num_gpus", "reason"),
     [
-        ({}, 1, "no sample has the power of a GPU"),
-        ({"n0:0": [None, None]}, 1, "no sample has the power of a GPU"),
+        ({}, 1, "no sample contains a power reading of a GPU"),
+        ({"n0:0": [None, None]}, 1, "no sample contains a power reading of a GPU"),
         (
             {"n0:0": [10.0, 9.0]},
             0,

@@ -171,7 +171,7 @@ def add_links(states: Mapping[str, GpuState], status: str, errors: str) -> Dict[
 
 
 def _split_gpus(text: str) -> Dict[str, str]:
-    """Return the lines below each GPU's own, by its uuid."""
+    """Return the lines that follow each GPU's heading line, keyed by the uuid of the GPU."""
     places = [*_GPU.finditer(text)]
     ends = [*(place.start() for place in places[1:]), len(text)]
     return {

@@ -223,7 +223,8 @@ class _Guest:
 
 
 class Hub:
-    """The server end. `step` does the pending work without blocking; poll `fileno` to know when."""
+    """The server end of the agents' connections. `step` does the pending work without blocking;
+    poll `fileno` to know when."""
 
     def __init__(self, address: str, *, num_members: int, silent_s: float) -> None:
         """Listen on this address, on a port that the kernel chooses."""

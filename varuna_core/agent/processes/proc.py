@@ -127,7 +127,7 @@ MARKS = ("VJOB_RUN", "VJOB_ATTEMPT", "VJOB_TRACE")
 
 
 class ContainerProcesses:
-    """The processes of one rank."""
+    """The processes of one rank that runs in a container."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._marks = [

@@ -61,7 +61,8 @@ def _strip(env: Mapping[str, str]) -> dict[str, str]:
 
 
 class Origin:
-    """The process that forks the ranks; all of it in the agent's main thread."""
+    """The agent's handle on the process that forks the ranks; only the agent's main thread uses
+    it."""
 
     def __init__(self, model: RankStart, count: int, word: str = FORK) -> None:
         """Start it for up to `count` ranks like `model`, from the main thread of a process that

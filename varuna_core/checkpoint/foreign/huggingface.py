@@ -266,7 +266,8 @@ def _take_model(
     if found is None:
         if heads is not None or vocab is not None:
             raise CheckpointError(
-                f"{reader.folder} is not of a built-in program: remove heads and vocab"
+                f"{reader.folder} was not written by a built-in program, so heads and vocab do "
+                "not apply: omit them"
             )
         made = None if given is None else {**given, "dtype": dtype}
         if made is not None:

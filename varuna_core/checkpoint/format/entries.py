@@ -273,7 +273,7 @@ def _take(entry: Entry) -> Tensor:
     tensor = entry.load().detach().cpu().contiguous()
     if tensor.shape != entry.box.extent or tensor.element_size() != ITEM_BYTES[entry.dtype]:
         raise CheckpointError(
-            f"{entry.kind} {entry.name!r} has changed its shape since it was passed"
+            f"{entry.kind} {entry.name!r} has changed its shape since the save began"
         )
     return tensor
 

@@ -79,7 +79,7 @@ ROWS = (
         r"\bXid \(.*?\): \d",
         "the driver reports a fault of this GPU",
         EXCLUDE,
-        tell_admin("the number of the fault"),
+        tell_admin("the number of the fault (Xid)"),
         fatal=True,
     ),
     cause(

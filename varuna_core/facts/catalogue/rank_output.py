@@ -358,7 +358,7 @@ NETWORK = (
         r"|mlx5.*(syndrome|fatal|Completion with error)",
         "the network card or its link fails",
         look_at("ibstat", "and `ibdev2netdev` there"),
-        set_env("NCCL_IB_DISABLE=1", "to see whether it goes on without it"),
+        set_env("NCCL_IB_DISABLE=1", "to see whether the run goes on without InfiniBand"),
         EXCLUDE,
         stream=Stream.ANY,
     ),

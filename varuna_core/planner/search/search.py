@@ -343,7 +343,7 @@ class Search:
             self.left.update(options)
 
     def _dive(self, floors: Sequence[_Floor]) -> None:
-        """Time one plan for each option, with the counts of its least floor, to get a first limit.
+        """Simulate one plan for each option, which gives a first limit: that of its lowest bound.
 
         At least one plan is found whatever the deadline.
         """
@@ -421,8 +421,8 @@ class Search:
                     push(chain, left)
 
     def _group(self, floors: Sequence[_Floor]) -> Iterator[list[_Floor]]:
-        """Yield groups of options that differ only in recompute and share a bound, then each other
-        option by itself."""
+        """Group the options that differ only in recompute and have the same bound; yield these
+        groups, then every other option by itself."""
         groups: dict[Any, list[_Floor]] = {}
         for number, one in enumerate(floors):
             option = one[0]

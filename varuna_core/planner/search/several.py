@@ -157,7 +157,7 @@ def try_several(
 
 
 class _Several:
-    """Search for plans of one question with several stages a rank."""
+    """Search for plans, for one planning request, in which each rank has several stages."""
 
     def __init__(
         self,

@@ -96,7 +96,7 @@ class Clock(Protocol):
         before it."""
 
     def settle(self) -> None:
-        """Update the times from what the device has completed since."""
+        """Update the times from the events that the device has completed since the last call."""
 
     def is_settled(self, at: float) -> bool: ...
 

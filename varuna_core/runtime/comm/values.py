@@ -71,7 +71,8 @@ class Structure:
 
     @staticmethod
     def of(shown: Any, hole: Any, learning: tuple[bool, ...] | None) -> Structure:
-        """Return the structure from a result of `show`."""
+        """Build the structure that `show(hole)` returned as `shown`; `hole` stands for each
+        tensor."""
         if isinstance(shown, int):
             return _build_flat(shown, learning)
         leaves, tree = pytree.tree_flatten(shown)

@@ -89,7 +89,7 @@ class GraphMeter:
 
 
 def measure_storages(tensors: Iterable[Any]) -> dict[int, int]:
-    """Return the total bytes of the distinct storages."""
+    """Return the bytes of each distinct storage, keyed by the storage."""
     found: dict[int, int] = {}
     for held in tensors:
         tensor = _pick_memory(held)

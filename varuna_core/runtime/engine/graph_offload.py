@@ -37,7 +37,8 @@ class Copies(Protocol):
     """Copies of one graph's memory outside the device."""
 
     def bring_back(self) -> list[Tensor]:
-        """Start to copy back into newly allocated device memory, in order."""
+        """Start to copy the offloaded tensors back into newly allocated device memory; return the
+        new tensors in order."""
 
     def wait(self) -> None:
         """Make later work of the device wait until all copies are back."""

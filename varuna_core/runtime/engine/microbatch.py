@@ -87,7 +87,7 @@ class BatchSplitter:
         return BatchSplitter(dims)
 
     def list_dims(self) -> list[int]:
-        """Return the distinct dimensions that hold samples."""
+        """Return the distinct batch dimensions, in which an input holds its samples."""
         return [*dict.fromkeys(dim for dim in self.dims.values() if dim is not None)]
 
     def count(self, inputs: Mapping[str, Any]) -> int:

@@ -317,7 +317,9 @@ class Passes:
         self._place: Place | None = None
 
     def begin_step(self, actions: Sequence[Action], *, may_record: bool) -> None:
-        """Choose the class of each pass from the actions of the step."""
+        """Choose how each forward and backward of the step runs: plainly, recorded, offloaded or
+        with
+        recompute. With `may_record`, new CUDA graphs may be recorded."""
         self._staying.clear()
         self._offloaded = {(a.stage, a.microbatch) for a in actions if a.kind == "O"}
         self._recordable = set[tuple[int, int]]()

@@ -141,7 +141,8 @@ class Replay:
         self._whole: _Run | None = None
 
     def check(self, index: int, segments: range, plan: StubPlan, record: Record) -> None:
-        """Raise SplitError if the stage of these segments would compute something else."""
+        """Raise SplitError if a stage of these segments would compute something else than the
+        recorded forward of the whole model."""
         if not segments or not segments.start or not plan:
             return
         try:

@@ -62,7 +62,8 @@ def take_plain(model: Any) -> Any:
                 )
         if getattr(module, "_compiled_call_impl", None) is not None:
             log.warning(
-                "%s was compiled in place; its copy in a stage is not: say compile=True", shown
+                "%s was compiled in place, but its copy in a stage is not: pass compile=True",
+                shown,
             )
     return model
 

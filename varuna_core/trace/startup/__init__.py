@@ -1,1 +1,2 @@
-"""Folder put on PYTHONPATH for a rank's Python to import first, for a timeline (trace/hook.py)."""
+"""This folder is put on PYTHONPATH, so that a rank's Python imports the hook for a timeline first
+(trace/hook.py)."""
