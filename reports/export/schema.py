@@ -53,7 +53,7 @@ KIND_COLUMNS = {
     "I": ("backward_inputs_s", "backward of inputs"),
     "W": ("backward_weights_s", "backward of weights"),
     "O": ("offload_s", "offloaded activations: copies from GPU to host memory"),
-    "L": ("load_s", "copies of graphs back"),
+    "L": ("load_s", "offloaded activations: copies back"),
     "compute": ("compute_s", "compute of a script or a profile"),
     "send": ("send_s", "sends of messages"),
     "all-reduce": ("all_reduce_s", "sums over replicas"),

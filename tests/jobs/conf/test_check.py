@@ -289,7 +289,7 @@ def test_the_global_batch_is_a_multiple_of_what_the_replicas_take() -> None:
         ("8", "1f1b", "has 1 numbers, but parallel.pipeline is 2"),
         ("4-4", "interleaved", "equally many chunks on each of 2 stages: 4, 6, ..."),
         ("3-3-2", "interleaved", "equally many chunks"),
-        ("4-4", "zbv", "zbv has two chunks per stage: 4"),
+        ("4-4", "zbv", "zbv needs 4: two chunks"),
     ],
 )
 def test_a_partition_fits_the_stages_and_the_model(
