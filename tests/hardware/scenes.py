@@ -298,8 +298,8 @@ SCENES = (
               "a row of its memory could not be replaced"),
     on_kernel(74, "pid=4021, name=python, NVLink: fatal error detected on link 6(0x10000, 0x0)",
               "a link to other GPUs failed", "NVRM 535.161"),
-    on_kernel(95, "pid=1, Uncontained: FBHUB. RST: Yes, D-RST: No", "an error in the memory of this "
-              "GPU may have affected other programs", "NVRM 570.86"),
+    on_kernel(95, "pid=1, Uncontained: FBHUB. RST: Yes, D-RST: No", "an error in the memory of "
+              "this GPU may have affected other programs", "NVRM 570.86"),
     on_kernel(119, "pid=8123, name=nvidia-smi, Timeout after 6s of waiting for RPC response from "
               "GPU1 GSP! Expected function 76 (GSP_RM_CONTROL)", "its own processor does not "
               "answer", "NVRM 535.54"),

@@ -2,13 +2,8 @@
 
     cause.py      End: why a run or an attempt ended, who ended it, and what shows it
     sentences.py  describe_end: the sentence for an End
-<<<<<<< HEAD
-    deciding.py   choose_end: which of two witnesses of an end is believed
-    legacy.py     ends in older run folders; the only module that reads sentences of older versions
-=======
     deciding.py   choose_end: which of two conflicting accounts of an end is believed
-    legacy.py     ends in folders of older versions, the only place that reads our old sentences
->>>>>>> 13819f81 (Texts that two readers did not follow: 12 of 240, and forty that they found clumsy)
+    legacy.py     ends in older run folders; the only module that reads sentences of older versions
     known.py      Evidence; Known values, or NotKnown with the reason
     remedy.py     Remedy: what to do; `render` writes it in the words of a conf, of sbatch, ...
     finding.py    Finding: one observation with its values, evidence and remedies
