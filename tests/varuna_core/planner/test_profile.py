@@ -234,7 +234,9 @@ def test_a_half_of_a_sum_is_as_measured_or_half_of_it() -> None:
     assert parse_profile(render_profile(profile)) == profile == profile.extend(profile)
     fields = json.loads(render_profile(profile))
     fields["halves"][0]["half"] = "shuffle"
-    with pytest.raises(PlanningError, match="half 'shuffle' of a sum: expected one of reduce"):
+    with pytest.raises(
+        PlanningError, match="'shuffle' is not a half of an all-reduce: use one of reduce"
+    ):
         parse_profile(json.dumps(fields))
     del fields["halves"]
     assert parse_profile(json.dumps(fields)).network.halves == {}

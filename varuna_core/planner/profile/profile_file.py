@@ -213,8 +213,8 @@ def _parse(fields: Mapping[str, Any]) -> Profile:
     for one in fields.get("halves", []):
         half = one["half"]
         if half not in HALVES:
-            known = " or ".join(HALVES)
-            raise PlanningError(f"{half!r} is not a half of an all-reduce: use {known}")
+            known = ", ".join(HALVES)
+            raise PlanningError(f"{half!r} is not a half of an all-reduce: use one of {known}")
         key = half, str(one["gpu"]), int(one["ranks"]), int(one["on_a_node"])
         halves[key] = _parse_link(one)
     return Profile(
