@@ -212,6 +212,7 @@ def render_comparison(jobs: Sequence[Compared], *, made_at: str) -> str:
         made_at=made_at,
         sections=[("Comparison", parts), *([("Curves", curves)] if curves else [])],
         figures={"series": figure} if figure is not None else {},
+        compares=True,
     )
     return render(page)
 

@@ -19,10 +19,15 @@ BLUE, ORANGE, GREEN, RED = "#0072b2", "#e69f00", "#009e73", "#d55e00"
 PINK, GREY = "#cc79a7", "#8a8f98"
 MOST_POINTS = 1500
 MOST_TICKS = 24
+MOST_STRIPS = 64
 ROW_GAP = 30
 """Pixels above a row, for its title."""
 
 Figure = dict[str, Any]
+
+CIVIDIS = ((0, "#00224e"), (0.25, "#434e6c"), (0.5, "#7d7c78"), (0.75, "#bcae6c"), (1, "#fee838"))
+BLUE_TO_RED = ((0, "#2166ac"), (0.5, "#f2f2f2"), (1, "#b2182b"))
+"""Colours of heat maps, at shares of their scale."""
 
 LEAN: Figure = {"zeroline": False, "nticks": 5}
 """Settings of an axis of a low row."""
@@ -47,6 +52,12 @@ def draw(data: list[Figure], **layout: Any) -> Figure:
             **layout,
         },
     }
+
+
+def needs_plotly(figure: Figure) -> bool:
+    """Return True for heat maps of more rows than a low picture shows, or of uneven columns."""
+    maps = [trace for trace in figure["data"] if trace["type"] == "heatmap"]
+    return any("x0" not in one or len(one["z"]) > MOST_STRIPS for one in maps)
 
 
 def thin(y: Matrix) -> npt.NDArray[np.int64]:
@@ -161,6 +172,7 @@ def _draw_line(
         "line": {"color": colour, "width": 1.5},
         "marker": {"color": colour, "size": 5},
         "name": title,
+        "legendgroup": title,
         "hovertemplate": f"step %{{customdata[1]}}{of}: %{{y:.4g}}<extra>{title}</extra>",
     }
 

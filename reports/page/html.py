@@ -1,8 +1,9 @@
 """Render one HTML file that opens anywhere without a network: a template with its style and
 scripts.
 
-Findings and tables are plain HTML. The data of the figures and plotly itself are embedded, deflated
-and in base64; this makes plotly a third of its size.
+Findings and tables are plain HTML. The data of the figures is embedded, deflated and in base64. A
+script of the page draws ordinary figures; plotly, two megabytes, is embedded only where a figure
+needs it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from varuna_core import __version__
 from varuna_core.records.logs.tail import COLOUR
 from vjob.reports.analysis.findings import Finding
 from vjob.reports.analysis.headline import Fact
+from vjob.reports.page.figure import needs_plotly
 from vjob.reports.page.sections import ReportTable, shorten
 
 LEVEL = 6
@@ -49,7 +51,10 @@ def list_planes(column: npt.NDArray[Any]) -> bytes:
 
 
 WEB = files("vjob.reports") / "web"
-SCRIPTS = ("unpack.js", "steps.js", "raster.js", "painter.js", "timeline.js", "page.js")
+SCRIPTS = (
+    *("unpack.js", "view.js", "steps.js", "raster.js", "painter.js", "timeline.js", "chart.js"),
+    "page.js",
+)
 MOST_ROWS = 30
 """Rows of a table on the page; an export has all."""
 
@@ -99,6 +104,9 @@ class Page:
     conf: str = ""
     figures: dict[str, Any]
     """plotly figures, by the names that parts refer to."""
+    compares: bool = False
+    """True for a page about several runs, whose figures plotly draws: their lines are many, and one
+    zooms into both axes and isolates a run by its name."""
     timeline: dict[str, Any] | None = None
     """Data about the steps that page.js needs."""
     steps: Sequence[str] = ()
@@ -107,10 +115,14 @@ class Page:
 
 def render(page: Page) -> str:
     """Render the whole file."""
+    figures: dict[bool, dict[str, Any]] = {False: {}, True: {}}
+    for name, figure in page.figures.items():
+        figures[page.compares or needs_plotly(figure)][f"figure-{name}"] = figure
+    model = {**(page.timeline or {"steps": []}), "charts": figures[False], "figures": figures[True]}
     return _render(
         page,
-        model=pack_json({**_get_timeline(page), "figures": _name_figures(page)}),
-        plotly=_pack_plotly(),
+        model=pack_json(model),
+        plotly=_pack_plotly() if figures[True] else "",
         script=Markup(read_scripts(SCRIPTS)),
     )
 
@@ -145,14 +157,6 @@ def _render(page: Page, **values: Any) -> str:
         styles=Markup((WEB / "page.css").read_text(encoding="utf-8")),
         **values,
     )
-
-
-def _get_timeline(page: Page) -> dict[str, Any]:
-    return page.timeline or {"steps": []}
-
-
-def _name_figures(page: Page) -> dict[str, Any]:
-    return {f"figure-{name}": figure for name, figure in page.figures.items()}
 
 
 def _write_json(value: Any) -> bytes:

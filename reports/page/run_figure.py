@@ -19,6 +19,8 @@ from vjob.reports.analysis.measures import Analysis, list_ranks
 from vjob.reports.load.tables import Job
 from vjob.reports.page.figure import (
     BLUE,
+    BLUE_TO_RED,
+    CIVIDIS,
     GREEN,
     GREY,
     LEAN,
@@ -216,9 +218,9 @@ def draw_run(job: Job, analysis: Analysis) -> Figure | None:
     rows = FigureRows()
     if span is not None and has_times:
         worked, against = build_work_strips(job, span)
-        _add_strips(rows, span, worked, "work of each rank, part of its steps", "Cividis", 1.0)
+        _add_strips(rows, span, worked, "work of each rank, part of its steps", CIVIDIS, 1.0)
         if len(against.names):
-            _add_strips(rows, span, against, "work against the median of its stage", "RdBu", None)
+            _add_strips(rows, span, against, "work against the median of its stage", BLUE_TO_RED, None)
     if span is not None and has_times:
         _add_marks(rows, job, analysis, span)
     x_of = _StepPlaces(job, analysis, span if has_times else None)
@@ -229,7 +231,7 @@ def draw_run(job: Job, analysis: Analysis) -> Figure | None:
             scaled = Strips(names=busy.names, values=[row / 100 for row in busy.values])
             is_cpu = all(name.endswith("processors") for name in busy.names)
             title = "processors busy" if is_cpu else "GPUs busy"
-            _add_strips(rows, span, scaled, title, "Cividis", 1.0)
+            _add_strips(rows, span, scaled, title, CIVIDIS, 1.0)
     if not rows.rows:
         return None
     title = f"{span.unit} since the start" if span is not None and has_times else "step"
@@ -240,7 +242,7 @@ def draw_run(job: Job, analysis: Analysis) -> Figure | None:
 
 
 def _add_strips(
-    rows: FigureRows, span: Span, strips: Strips, title: str, scale: str, most: float | None
+    rows: FigureRows, span: Span, strips: Strips, title: str, scale: Any, most: float | None
 ) -> None:
     """Add a heat map, a row for each rank; `most` is the scale's top, None centres it on 1."""
     count = len(strips.names)

@@ -20,6 +20,7 @@ from vjob.reports.analysis.opening import write_opening
 from vjob.reports.load.tables import Job
 from vjob.reports.page.figure import (
     BLUE,
+    CIVIDIS,
     GREEN,
     GREY,
     LEAN,
@@ -165,7 +166,9 @@ def draw_training(analysis: Analysis) -> Figure | None:
     if not rows.rows:
         return None
     buttons: Figure = {"updatemenus": [LOG_BUTTONS]} if losses else {}
-    return rows.draw({"title": {"text": "step"}, "zeroline": False}, **buttons)
+    several = len({line["name"] for line in losses}) > 1
+    axis = {"title": {"text": "step"}, "zeroline": False}
+    return rows.draw(axis, showlegend=several, **buttons)
 
 
 def _draw_losses(table: pd.DataFrame) -> list[Figure]:
@@ -205,9 +208,9 @@ def draw_timers(job: Job) -> Figure | None:
     data = {
         "type": "heatmap",
         "z": list_cells(values),
-        "x": [int(rank) for rank in wide.columns],
+        **_place_ranks([int(rank) for rank in wide.columns]),
         "y": [plain(timer) for timer in wide.index],
-        "colorscale": "Cividis",
+        "colorscale": CIVIDIS,
         "colorbar": {"thickness": 10, "ticksuffix": " ms", "tickfont": {"size": 10}},
         "hovertemplate": "rank %{x}, %{y}: %{z:.4g} ms<extra></extra>",
     }
@@ -220,8 +223,16 @@ def draw_timers(job: Job) -> Figure | None:
     )
 
 
+def _place_ranks(ranks: list[int]) -> Figure:
+    """Return the places of columns: evenly from the first on, or else each of them."""
+    is_whole = ranks == list(range(ranks[0], ranks[0] + len(ranks)))
+    return {"x0": ranks[0], "dx": 1} if is_whole else {"x": ranks}
+
+
 MOST_LINES = 64
 """The most GPUs or ranks with a line of their own, chosen by the highest memory."""
+MOST_NAMED = 12
+"""The most of them that are named above the chart."""
 
 
 def draw_memory(job: Job) -> Figure | None:
@@ -264,7 +275,8 @@ def draw_memory(job: Job) -> Figure | None:
     rows = FigureRows()
     rows.add(160, "memory in use, GiB", {**LEAN, "rangemode": "tozero"}, lines)
     title = "minutes since the first sample" if axis == "minutes" else "step"
-    return rows.draw({"title": {"text": title}, "zeroline": False})
+    showlegend = 1 < len(lines) <= MOST_NAMED
+    return rows.draw({"title": {"text": title}, "zeroline": False}, showlegend=showlegend)
 
 
 MOST_CONF = 200_000

@@ -157,6 +157,7 @@ def render_sweep(
         made_at=made_at,
         sections=[("Runs", [rows]), *([("Final figures", parts)] if parts else [])],
         figures=figures,
+        compares=True,
     )
     return render(page)
 

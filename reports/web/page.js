@@ -1,4 +1,4 @@
-// Brings the page to life: the timeline first, then plotly and its figures.
+// Brings the page to life: the timeline first, then charts, and plotly where a figure needs it.
 "use strict";
 
 const root = document.documentElement;
@@ -17,8 +17,10 @@ async function start() {
   preparePrint();
   shown.model = JSON.parse(await unpackText("model"));
   if (shown.model.steps.length) await startTimeline((facts) => unpackBytes(`step-${shown.model.steps.indexOf(facts)}`));
-  await loadPlotly();
-  for (const [id, figure] of Object.entries(shown.model.figures)) await drawFigure(id, figure);
+  for (const [id, figure] of Object.entries(shown.model.charts)) new Chart(byId(id), figure, chooseStep);
+  const figures = Object.entries(shown.model.figures);
+  if (figures.length) await loadPlotly();
+  for (const [id, figure] of figures) await drawFigure(id, figure);
 }
 
 // What the page shows: the steps' facts, and their timeline.
@@ -112,6 +114,16 @@ function drawLegend(step) {
   byId("legend").replaceChildren(...items);
 }
 
+// A click on a step shows its timeline, or that of the nearest held step.
+function chooseStep([attempt, step]) {
+  if (step === undefined || !shown.timeline) return;
+  const apart = shown.model.steps.map((facts) => (facts.attempt === attempt ? Math.abs(facts.step - step) : Infinity));
+  const nearest = apart.indexOf(Math.min(...apart));
+  if (nearest < 0 || apart[nearest] === Infinity) return;
+  shown.timeline.choose(nearest);
+  byId("timeline").scrollIntoView({ behavior: "smooth" });
+}
+
 // Plotly's figures.
 
 async function loadPlotly() {
@@ -125,16 +137,7 @@ async function drawFigure(id, figure) {
   const place = byId(id);
   const options = { responsive: true, displayModeBar: false };
   await Plotly.newPlot(place, figure.data, figure.layout, options);
-  // A click on a step shows its timeline, or that of the nearest held step.
-  place.on("plotly_click", ({ points }) => {
-    const [attempt, step] = points[0].customdata ?? [];
-    if (step === undefined || !shown.timeline) return;
-    const apart = shown.model.steps.map((facts) => (facts.attempt === attempt ? Math.abs(facts.step - step) : Infinity));
-    const nearest = apart.indexOf(Math.min(...apart));
-    if (nearest < 0 || apart[nearest] === Infinity) return;
-    shown.timeline.choose(nearest);
-    byId("timeline").scrollIntoView({ behavior: "smooth" });
-  });
+  place.on("plotly_click", ({ points }) => chooseStep(points[0].customdata ?? []));
 }
 
 // On paper all is light, and as wide as the paper. The timeline has a picture ready.

@@ -56,9 +56,7 @@ class Painter {
 
   _paintAxis(pen) {
     const { from, to } = this.view;
-    const least = ((to - from) * 90) / this.room.width;
-    const power = 10 ** Math.floor(Math.log10(least));
-    const apart = [1, 2, 5, 10].map((times) => times * power).find((ticks) => ticks >= least);
+    const apart = spaceMarks(((to - from) * 90) / this.room.width);
     pen.fillStyle = this.palette.soft;
     pen.textAlign = "center";
     pen.textBaseline = "alphabetic";

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from tests.reports.page.browser import Tab, start_browser
-from tests.reports.traces import write_simulated
+from tests.reports.traces import MS, write_rank, write_simulated
 from varuna_core.records.logs.training_log import Iteration, format_iteration, format_job_info
 from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.registry import build_schedule
 from vjob.reports.analysis.findings import find_all
 from vjob.reports.analysis.measures import analyse
 from vjob.reports.load.tables import load_job
+from vjob.reports.page.figure import MOST_STRIPS
 from vjob.reports.page.run_page import render_page
 
 pytestmark = pytest.mark.browser
@@ -75,7 +76,7 @@ def test_the_page_opens_without_errors_or_a_network(browser: Any, path: Path) ->
     with Tab(browser, path) as tab:
         assert tab.troubles == []
         assert [url for url in tab.requests if not url.startswith(("file:", "blob:"))] == []
-        assert tab.page.locator(".plot.js-plotly-plot").count() >= 4
+        assert tab.page.locator(".plot > svg").count() >= 4
         assert not tab.page.locator("#trouble").is_visible()
         assert "Ranks are idle" in tab.page.locator("#findings li").first.inner_text()
 
@@ -218,9 +219,73 @@ def test_a_job_with_logs_alone_that_still_runs(browser: Any, tmp_path: Path) -> 
 
 def test_a_click_on_a_step_shows_its_timeline(browser: Any, path: Path) -> None:
     with Tab(browser, path) as tab:
-        tab.page.evaluate(
-            """() => document.getElementById("figure-run")
-              .emit("plotly_click", { points: [{ customdata: ["", 3] }] })"""
-        )
+        rows = 0
+        while not walk(tab, "run", "ArrowDown").startswith("step 1"):
+            rows += 1
+            assert rows < 20, "step times come after the ranks' work and what happened"
+        assert walk(tab, "run", "ArrowRight", "ArrowRight").startswith("step 3")
+        walk(tab, "run", "Enter")
         tab.page.wait_for_selector('#which:has-text("step 3")', state="attached")
         assert tab.troubles == []
+
+
+def walk(tab: Tab, figure: str, *keys: str) -> str:
+    """What a chart says after these keys."""
+    for key in keys:
+        tab.page.locator(f"#figure-{figure} > svg").press(key)
+    return str(tab.page.locator(f"#figure-{figure} .tip").text_content())
+
+
+def read_marks(tab: Tab, figure: str) -> list[str]:
+    """The texts of a chart, once it is drawn: titles and the marks of its axes."""
+    tab.page.evaluate("() => new Promise(requestAnimationFrame)")
+    return [str(text) for text in tab.page.locator(f"#figure-{figure} text").all_text_contents()]
+
+
+def test_keys_go_from_value_to_value_of_a_chart(browser: Any, path: Path) -> None:
+    with Tab(browser, path) as tab:
+        assert walk(tab, "training", "ArrowRight") == "step 4: 5\nloss"
+        assert walk(tab, "training", "ArrowRight") == "step 8: 1\nloss"
+        assert walk(tab, "training", "ArrowLeft", "ArrowLeft") == "step 4: 5\nloss"
+        assert walk(tab, "training", "Escape") == "" and tab.troubles == []
+
+
+def test_a_chart_is_pointed_at_zoomed_and_shown_whole(browser: Any, path: Path) -> None:
+    with Tab(browser, path) as tab:
+        chart = tab.page.locator("#figure-training > svg")
+        chart.scroll_into_view_if_needed()
+        box, whole = chart.bounding_box(), read_marks(tab, "training")
+        tab.page.mouse.move(box["x"] + box["width"] - 40, box["y"] + 200)
+        assert tab.page.locator("#figure-training .tip").inner_text() == "step 8: 1\nloss"
+        tab.page.mouse.down()
+        tab.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 100, steps=3)
+        tab.page.mouse.up()
+        zoomed = read_marks(tab, "training")
+        assert "5" in whole and "5" not in zoomed and "7" in zoomed
+        chart.dblclick()
+        assert read_marks(tab, "training") == whole and tab.troubles == []
+
+
+def test_a_name_hides_its_series_and_the_loss_has_a_log_scale(browser: Any, path: Path) -> None:
+    with Tab(browser, path) as tab:
+        bars = tab.page.locator("#figure-shares .frame rect")
+        assert bars.count() == 8
+        tab.page.get_by_role("button", name="waiting for work of others").click()
+        assert bars.count() == 6
+        before = read_marks(tab, "training")
+        button = tab.page.get_by_role("button", name="loss on a log scale")
+        button.click()
+        assert button.get_attribute("aria-pressed") == "true"
+        assert read_marks(tab, "training") != before
+
+
+def test_plotly_is_on_a_page_only_where_it_draws(browser: Any, path: Path, tmp_path: Path) -> None:
+    """An ordinary page is a fifth of plotly's size."""
+    assert path.stat().st_size < 400_000
+    for rank in range(MOST_STRIPS + 1):
+        events = [("F", 1, 0, 0, 0, 0, MS, 0, ""), ("data", 1, 0, -1, 0, 0, 9 * MS, 0, "")]
+        write_rank(tmp_path, rank, events, replica=rank)
+    with Tab(browser, write_page(tmp_path)) as tab:
+        assert tab.page.locator(".plot.js-plotly-plot").count() == 1
+        assert tab.page.locator(".plot > svg").count() == 2
+        assert tab.page.get_by_text("holds plotly").is_visible() and tab.troubles == []

@@ -13,7 +13,7 @@ from vjob.jobs.reporting.report import ReportOutputs, write_report
 
 pytestmark = pytest.mark.browser
 
-FIGURES = "document.querySelectorAll('.plot.js-plotly-plot').length"
+FIGURES = "document.querySelectorAll('.plot > svg').length"
 QUIET = "document.getElementById('trouble').hidden"
 PAINTED = """(() => {
   const canvas = document.querySelector('#lanes canvas');

@@ -136,7 +136,7 @@ def test_a_report_is_drawn_from_a_server_as_from_its_file(tmp_path: Path, tab: A
         tab.goto(url)
         wait_until(tab, "document.documentElement.dataset.drawn")
         assert tab.locator("#step option").count() == 4
-        assert tab.locator(".plot.js-plotly-plot").count() >= 2
+        assert tab.locator(".plot > svg").count() >= 2
         assert {one for one in asked if not one.startswith(("blob:", "data:"))} == {url}
 
 
