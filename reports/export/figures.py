@@ -22,7 +22,7 @@ NO_TRACE = "no rank wrote a trace (docs/report.md, The trace)"
 
 
 def overview(job: JobLike) -> go.Figure:
-    """Draw the whole run: work of ranks, events, step times, loss and GPUs over time."""
+    """Draw the whole run: work of ranks, events, step times and GPUs over time."""
     tables = load_job(job)
     return _build(draw_run(tables.job, tables.analysis), f"{tables.name}: nothing to draw yet")
 

@@ -1,5 +1,5 @@
-"""Draw the figure of the whole run: ranks, events, steps, loss and GPUs in charts stacked on one
-time axis.
+"""Draw the figure of the whole run: ranks, events, steps and GPUs in charts stacked on one time
+axis.
 
 The run is divided into a few hundred columns of time. The work of a step is spread evenly over the
 step; between two steps nothing is known.
