@@ -1,7 +1,7 @@
 """Cost of reading a run's files for a report, beside plain ways to read the same files.
 
     python -m benchmarks.commands.report [--trace-mb 1000] [--nodes 64 --log-mb 50] [--ranks 1024]
-        [--events 1024000] [--write]
+        [--events 1024000] [--before TREE] [--write]
 
 Each way runs in a process of its own; its memory is that process' peak. The logs are one file under
 many names. The seed's way is measured on a part of one log and told for all: that would take hours.
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import RESULTS
-from benchmarks.commands.report_page import measure_page, write_page
+from benchmarks.commands.report_page import measure_ordinary, measure_page, write_page
 from tests.megatron_lines import format_timers
 from varuna_core.records.logs.trace import COLUMNS, FORMAT, TraceWriter
 from varuna_core.records.logs.training_log import Iteration, format_iteration
@@ -200,6 +200,7 @@ def main() -> None:
     parser.add_argument("--seed-mb", type=float, default=1.0)
     parser.add_argument("--ranks", type=int, default=1024)
     parser.add_argument("--events", type=int, default=1_024_000, help="of the page")
+    parser.add_argument("--before", type=Path, metavar="TREE", help="a checkout to compare with")
     parser.add_argument("--folder", type=Path, help="where the files go; default: a temporary one")
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
     options = parser.parse_args()
@@ -212,6 +213,7 @@ def main() -> None:
                 *measure_writer(Path(name)),
                 "",
                 *measure_page(Path(name) / "page", options.events),
+                *measure_ordinary(Path(name) / "ordinary", options.before),
             ]
         )
     print(text)

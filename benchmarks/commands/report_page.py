@@ -1,7 +1,8 @@
-"""The page of a million events against `px.timeline` of a hundred thousand bars, in one browser.
+"""The page of a million events against `px.timeline` of a hundred thousand bars, and that of an
+ordinary run against an earlier tree's, in one browser.
 
-Both are measured from navigation to the frame after the last picture was drawn, three times in
-turn; the middle one counts. Debian's chromium, headless, without a GPU.
+All are measured from navigation to the frame after the last picture was drawn, three times in turn;
+the middle one counts. Debian's chromium, headless, without a GPU.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import subprocess
+import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +35,14 @@ ZOOM_PLOTLY = """() => new Promise((done) => {
   Plotly.relayout(figure, { "xaxis.range": [from + (to - from) * 0.15, to - (to - from) * 0.15] });
   requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now() - begin)));
 })"""
+DRAWN = "document.documentElement.dataset.drawn"
+PAINTED = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+WRITE_ORDINARY = """
+import pathlib, sys
+from docs.make.pictures import write_page, write_sample
+
+write_page(write_sample(pathlib.Path(sys.argv[1])))
+"""
 MARK = "requestAnimationFrame(() => (document.documentElement.dataset.drawn = performance.now()));"
 
 
@@ -95,8 +107,6 @@ def write_px_timeline(page: Path) -> None:
 
 def measure_page(folder: Path, num_events: int) -> list[str]:
     """Size, first draw, zoom."""
-    from playwright.sync_api import sync_playwright
-
     (folder / "trace").mkdir(parents=True)
     num_ranks = 256
     for rank in range(num_ranks):
@@ -105,18 +115,8 @@ def measure_page(folder: Path, num_events: int) -> list[str]:
     ours, theirs = folder / "ours.html", folder / "theirs.html"
     made_s = write_page(folder, ours)
     write_px_timeline(theirs)
-    found: dict[Path, list[tuple[float, float]]] = {ours: [], theirs: []}
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(
-            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
-        )
-        for _ in range(TRIES):
-            for page, zoom in ((ours, ZOOM), (theirs, ZOOM_PLOTLY)):
-                found[page].append(_measure_one(browser, page, zoom))
-        browser.close()
-    (draw_ms, zoom_ms), (their_draw_ms, their_zoom_ms) = (
-        [sorted(times)[TRIES // 2] for times in zip(*found[page], strict=True)]
-        for page in (ours, theirs)
+    (draw_ms, _, zoom_ms), (their_draw_ms, _, their_zoom_ms) = _measure_pages(
+        {ours: ZOOM, theirs: ZOOM_PLOTLY}
     )
     size_mb, their_mb = (page.stat().st_size / 1e6 for page in (ours, theirs))
     return [
@@ -134,11 +134,50 @@ def measure_page(folder: Path, num_events: int) -> list[str]:
     ]
 
 
-def _measure_one(browser: Any, page: Path, zoom: str) -> tuple[float, float]:
+def measure_ordinary(folder: Path, before: Path | None) -> list[str]:
+    """The page of sixty steps of eight ranks by this tree, and by an earlier one."""
+    pages = []
+    for tree in (Path.cwd(), *filter(None, [before])):
+        own = folder / str(len(pages))
+        own.mkdir(parents=True)
+        command = [sys.executable, "-c", WRITE_ORDINARY, str(own)]
+        subprocess.run(command, cwd=tree, check=True)
+        pages += own.glob("*/report.html")
+    found = _measure_pages(dict.fromkeys(pages, ZOOM))
+    lines = [
+        "The page of an ordinary run, 60 steps of 8 ranks with a log and GPUs.",
+        "",
+        "| page | KB | first paint, ms | complete, ms |",
+        "|---|---|---|---|",
+    ]
+    for name, page, (draw_ms, paint_ms, _) in zip(("now", "before"), pages, found, strict=False):
+        size_kb = page.stat().st_size / 1000
+        lines.append(f"| {name} | {size_kb:.0f} | {paint_ms:.0f} | {draw_ms:.0f} |")
+    return [*lines, ""]
+
+
+def _measure_pages(zooms: Mapping[Path, str]) -> list[list[float]]:
+    """For each page the complete draw, the first paint and the zoom, in ms."""
+    from playwright.sync_api import sync_playwright
+
+    found: dict[Path, list[tuple[float, ...]]] = {page: [] for page in zooms}
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
+        for _ in range(TRIES):
+            for page, zoom in zooms.items():
+                found[page].append(_measure_one(browser, page, zoom))
+        browser.close()
+    return [
+        [sorted(times)[TRIES // 2] for times in zip(*found[page], strict=True)] for page in zooms
+    ]
+
+
+def _measure_one(browser: Any, page: Path, zoom: str) -> tuple[float, ...]:
     tab = browser.new_page(viewport={"width": 1280, "height": 900})
     tab.goto(page.as_uri(), timeout=600_000)
     tab.wait_for_selector("html[data-drawn]", state="attached", timeout=600_000)
-    drawn_ms = float(tab.evaluate("document.documentElement.dataset.drawn"))
-    zoom_ms = float(tab.evaluate(zoom))
+    times = [float(tab.evaluate(one)) for one in (DRAWN, PAINTED, zoom)]
     tab.close()
-    return drawn_ms, zoom_ms
+    return tuple(times)

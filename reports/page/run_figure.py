@@ -220,7 +220,9 @@ def draw_run(job: Job, analysis: Analysis) -> Figure | None:
         worked, against = build_work_strips(job, span)
         _add_strips(rows, span, worked, "work of each rank, part of its steps", CIVIDIS, 1.0)
         if len(against.names):
-            _add_strips(rows, span, against, "work against the median of its stage", BLUE_TO_RED, None)
+            _add_strips(
+                rows, span, against, "work against the median of its stage", BLUE_TO_RED, None
+            )
     if span is not None and has_times:
         _add_marks(rows, job, analysis, span)
     x_of = _StepPlaces(job, analysis, span if has_times else None)
