@@ -136,7 +136,7 @@ def measure_page(folder: Path, num_events: int) -> list[str]:
 
 def measure_ordinary(folder: Path, before: Path | None) -> list[str]:
     """The page of sixty steps of eight ranks by this tree, and by an earlier one."""
-    pages = []
+    pages: list[Path] = []
     for tree in (Path.cwd(), *filter(None, [before])):
         own = folder / str(len(pages))
         own.mkdir(parents=True)

@@ -14,19 +14,17 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
-import jinja2
 import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from varuna_core import __version__
-from varuna_core.records.logs.tail import COLOUR
 from vjob.reports.analysis.findings import Finding
 from vjob.reports.analysis.headline import Fact
+from vjob.reports.page.document import fill, read_scripts
 from vjob.reports.page.figure import needs_plotly
 from vjob.reports.page.sections import ReportTable, shorten
 
@@ -50,10 +48,9 @@ def list_planes(column: npt.NDArray[Any]) -> bytes:
     return planes
 
 
-WEB = files("vjob.reports") / "web"
 SCRIPTS = (
-    *("unpack.js", "view.js", "steps.js", "raster.js", "painter.js", "timeline.js", "chart.js"),
-    "page.js",
+    *("theme.js", "unpack.js", "view.js", "steps.js", "raster.js", "painter.js", "timeline.js"),
+    *("chart.js", "page.js"),
 )
 MOST_ROWS = 30
 """Rows of a table on the page; an export has all."""
@@ -132,11 +129,6 @@ def _pack_plotly() -> str:
     return pack_bytes(get_plotlyjs().encode())
 
 
-def read_scripts(names: Sequence[str]) -> str:
-    """Return scripts of reports/web as one text."""
-    return "\n".join((WEB / name).read_text(encoding="utf-8") for name in names)
-
-
 def _render(page: Page, **values: Any) -> str:
     sections = [
         (f"section-{title.split()[-1].lower()}", title, parts) for title, parts in page.sections
@@ -148,13 +140,12 @@ def _render(page: Page, **values: Any) -> str:
         *((id_, title) for id_, title, _ in sections),
         *([("conf", "Conf")] if page.conf else []),
     ]
-    template = _environment().get_template("report.html.j2")
-    return template.render(
+    return fill(
+        "report.html.j2",
         page=page,
         version=__version__,
         contents=names,
         sections=sections,
-        styles=Markup((WEB / "page.css").read_text(encoding="utf-8")),
         **values,
     )
 
@@ -172,27 +163,4 @@ def show_table(table: ReportTable, width: str = "whole", note: str = "") -> Page
     columns = table.columns if any(table.columns) else ()
     return PagePart(
         title=table.title.capitalize(), columns=columns, rows=tuple(rows), note=note, width=width
-    )
-
-
-def _clean(value: Any) -> Any:
-    """Remove unprintable characters from text that comes from logs."""
-    if (
-        isinstance(value, Markup)
-        or not isinstance(value, str)
-        or (value.isascii() and value.isprintable())
-    ):
-        return value
-    plain = COLOUR.sub("", value)
-    return "".join(char if char.isprintable() or char == "\n" else "?" for char in plain)
-
-
-def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.PackageLoader("vjob.templates", ""),
-        undefined=jinja2.StrictUndefined,
-        finalize=_clean,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=True,
     )

@@ -1,19 +1,12 @@
 // Brings the page to life: the timeline first, then charts, and plotly where a figure needs it.
 "use strict";
 
-const root = document.documentElement;
-const byId = (id) => document.getElementById(id);
-
 async function start() {
-  chooseTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   if (typeof DecompressionStream === "undefined") {
     tell("This browser is too old for the pictures; findings and tables are whole. Any browser since 2023 will do.");
     return;
   }
-  byId("theme").addEventListener("click", () => {
-    chooseTheme(root.dataset.theme === "dark" ? "light" : "dark");
-    shown.timeline?.draw();
-  });
+  byId("theme").addEventListener("click", () => shown.timeline?.draw());
   preparePrint();
   shown.model = JSON.parse(await unpackText("model"));
   if (shown.model.steps.length) await startTimeline((facts) => unpackBytes(`step-${shown.model.steps.indexOf(facts)}`));
@@ -29,12 +22,6 @@ const shown = { model: { steps: [] }, timeline: null };
 function tell(text) {
   byId("trouble").textContent = text;
   byId("trouble").hidden = false;
-}
-
-function chooseTheme(name) {
-  root.dataset.theme = name;
-  byId("theme").textContent = name === "dark" ? "light" : "dark";
-  byId("theme").setAttribute("aria-label", `change to ${byId("theme").textContent} colours`);
 }
 
 // The timeline and the tools above it.
@@ -159,10 +146,9 @@ function resizeFigures(widthOf) {
   for (const place of document.querySelectorAll(".plot.js-plotly-plot")) Plotly.relayout(place, { width: widthOf(place) });
 }
 
-// For who waits for the page: when it was drawn, in ms, and how tall it is.
+// For who waits for the page: when it was drawn, in ms.
 function noteDrawn() {
   requestAnimationFrame(() => {
-    root.dataset.height = root.scrollHeight;
     root.dataset.drawn = performance.now();
   });
 }

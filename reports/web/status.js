@@ -3,14 +3,6 @@
 
 const MOST_LINES = 4000;
 const MOST_COMPARED = 8;
-const root = document.documentElement;
-const byId = (id) => document.getElementById(id);
-
-function chooseTheme(name) {
-  root.dataset.theme = name;
-  byId("theme").textContent = name === "dark" ? "light" : "dark";
-  byId("theme").setAttribute("aria-label", `change to ${byId("theme").textContent} colours`);
-}
 
 const lines = { elements: [], waiting: [], isReady: false };
 
@@ -122,8 +114,6 @@ document.addEventListener("change", (event) => {
   arrangeTables();
 });
 
-chooseTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
-byId("theme").addEventListener("click", () => chooseTheme(root.dataset.theme === "dark" ? "light" : "dark"));
 follow(
   async (changed) => {
     if (changed.has("page")) swapDocument(changed.get("page"));

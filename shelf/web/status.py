@@ -6,15 +6,10 @@ import math
 import os
 import re
 from collections.abc import Callable, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from markupsafe import Markup
-
 from varuna_core.facts.dataclasses import dataclass, replace
-from varuna_core.records.logs.tail import clean
 from vjob.jobs.errors import InputError
 from vjob.jobs.monitor.model.run_row import RunRow
 from vjob.jobs.monitor.model.snapshot import ENDED, Line, Snapshot, Verdict
@@ -23,6 +18,7 @@ from vjob.jobs.monitor.readers.run_table import RunTable
 from vjob.jobs.monitor.rules.base import is_plain_job
 from vjob.jobs.monitor.rules.pace import find_left_s, find_pace_s
 from vjob.jobs.reporting.report import find_folder, render_report
+from vjob.reports.page.document import fill, read_scripts
 from vjob.shelf.compare import render_compared
 from vjob.shelf.screen.start import JobActions, JudgedSource
 from vjob.shelf.view.formats import format_coarse_duration, format_loss, format_seconds
@@ -194,28 +190,11 @@ def _make_page(empty: StatusPage, feed: Feed) -> LivePage:
 
 
 def _read_scripts() -> bytes:
-    web = files("vjob.reports") / "web"
-    return "\n".join((web / name).read_text("utf-8") for name in ("live.js", "status.js")).encode()
+    return read_scripts(("theme.js", "live.js", "status.js")).encode()
 
 
 def render(page: StatusPage) -> bytes:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("vjob.templates", ""),
-        undefined=jinja2.StrictUndefined,
-        finalize=_clean,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=True,
-    )
-    styles = Markup((files("vjob.reports") / "web" / "page.css").read_text("utf-8"))
-    return environment.get_template("status.html.j2").render(page=page, styles=styles).encode()
-
-
-def _clean(value: Any) -> Any:
-    """Remove control characters from text that comes from logs."""
-    if isinstance(value, Markup) or not isinstance(value, str):
-        return value
-    return "\n".join(map(clean, value.split("\n")))
+    return fill("status.html.j2", page=page).encode()
 
 
 def build_job_page(

@@ -28,7 +28,8 @@ from vjob.reports.analysis.findings import find_all
 from vjob.reports.analysis.measures import Analysis, analyse
 from vjob.reports.load.tables import Job, load_job
 from vjob.reports.page import run_page
-from vjob.reports.page.html import WEB, list_planes
+from vjob.reports.page.document import WEB
+from vjob.reports.page.html import list_planes
 from vjob.reports.page.run_figure import (
     NUM_BINS,
     build_gpu_strips,
