@@ -325,7 +325,7 @@ WITHOUT_A_BUDGET = {
     "shelf/watch/notify.py": "--webhook may be a pipe",
     "jobs/api/job.py": "a pickle of the caller's own, refused of others",
     "jobs/conf/starters.py": "files of vjob itself",
-    "reports/page/html.py": "files of vjob itself",
+    "reports/page/document.py": "files of vjob itself",
     "varuna_core/records/checkpoints.py": "so many folders of a store, their files counted",
     "varuna_core/records/logs/step_counts.py": "a rank's own counter of a fixed size, and /proc",
     "varuna_core/records/logs/trace.py": "it opens what it writes",
