@@ -72,6 +72,8 @@ class Candidate:
     folder: str
     kept: str
     """The reason to keep it; empty if it is to be removed."""
+    left: str = ""
+    """A file that its ranks left in the folder, for which it is kept."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class _Measured:
     size_bytes: int
     num_files: int
     kept: str
+    left: str = ""
 
 
 def choose_runs(wanted: Wanted, folder: Path | None = None) -> list[Candidate]:
@@ -188,7 +191,7 @@ def _measure(view: RunView, wanted: Wanted) -> _Measured:
     root = view.run.path
     device = os.lstat(root).st_dev
     code = _list_code(view.run)
-    written, size, num_files, kept = view.record.submitted, 0, 0, ""
+    written, size, num_files, kept, left = view.record.submitted, 0, 0, "", ""
     for path, facts in _walk(root):
         is_folder = stat.S_ISDIR(facts.st_mode)
         if facts.st_dev != device:
@@ -200,11 +203,11 @@ def _measure(view: RunView, wanted: Wanted) -> _Measured:
         if not is_folder and path != view.run.record:
             written = max(written, facts.st_mtime)
         if not kept and not wanted.checkpoints and _is_of_training(path, view.run, code):
-            what = os.path.relpath(path, root)
-            kept = f"its ranks left {what} there (--checkpoints also removes it)"
+            left = os.path.relpath(path, root)
+            kept = f"its ranks left {left} there (--checkpoints also removes it)"
     if not kept and time.time() - written < wanted.days * DAY_S:
         kept = _explain_age(wanted)
-    return _Measured(written, size, num_files, kept)
+    return _Measured(written, size, num_files, kept, left)
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
@@ -303,8 +306,8 @@ def render(candidates: Sequence[Candidate], width: int | None = None, *, show_ke
     if kept and not show_kept:
         reasons: dict[str, int] = {}
         for one in kept:
-            reason = "its ranks left files there (--checkpoints)" if " left " in one.kept else ""
-            reasons[reason or one.kept] = reasons.get(reason or one.kept, 0) + 1
+            reason = "its ranks left files there (--checkpoints)" if one.left else one.kept
+            reasons[reason] = reasons.get(reason, 0) + 1
         counted = ", ".join(f"{reason} ({count})" for reason, count in sorted(reasons.items()))
         stay = f"{count_runs(len(kept))} stay{'s' * (len(kept) == 1)}, as --all shows: {counted}"
         lines += wrap_text(stay, width).split("\n")

@@ -12,12 +12,18 @@ import inspect
 import textwrap
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from varuna_core.facts.dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from vjob.jobs.conf import schema
 from vjob.jobs.conf.fates import Fate, find_variable, judge_fate, list_leaves
-from vjob.jobs.conf.parse import describe, get_annotations, get_hints, get_section_class
+from vjob.jobs.conf.parse import (
+    describe,
+    get_annotations,
+    get_hints,
+    get_members,
+    get_section_class,
+)
 from vjob.jobs.conf.schema import MODELS, JobConf, Llama, Model, NodeGroup, Program
 from vjob.jobs.conf.write import dump_yaml
 from vjob.jobs.conf.yaml_tree import join_key
@@ -214,7 +220,7 @@ def _render_rows(section: Section, names: tuple[str, ...]) -> Iterator[str]:
             anchor = key.replace(".", "").replace("[]", "").lower()
             value = f"see [{key}](#{anchor})"
         else:
-            value = describe(hints[field.name]).removeprefix("one of ").replace("|", "\\|")
+            value = describe(hints[field.name], one_of="").replace("|", "\\|")
         if default is MISSING:
             shown = "required"
         else:
@@ -284,9 +290,9 @@ def _render_section(cls: type, key: str, indent: str) -> Iterator[str]:
 
 
 def _render_field(field: Any, hint: Any, path: str, indent: str, doc: str) -> Iterator[str]:
-    allowed = describe(hint)
-    if allowed.startswith("one of "):
-        doc = f"{allowed.removeprefix('one of ').replace(', ', ' | ')}. {doc}"
+    first = get_members(hint)[0]
+    if get_origin(first) is Literal and len(get_args(first)) > 1:
+        doc = f"{describe(hint, one_of='').replace(', ', ' | ')}. {doc}"
     default = STARTER.get(path, EXAMPLES.get(path, get_default(field)))
     assert default is not MISSING, f"STARTER must give {path}"
     yield from _render_key(indent, field.name, default, doc, active=path in STARTER)

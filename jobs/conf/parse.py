@@ -64,7 +64,7 @@ PROGRAM_KEYS: Mapping[str, tuple[str, ...]] = {
 }
 MODEL_ALLOWED = f"must be one of {', '.join(MODELS)}, or a mapping with layers, hidden and heads"
 PROGRAM_ALLOWED = (
-    f"must be {' or '.join(BUILT_IN)}, or a mapping: {{script: train.py}}, {{module: pkg.train}}, "
+    f"{' or '.join(BUILT_IN)}, or a mapping: {{script: train.py}}, {{module: pkg.train}}, "
     "{command: [...]}, {megatron: checkout} or {deepspeed: train.py, config: ds.json}"
 )
 FUNCTION_REFUSED = "a function is submitted from Python: docs/python.md"
@@ -105,18 +105,19 @@ def is_scalar(hint: Any) -> bool:
     return hint in _WORDS or hint is Any or get_origin(hint) is Literal
 
 
-def describe(hint: Any) -> str:
-    """Describe a type, such as `a whole number or auto`, with its bounds."""
+def describe(hint: Any, *, one_of: str = "one of ") -> str:
+    """Describe a type, such as `a whole number or auto`, with its bounds; `one_of` precedes a list
+    of words."""
     members = [member for member in get_members(hint) if member is not types.NoneType]
     if len(members) > 1 or (is_optional(hint) and not is_dataclass(members[0])):
-        words = [describe(member) for member in members]
+        words = [describe(member, one_of=one_of) for member in members]
         return " or ".join([*words, "null"] if is_optional(hint) else words)
     bounds = find_bounds(members[0])
     limits = " and ".join(f"{bound.relation} {bound.spell()}" for bound in bounds)
     if [bound.relation for bound in bounds] == [">=", "<="]:
         limits = " to ".join(bound.spell() for bound in bounds)
     unit = find_unit(members[0])
-    word = f"{unit.name}," if unit else _describe_member(strip_bounds(members[0]))
+    word = f"{unit.name}," if unit else _describe_member(strip_bounds(members[0]), one_of)
     return f"{word} {limits}".rstrip()
 
 
@@ -125,12 +126,12 @@ def strip_bounds(hint: Any) -> Any:
     return hint.__origin__ if is_bounded else hint
 
 
-def _describe_member(member: Any) -> str:
+def _describe_member(member: Any, one_of: str) -> str:
     if find_plugin_group(member):
         return "the name of a plug-in"
     origin, args = get_origin(member), tuple(map(strip_bounds, get_args(member)))
     if origin is Literal:
-        return ("one of " if len(args) > 1 else "") + ", ".join(str(arg) for arg in args)
+        return (one_of if len(args) > 1 else "") + ", ".join(str(arg) for arg in args)
     if origin is tuple:
         each = {int: "whole numbers", float: "numbers", str: "text"}.get(args[0], "mappings")
         return f"a list of {'' if args[-1] is ... else f'{len(args)} '}{each}"
@@ -217,11 +218,16 @@ def _asks_nothing(key: str, node: Node) -> bool:
 
 def suggest(word: str, words: Iterable[str], *, what: str = "keys") -> str:
     """Return `did you mean "x"?`, or a list of the known words."""
+    known = list(words)
+    close = find_close(word, known)
+    return f'did you mean "{close}"?' if close else f"valid {what}: {', '.join(known)}"
+
+
+def find_close(word: str, words: Iterable[str], *, cutoff: float = 0.7) -> str | None:
+    """Return the known word that is most like this one; None if none is like it."""
     import difflib  # only on the way to an error
 
-    known = list(words)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
-    return f'did you mean "{close[0]}"?' if close else f"valid {what}: {', '.join(known)}"
+    return next(iter(difflib.get_close_matches(word, list(words), n=1, cutoff=cutoff)), None)
 
 
 def suggest_close(parent: str, name: str, names: Iterable[str]) -> str:
@@ -229,13 +235,11 @@ def suggest_close(parent: str, name: str, names: Iterable[str]) -> str:
 
     Keys of other sections are named but not proposed, since one name may have several meanings.
     """
-    import difflib  # only on the way to an error
-
     known = list(names)
     other = OTHER_WORDS.get(name.lower().replace("-", "_"), "")
     if other and (not parent or _INDEX.sub("[]", parent) == other.rpartition(".")[0]):
         return f'did you mean "{other if not parent else other.rpartition(".")[2]}"?'
-    if not difflib.get_close_matches(name, known, n=1, cutoff=0.85):
+    if not find_close(name, known, cutoff=0.85):
         same = [f'"{key}"' for key in list_conf_keys() if key.rpartition(".")[2] == name]
         if same and not parent:
             return f"did you mean {' or '.join(same)}?"
@@ -420,7 +424,7 @@ class ConfReader:
             if required and field.name not in node.entries:
                 allowed = describe(hints[field.name])
                 if field.name == "program":
-                    allowed = PROGRAM_ALLOWED.removeprefix("must be ")
+                    allowed = PROGRAM_ALLOWED
                 where = self.lines.get(key, node.where)
                 self.note(where, join_key(key, field.name), MISSING, f"is required: {allowed}")
                 values[field.name] = FAILED
@@ -464,7 +468,7 @@ class ConfReader:
         if isinstance(node, Scalar) and node.text in BUILT_IN:
             return Program(kind=node.text)  # type: ignore[arg-type]  # one of BUILT_IN
         if not isinstance(node, Table):
-            message = PROGRAM_ALLOWED
+            message = f"must be {PROGRAM_ALLOWED}"
             if isinstance(node, Scalar) and node.text == FUNCTION:
                 message = FUNCTION_REFUSED
             if isinstance(node, Scalar) and node.text.endswith(".py"):

@@ -14,7 +14,7 @@ from typing import Any
 
 from varuna_core.records.plan import LAYOUT_KEYS, NODE_KEYS, mark_layout
 from varuna_core.records.secrets import is_secret
-from vjob.jobs.conf.parse import OTHER_WORDS, list_conf_keys, suggest
+from vjob.jobs.conf.parse import OTHER_WORDS, find_close, list_conf_keys
 from vjob.jobs.conf.schema import OWN, JobConf
 from vjob.jobs.conf.slurm_words import WORDS
 from vjob.jobs.conf.world_size import get_replicas, require_number
@@ -122,10 +122,9 @@ def suggest_reference(key: str) -> str:
         shown = " or ".join(f"${{{known.replace('[]', '[0]')}}}" for known in dict.fromkeys(same))
         return f"did you mean {shown}? {LITERAL}"
     pool = {known.rpartition(".")[2]: known for known in (parent and inside) or list_conf_keys()}
-    said = suggest(last, pool)
-    for name in pool if said.startswith("did") else ():
-        said = said.replace(f'"{name}"', f'"{pool[name]}"')
-    return (said if said.startswith("did") else "docs/conf.md lists them") + f"; {LITERAL}"
+    close = find_close(last, pool)
+    said = "docs/conf.md lists them" if close is None else f'did you mean "{pool[close]}"?'
+    return f"{said}; {LITERAL}"
 
 
 def _explain_shell(key: str) -> str:

@@ -140,14 +140,14 @@ def read_job(
     """
     from vjob.reports.analysis.measures import analyse
     from vjob.reports.load.sources import SourceError
-    from vjob.reports.load.tables import format_state, load_job
+    from vjob.reports.load.tables import RunState, load_job
 
     try:
         job = load_job(folder, more_events=more_events)
     except SourceError as error:
         raise InputError(str(error)) from None
     if view is not None:
-        job.state = format_state(view.state, view.record.message)
+        job.state = RunState(view.state, view.record.message)
     return job, analyse(job)
 
 

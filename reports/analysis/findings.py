@@ -30,6 +30,7 @@ from varuna_core.records.formatting import format_share as percent
 from varuna_core.records.record import read_pause_s
 from vjob.reports.analysis.headline import (
     LAYER_LAUNCH_S,
+    find_state,
     format_bounded,
     goes_on,
     has_ended_badly,
@@ -893,7 +894,7 @@ def _on_end(job: Job, analysis: Analysis) -> Iterator[Finding]:
     state = analysis.headline.state
     if has_ended_badly(job):
         advice = ""
-        if job.sources.run is not None and not state.startswith("CANCELLED"):
+        if job.sources.run is not None and find_state(job).word != "CANCELLED":
             advice = f"; see `vjob logs {job.sources.name} --errors`"
         yield Finding(
             rule="ended badly",

@@ -28,7 +28,7 @@ from varuna_core.records.training import Training
 from vjob.reports.analysis.accounting import Accounting
 from vjob.reports.analysis.readings import COUNTER, LOG, bound_share
 from vjob.reports.analysis.step_times import Goodput, drop_first
-from vjob.reports.load.tables import Job
+from vjob.reports.load.tables import Job, RunState
 
 LAYER_LAUNCH_S = LAUNCH_S
 """Seconds to launch the kernels of one layer's forward; the planner uses the same figure."""
@@ -128,7 +128,7 @@ def summarise(
     if slowdown is not None and isinstance(step_s, Value):
         mean_s = Value(slowdown.mean_s, step_s.evidence)
         goes_at = Value(slowdown.slow_s, step_s.evidence) if slowdown.lasts else step_s
-    state = _describe_state(job)
+    state = str(find_state(job))
     held = accounting.rows
     clock = Evidence("events and exits", Sure.MEASURED)
     no_clock = NotKnown(goodput.clock or "it is not known when the run began and ended", (clock,))
@@ -356,7 +356,7 @@ def format_count(number: float) -> str:
 
 def has_ended_well(job: Job) -> bool:
     """Return True if the run record or the events say that the run ended well."""
-    return _describe_state(job).startswith(("COMPLETED", "ended well"))
+    return find_state(job).word in ("COMPLETED", "ended well")
 
 
 BADLY = {
@@ -368,28 +368,27 @@ BADLY = {
 
 def has_ended_badly(job: Job) -> bool:
     """Return True if the run ended badly; False also if it goes on or its end is not known."""
-    return _describe_state(job).partition(":")[0] in BADLY
+    return find_state(job).word in BADLY
 
 
 def goes_on(job: Job) -> bool:
     """Return True if the scheduler's state says that the job has not ended; False also if no
     scheduler was asked, as for a folder of logs."""
-    return job.state.partition(":")[0] in ("RUNNING", "COMPLETING", "SUSPENDED")
+    return job.state is not None and job.state.word in ("RUNNING", "COMPLETING", "SUSPENDED")
 
 
-def _describe_state(job: Job) -> str:
+def find_state(job: Job) -> RunState:
     """Return the state from the run record or, without one, from the events."""
-    if job.state:
+    if job.state is not None:
         return job.state
     ends = [event for event in job.history if event.get("kind") == "ended"]
     starts = [event for event in job.history if event.get("kind") == "started"]
     if not starts and not ends:
-        return "not known" if job.outcomes == {} else next(reversed(job.outcomes.values()))
+        return RunState("", next(reversed(job.outcomes.values()), "not known"))
     if not ends or (starts and float(starts[-1]["time"]) > float(ends[-1]["time"])):
-        return "running, or ended without a record"
-    reason = str(ends[-1].get("reason", ""))[:300]
+        return RunState("", "running, or ended without a record")
     word = "failed" if ends[-1].get("code") else "ended well"
-    return f"{word}: {reason}" if reason else word
+    return RunState(word, str(ends[-1].get("reason", "")))
 
 
 def _count_nodes(job: Job) -> int:

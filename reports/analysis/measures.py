@@ -293,7 +293,7 @@ def _account(
     return replace(
         found,
         start=divide_start(found, begun, opened),
-        was_cancelled=job.state.startswith("CANCELLED"),
+        was_cancelled=job.state is not None and job.state.word == "CANCELLED",
     )
 
 

@@ -57,6 +57,7 @@ class GroupFacts:
     """Ranks on each node."""
     gpus: int = 0
     """GPUs that each node gives; 0 if there are none, or their number is not known."""
+    queue: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +66,6 @@ class PlanFacts:
 
     shown: tuple[tuple[str, str], ...] = ()
     """The facts named in SHOWN, as text."""
-    groups: tuple[tuple[str, str], ...] = ()
-    """Each group of nodes: its name and a description."""
     nodes: tuple[GroupFacts, ...] = ()
     pipeline: int | None = None
     tensor: int | None = None
@@ -112,7 +111,6 @@ def parse_plan_facts(plan: dict[str, Any], layers: int | None = None) -> PlanFac
         shown=tuple(
             (key, str(plan[key])[:200]) for key in SHOWN if plan.get(key) not in (None, "")
         ),
-        groups=_describe_groups(groups) if isinstance(groups, list) else (),
         nodes=_list_groups(groups) if isinstance(groups, list) else (),
         pipeline=pipeline if isinstance(pipeline, int) else None,
         tensor=tensor if isinstance(tensor, int) else None,
@@ -127,21 +125,12 @@ def parse_plan_facts(plan: dict[str, Any], layers: int | None = None) -> PlanFac
     )
 
 
-def _describe_groups(groups: list[Any]) -> tuple[tuple[str, str], ...]:
-    rows = []
-    for group in groups:
-        if isinstance(group, dict) and {"name", "count", "ranks"} <= group.keys():
-            text = f"{group['count']} x {group['ranks']} ranks"
-            more = [str(group[key]) for key in ("gpu_type", "queue") if group.get(key)]
-            rows.append((f"group {group['name']}", ", ".join([text, *more])[:200]))
-    return tuple(rows)
-
-
 def _list_groups(groups: list[Any]) -> tuple[GroupFacts, ...]:
     return tuple(
         GroupFacts(
             name=str(group.get("name") or "")[:80],
             gpu_type=str(group.get("gpu_type") or "")[:80],
+            queue=str(group.get("queue") or "")[:80],
             count=group["count"],
             ranks=group["ranks"],
             gpus=group["gpus"] if isinstance(group.get("gpus"), int) else 0,
@@ -164,6 +153,19 @@ MOST_REASON = 300
 """Characters kept of the reason for a run's state."""
 MOST_STEPS = 200
 """The most steps of `choose_more` whose events are read."""
+
+
+@dataclass(frozen=True)
+class RunState:
+    """State of a run in one word of the scheduler or of the events, and the reason for it."""
+
+    word: str
+    reason: str = ""
+
+    def __str__(self) -> str:
+        """Format the state, such as `COMPLETED: all 2 ranks exited 0`."""
+        words = (self.word, " ".join(self.reason.split())[:MOST_REASON])
+        return ": ".join(filter(None, words))
 
 
 @dataclass(kw_only=True)
@@ -210,9 +212,8 @@ class Job:
     """Further jobs whose logs are in a bare folder."""
     nothing_to_do: str = ""
     """The log's line `nothing to do: ...`; empty where there is none."""
-    state: str = ""
-    """The run's state and why, as `vjob list` shows them: `CANCELLED: cancelled with vjob cancel`;
-    empty where no record says it."""
+    state: RunState | None = None
+    """The run's state and why, as `vjob list` shows them; None where no record says it."""
 
     def find_partition(self, attempt: str) -> Partition | None:
         """Return the blocks of an attempt's stages, counted as in its log; None if not known."""
@@ -340,19 +341,13 @@ def _read_commit(sources: Sources) -> str:
     return "" if record is None else format_commit(record.code)
 
 
-def _read_state(sources: Sources) -> str:
-    """Return the state of a run that is over; empty for a running one."""
+def _read_state(sources: Sources) -> RunState | None:
+    """Return the state of a run that is over; None for a running one."""
     record = None if sources.run is None else read_record(sources.run)
     if record is None or record.state not in (ENDED, REFUSED):
-        return ""
+        return None
     word = record.verdict if record.state == ENDED else record.state.upper()
-    return format_state(word, record.message)
-
-
-def format_state(word: str, message: str) -> str:
-    """Format a state such as `COMPLETED: all 2 ranks exited 0`."""
-    reason = " ".join(message.split())[:MOST_REASON]
-    return f"{word}: {reason}" if reason else word
+    return RunState(word, record.message)
 
 
 def _read_errors(

@@ -344,11 +344,11 @@ def build_page(
     figures = _draw_figures(job, analysis)
     lanes = build_lanes(job, analysis)
     steps = build_steps(job, lanes)
-    presets = _name_steps(job)
+    presets, failures = _name_steps(job)
     timeline = {
         "lanes": lanes,
         "steps": [{**step.facts, **_find_extras(analysis, presets, step.facts)} for step in steps],
-        "presets": [*job.chosen, *_list_failures(presets)[-MOST_FAILURES:]],
+        "presets": [*job.chosen, *failures[-MOST_FAILURES:]],
         "shown": _choose_shown(job, [step.facts for step in steps]),
     }
     return Page(
@@ -416,21 +416,20 @@ def _list_sections(
             yield title, parts
 
 
-def _name_steps(job: Job) -> dict[tuple[str, int], list[str]]:
-    """Return the names of steps in the selector, shown beside their numbers."""
+def _name_steps(job: Job) -> tuple[dict[tuple[str, int], list[str]], list[str]]:
+    """Return the names of steps in the selector, shown beside their numbers, and those of them that
+    stand for failures."""
     found: dict[tuple[str, int], list[str]] = {}
+    failures = []
     for name, pair in job.chosen.items():
         found.setdefault(pair, []).append(name)
     failed = set(job.exits[job.exits["code"] != 0]["attempt"])
     last = job.events.groupby("attempt")["step"].max()
     for attempt in last.index.intersection(sorted(failed)):
         which = f"the failure of attempt {attempt}" if len(failed) > 1 else "the failure"
-        found.setdefault((attempt, int(last[attempt])), []).append(f"last before {which}")
-    return found
-
-
-def _list_failures(names: dict[tuple[str, int], list[str]]) -> list[str]:
-    return [name for own in names.values() for name in own if name.startswith("last before")]
+        failures.append(f"last before {which}")
+        found.setdefault((attempt, int(last[attempt])), []).append(failures[-1])
+    return found, failures
 
 
 def _find_extras(

@@ -84,10 +84,13 @@ def _list_facts(job: Job, num_nodes: int) -> ReportTable:
     rows = list(job.job_info.items())
     rows += [pair for pair in job.plan.shown if pair not in OF_ONE_RANK and not _is_flat(*pair)]
     ranks = {(trace.attempt, trace.rank) for trace in job.traces.ranks if trace.has_header}
-    groups = job.plan.groups
-    if len(groups) == len(job.plan.nodes) == 1 and job.plan.nodes[0].count == 1:
-        groups = (("ranks", groups[0][1].removeprefix("1 x ").replace(" ranks", "", 1)),)
-    rows += [*groups, ("nodes", str(num_nodes))]
+    groups = job.plan.nodes
+    is_alone = len(groups) == 1 and groups[0].count == 1
+    for one in groups:
+        label = "ranks" if is_alone else f"group {one.name}".strip()
+        count = str(one.ranks) if is_alone else f"{one.count} x {one.ranks} ranks"
+        rows.append((label, ", ".join(filter(None, (count, one.gpu_type, one.queue)))))
+    rows.append(("nodes", str(num_nodes)))
     rows += [("traces", str(len(ranks)))] if ranks else []
     rows += [("commit", job.commit)] if job.commit else []
     return ReportTable(title="job", columns=("", ""), rows=rows)

@@ -33,8 +33,7 @@ def examine() -> list[Diagnosis]:
         if not obstacle:
             diagnoses += scheduler.examine()
             continue
-        what, _, remedy = obstacle.partition("; ")
-        diagnoses.append(Diagnosis(name=scheduler.name, status="note", text=what, remedy=remedy))
+        diagnoses.append(Diagnosis(name=scheduler.name, status="note", text=obstacle))
     if (own := schedulers.choose_auto()).can.inside_job:
         diagnoses += own.examine()
     has_gpus = bool(choose_accelerator().list_models())

@@ -14,7 +14,13 @@ from vjob.jobs.monitor.model.snapshot import Line, Point, Progress, Scheduler, S
 from vjob.jobs.monitor.model.text import format_queue_age
 from vjob.shelf.screen import theme
 from vjob.shelf.screen.theme import Marks
-from vjob.shelf.view.formats import format_age, format_coarse_duration, format_loss, format_seconds
+from vjob.shelf.view.formats import (
+    format_age,
+    format_ago,
+    format_coarse_duration,
+    format_loss,
+    format_seconds,
+)
 
 BAR_WIDTH = 12
 BAR_FROM = 60
@@ -199,14 +205,13 @@ def _format_times(snapshot: Snapshot, progress: Progress, step_s: float | None) 
     if step_s is not None and left > 0 and not is_over:
         words.append(f"{format_coarse_duration(left * step_s)} to go")
     if progress.at is not None and not is_over:
-        age = format_age(snapshot.now - progress.at)
-        words.append("step just now" if age == "now" else f"last step {age} ago")
+        words.append(f"last step {format_ago(snapshot.now - progress.at)}")
     if snapshot.phase is not None and not is_over:
         words.append(f"in {snapshot.phase.name}")
     if snapshot.checkpoint_step is not None:
         at = snapshot.checkpoint_at
-        age = "" if at is None or is_over else f", {format_age(snapshot.now - at)} ago"
-        words.append(f"checkpoint {snapshot.checkpoint_step:,}{age.replace('now ago', 'just now')}")
+        age = "" if at is None or is_over else f", {format_ago(snapshot.now - at)}"
+        words.append(f"checkpoint {snapshot.checkpoint_step:,}{age}")
     return words
 
 

@@ -7,11 +7,20 @@ import math
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
 
+NOW_S = 10
+"""An age below this many seconds counts as now."""
+
+
+def format_ago(seconds: float) -> str:
+    """Format the time since an event: `just now`, `20s ago`."""
+    return "just now" if seconds < NOW_S else f"{format_age(seconds)} ago"
+
+
 def format_age(seconds: float | None) -> str:
     """Format an age coarsely: `now`, `20s`, `3m`, `5h`, `2d`; empty if not known."""
     if seconds is None or not math.isfinite(seconds):
         return ""
-    if seconds < 10:
+    if seconds < NOW_S:
         return "now"
     if seconds < MINUTE:
         return f"{int(seconds // 10) * 10}s"

@@ -104,9 +104,7 @@ def close_attempt(
     judged = judge(scene)
     if _is_called(scene, judged) and not is_cancel_asked(run):
         judged = _judge_call(scene, judged)
-    why_not, again = continue_run(
-        run, plan, scene.attempt, judged.outcome, called=called, left_s=left_s
-    )
+    why_not, again = continue_run(run, plan, scene.attempt, judged, called=called, left_s=left_s)
     judged = judged.with_note(why_not)
     _tell(scene, None, judged)
     if again is not None:

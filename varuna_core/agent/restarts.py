@@ -25,11 +25,11 @@ from typing import Any, Iterable, List, Mapping, Optional, Tuple
 
 from varuna_core.agent.meeting.watch import Peer
 from varuna_core.agent.setup.site import STOPPED, WRONG_INPUT
-from varuna_core.facts.cause import EndCause
+from varuna_core.facts.cause import End, EndCause
 from varuna_core.facts.dataclasses import asdict, dataclass
 from varuna_core.hang.signs import read_hang
-from varuna_core.records.checkpoints import find_full, lacks_room
-from varuna_core.records.exits import HUNG, NODE_LOST, Outcome, read_exit, read_outcome
+from varuna_core.records.checkpoints import find_full, list_full
+from varuna_core.records.exits import HUNG, NODE_LOST, Judgement, Outcome, read_exit, read_outcome
 from varuna_core.records.files import (
     describe_room,
     is_listed,
@@ -200,7 +200,7 @@ def continue_run(
     run: RunFolder,
     plan: Plan,
     attempt: AttemptFolder,
-    outcome: Outcome,
+    judged: Judgement,
     *,
     called: bool,
     left_s: Optional[float],
@@ -209,6 +209,7 @@ def continue_run(
 
     `called`: the batch script was asked to end. `left_s`: time to the job's time limit.
     """
+    outcome = judged.outcome
     if outcome.code == HUNG and plan.hang_do == "requeue":
         return explain_requeue(run, plan, attempt, outcome), None
     if not plan.restarts or plan.morph:
@@ -229,7 +230,7 @@ def continue_run(
     before = None
     if last.get("next") == attempt.number:  # else this attempt was Slurm's: nothing came twice
         before = Failure(str(last.get("error")), last.get("step"))
-    waited = await_room(run, plan, attempt, outcome, left_s) if obstacle is None else None
+    waited = await_room(run, plan, attempt, judged.end, left_s) if obstacle is None else None
     decision = waited or decide(obstacle, failure, before, budget, left_s)
     if decision.wait_s is None:
         return decision.why_not, None
@@ -258,7 +259,7 @@ def await_room(
     run: RunFolder,
     plan: Plan,
     attempt: AttemptFolder,
-    outcome: Outcome,
+    end: End,
     left_s: Optional[float],
 ) -> Optional[Decision]:
     """Wait until the folder whose lack of space ended the attempt has space again, then restart;
@@ -268,7 +269,7 @@ def await_room(
     for lack of space. In a split run the first group's job waits for space, and the others wait
     for that job (`await_first_group`).
     """
-    if not lacks_room(outcome.reason):
+    if not list_full(end):
         return None
     full = found = find_full(run.path, find_store(run, plan))
     if found is None:

@@ -68,16 +68,16 @@ def explain_failure(machine: Machine, errors: str) -> str:
     row = BUILT_IN.match(Scope.SSH, "\n".join(lines))
     if row is not None:
         said = next(line for line in lines if match_rows([row], line))
-        text = row.explain(Context.MACHINES, spell_ssh(machine).removeprefix("ssh "))
+        text = row.explain(Context.MACHINES, spell_address(machine))
         return f"{text} (ssh: {said})"
     return f"ssh: {lines[-1]}" if lines else "ssh failed without a word"
 
 
-def spell_ssh(machine: Machine) -> str:
-    """Return the command that a person would type to reach the machine."""
-    port = f" -p {machine.port}" if machine.port is not None else ""
+def spell_address(machine: Machine) -> str:
+    """Return the words after `ssh` that a person would type to reach the machine."""
+    port = f"-p {machine.port} " if machine.port is not None else ""
     user = f"{machine.user}@" if machine.user is not None else ""
-    return f"ssh{port} {user}{machine.host}"
+    return f"{port}{user}{machine.host}"
 
 
 PROBE_S = 60.0

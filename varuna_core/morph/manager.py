@@ -65,7 +65,7 @@ from varuna_core.morph.orders import (
     read_presences,
     write_orders,
 )
-from varuna_core.records.checkpoints import find_fit, find_full, lacks_room
+from varuna_core.records.checkpoints import find_fit, find_full, list_full
 from varuna_core.records.exits import (
     HUNG,
     NODE_LOST,
@@ -431,7 +431,7 @@ class Manager:
         self._write_judgement(attempt, judged)
         if self._is_cancelled():  # its ask to save came to ranks that were leaving
             self._tell(CalledToEnd(CANCELLED, EndCause.CANCELLED))
-        full = self._find_full(number, outcome) if kind == FAILED else ""
+        full = self._find_full(number, judged.end) if kind == FAILED else ""
         if full:
             self._say(f"the next attempt waits for room in {full} ({describe_room(Path(full))})")
             with contextlib.suppress(OSError):
@@ -461,16 +461,17 @@ class Manager:
         is_echo = judged.end.cause is end.cause
         return found if is_echo else found.with_note(judged.outcome.reason)
 
-    def _find_full(self, number: int, outcome: Outcome) -> str:
+    def _find_full(self, number: int, end: facts.End) -> str:
         """Return the folder that had no room for the ranks' output and has none yet, or that had
         none when they named it, which is believed once in a row."""
-        if not lacks_room(outcome.reason):
+        lines = list_full(end)
+        if not lines:
             return ""
         full = find_full(self._run.path, self._store)
-        before = read_outcome(self._run.attempt(number - 1)) if number else None
-        if full is None and (before is None or not lacks_room(before.reason)):
-            folders = (self._store, self._run.path)
-            full = next((one for one in folders if one and str(one) in outcome.reason), None)
+        before = read_judgement(self._run.attempt(number - 1)) if number else None
+        if full is None and (before is None or not list_full(before.end)):
+            named = " ".join(lines)
+            full = next((x for x in (self._store, self._run.path) if x and str(x) in named), None)
         return "" if full is None else str(full)
 
     @property

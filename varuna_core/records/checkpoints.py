@@ -11,8 +11,9 @@ import itertools
 import os
 import re
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, List, Optional
 
+from varuna_core.facts.cause import End
 from varuna_core.facts.dataclasses import asdict, dataclass, replace
 from varuna_core.records.files import (
     NO_ROOM,
@@ -161,9 +162,9 @@ _LACKS_ROOM = re.compile(
 _PROBE_BYTES = 1 << 20
 
 
-def lacks_room(reason: str) -> bool:
-    """Return True if the last line of a rank says that a disk or a quota is full."""
-    return _LACKS_ROOM.search(reason) is not None
+def list_full(end: End) -> List[str]:
+    """Return the lines among the evidence of an end that say that a disk or a quota is full."""
+    return [one.text for one in end.evidence if _LACKS_ROOM.search(one.text)]
 
 
 def find_full(run: Path, store: Optional[Path]) -> Optional[Path]:

@@ -414,7 +414,7 @@ def _by_root(snapshot: Snapshot, decided: End) -> Cause | None:
     said = outcome.reason if outcome is not None else ""
     # What srun printed as it ended the others explains nothing; an agent's line stands in `said`.
     is_told = said and (root.kind == REFUSED_BY_VJOB or not is_proof(root, Proof.CAUSE))
-    is_told = is_told or _quotes(said, root)
+    is_told = is_told or _quotes(decided, root)
     reason = said if is_told else join([format_root(root), said], "; ")
     reason = reason or format_root(root)
     end = (
@@ -426,11 +426,12 @@ def _by_root(snapshot: Snapshot, decided: End) -> Cause | None:
     )
 
 
-def _quotes(said: str, line: Line) -> bool:
-    """Return True if the sentence contains the line, with or without the name before the line's
-    colon."""
+def _quotes(end: End, line: Line) -> bool:
+    """Return True if the evidence of the end contains the line, with or without the name before the
+    line's colon."""
     text = format_line(line)
-    return any(len(one) > 20 and one[:60] in said for one in (text, text.partition(": ")[2]))
+    parts = [part[:60] for part in (text, text.partition(": ")[2]) if len(part) > 20]
+    return any(part in one.text for part in parts for one in end.evidence)
 
 
 def end_of_line(snapshot: Snapshot, line: Line) -> End:

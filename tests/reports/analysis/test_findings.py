@@ -27,7 +27,7 @@ from vjob.reports.analysis.headline import list_facts
 from vjob.reports.analysis.measures import analyse
 from vjob.reports.analysis.opening import write_opening
 from vjob.reports.load.gpu_log import NodeFaults
-from vjob.reports.load.tables import PlanFacts, choose_steps, load_job
+from vjob.reports.load.tables import PlanFacts, RunState, choose_steps, load_job
 
 
 def test_each_finding_has_a_rule_of_its_own() -> None:
@@ -189,7 +189,7 @@ def test_a_hang_is_said_first_with_what_it_cost(tmp_path: Path) -> None:
     assert [fact.name for fact in list_facts(headline)][:2] == ["state", "hung"]
     assert headline.hung == "rank 1 on n1 is stopped (SIGSTOP)"
     assert headline.hung_hours == pytest.approx(30 / 3600)
-    now = dataclasses.replace(load_job(tmp_path), state="RUNNING")
+    now = dataclasses.replace(load_job(tmp_path), state=RunState("RUNNING"))
     late = dataclasses.replace(hang, since=ended + 5, seen_at=ended + 15)
     now = dataclasses.replace(now, hangs={"0": late})
     (said, *_) = findings.find_all(now, analyse(now))

@@ -27,7 +27,7 @@ from vjob.reports.analysis.findings import Finding, find_all
 from vjob.reports.analysis.headline import measure_energy
 from vjob.reports.analysis.measures import analyse
 from vjob.reports.export.text import show_finding
-from vjob.reports.load.tables import load_job
+from vjob.reports.load.tables import RunState, load_job
 from vjob.reports.page.sections import build_sections
 
 SCHEDULE = build_schedule("1f1b", 2, 4)
@@ -341,6 +341,7 @@ def test_a_run_that_left_no_end_has_no_duration(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text(json.dumps(event) + "\n")
     job = load_job(tmp_path)
     assert isinstance(analyse(job).headline.duration_s, Value), "it may go on"
-    ended = replace(job, state="FAILED: the supervisor of the job is gone, and wrote no end")
+    gone = RunState("FAILED", "the supervisor of the job is gone, and wrote no end")
+    ended = replace(job, state=gone)
     for figure in (analyse(ended).headline.duration_s, analyse(ended).headline.rank_hours):
         assert isinstance(figure, NotKnown) and "nothing tells when the run ended" in figure.reason

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vjob.reports.load.sources import locate_sources
-from vjob.reports.load.tables import PlanFacts, parse_plan_facts, read_plan_facts
+from vjob.reports.load.tables import GroupFacts, PlanFacts, parse_plan_facts, read_plan_facts
 
 
 def test_a_part_of_a_plan_is_shown(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_a_part_of_a_plan_is_shown(tmp_path: Path) -> None:
     found = read_plan_facts(tmp_path / "plan.json")
     assert (found.pipeline, str(found.partition), found.world) == (4, "2-2-2-3", 6)
     assert found.shown == (("name", "young"), ("pipeline", "4"), ("partition", "2-2-2-3"))
-    assert found.groups == (("group a", "2 x 3 ranks, a10"),)
+    assert found.nodes == (GroupFacts(name="a", gpu_type="a10", count=2, ranks=3),)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"groups": 3}', '{"groups": [{"count": "x"}]}', "nul"])

@@ -27,6 +27,9 @@ from varuna_core.agent.restarts import (
     get_wait_s,
     number_attempt,
 )
+from varuna_core.facts.cause import End, EndCause
+from varuna_core.facts.known import Evidence
+from varuna_core.facts.sentences import LAST_LINE
 from varuna_core.records.exits import Outcome
 from varuna_core.records.files import write_json
 from varuna_core.records.record import append_event, read_restarts
@@ -331,9 +334,10 @@ def test_a_first_job_that_waits_for_room_shows_it_without_writing(
     looks = iter([run.path, run.path, None])
     monkeypatch.setattr(restarts, "find_full", lambda folder, store: next(looks))
     monkeypatch.setattr(restarts, "ROOM_LOOK_S", 0.01)
-    outcome = replace(FAILED, reason=f"rank 2 on n1: {os.strerror(errno.ENOSPC)}")
+    said = Evidence(LAST_LINE, text=os.strerror(errno.ENOSPC))
+    end = End(EndCause.RANK_EXIT, code=1, rank=2, node="n1", evidence=(said,))
     plan = make_plan(make_group("a", 1, 1), restarts=1)
-    assert restarts.await_room(run, plan, attempt, outcome, None) is not None
+    assert restarts.await_room(run, plan, attempt, end, None) is not None
     assert attempt.go.stat().st_mtime > 1
     attempt.go.unlink()
     restarts.show_waiting(attempt)

@@ -59,7 +59,7 @@ class Sampler(threading.Thread):
         self._ranks: Dict[str, Tuple[Sequence[int], Sure]] = {}
         """Ranks on each GPU, as last known."""
         self._own: Set[int] = set()
-        self._told = ""
+        self._not_known: Optional[NotKnown] = None
         """The last reason why GPUs could not be read."""
         self._ended = threading.Event()
 
@@ -112,12 +112,12 @@ class Sampler(threading.Thread):
         """
         found = accelerator.sample()
         if isinstance(found, NotKnown):
-            if found.reason != self._told:
-                self._told = found.reason
+            if found != self._not_known:
+                self._not_known = found
                 self._note(f"GPUs not read: {found.reason}")
             self.num_errors += 1
             return {"gpus": [], "gpus_not_known": found.reason}, ()
-        self._told = ""
+        self._not_known = None
         held = accelerator.processes()
         by_uuid = held.value if isinstance(held, Value) else {}
         ours = self._choose_ours(found.value)

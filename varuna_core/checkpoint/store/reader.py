@@ -105,7 +105,7 @@ class CheckpointReader:
             wrong = compare_sizes(self.folder, self.manifest)
             if wrong:
                 more = f", and {len(wrong) - 1} other files" if len(wrong) > 1 else ""
-                raise DamagedCheckpoint(wrong[0] + more + offer_good(self.folder))
+                raise DamagedCheckpoint(next(iter(wrong.values())) + more + offer_good(self.folder))
         self._pieces = group_pieces(self.manifest)
         self._leads = find_leads(self.manifest.state.ties)
         self._handles: dict[tuple[str, bool], int] = {}

@@ -117,22 +117,23 @@ def list_wrong_sizes(folder: Path) -> list[str]:
     """Return faults of files that are missing or of another size, or the manifest's fault; read no
     data."""
     try:
-        return compare_sizes(folder, read_manifest(folder))
+        return list(compare_sizes(folder, read_manifest(folder)).values())
     except CheckpointError as error:
         return [str(error)]
 
 
-def compare_sizes(folder: Path, manifest: Manifest) -> list[str]:
-    wrong = []
+def compare_sizes(folder: Path, manifest: Manifest) -> dict[str, str]:
+    """Return the faults of files that are missing or of another size, by the file's name."""
+    wrong = {}
     for name, held in manifest.files.items():
         path = folder / name
         try:
             size = path.stat().st_size
         except OSError:
-            wrong.append(f"{path} is missing")
+            wrong[name] = f"{path} is missing"
             continue
         if size != held.size:
-            wrong.append(f"{path} has {size} bytes, but {held.size} were written")
+            wrong[name] = f"{path} has {size} bytes, but {held.size} were written"
     return wrong
 
 
@@ -496,11 +497,11 @@ def find_damage(folder: Path) -> Iterator[str]:
         yield str(error)
         return
     wrong = compare_sizes(folder, manifest)
-    yield from wrong
+    yield from wrong.values()
     yield from (f"{folder}: {fault}" for fault in find_faults(manifest))
     for name, held in manifest.files.items():
         path = folder / name
-        if any(text.startswith(f"{path} ") for text in wrong):
+        if name in wrong:
             continue
         try:
             yield from _check_file(path, held)
