@@ -7,7 +7,7 @@ tmpfs, absent in batch jobs) nor in the home folder (quota, a file system that n
 from __future__ import annotations
 
 import hashlib
-from importlib.resources import files
+from pathlib import Path
 
 from vjob.containers.runtime import Argv, Mount, Request
 
@@ -69,4 +69,4 @@ def locate_base(scratch: str, user_id: int) -> str:
 
 def read_shell(name: str) -> str:
     """Return the text of one of our shell files for `bash -c`, since nodes have no copy."""
-    return (files("vjob.containers") / "shell" / name).read_text()
+    return Path(__file__).with_name("shell").joinpath(name).read_text()

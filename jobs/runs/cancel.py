@@ -10,12 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from varuna_core.agent.meeting.link import call_hub
-from varuna_core.agent.restarts import find_store
 from varuna_core.facts.cause import EndCause
 from varuna_core.records import record as records
 from varuna_core.records.checkpoints import count_written
 from varuna_core.records.files import read_json
-from varuna_core.records.plan import read_attempt_plan, read_plan
+from varuna_core.records.plan import find_store, read_attempt_plan, read_plan
 from varuna_core.records.record import CANCEL_ASKED, CANCEL_FAILED, append_event
 from varuna_core.records.requests import write_signal
 from varuna_core.records.runfolder import RunFolder

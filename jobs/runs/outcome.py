@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from varuna_core.agent.restarts import find_store
 from varuna_core.agent.setup.known_lines import get_context, read_known_lines
 from varuna_core.facts.catalogue.ends import refine_end
 from varuna_core.facts.catalogue.tables import match_rows
@@ -28,7 +27,7 @@ from varuna_core.records.exits import (
 from varuna_core.records.files import list_names, read_json
 from varuna_core.records.logs.rank_output import find_node_failure
 from varuna_core.records.logs.tail import last_lines
-from varuna_core.records.plan import Plan, read_attempt_plan, read_plan
+from varuna_core.records.plan import Plan, find_store, read_attempt_plan, read_plan
 from varuna_core.records.record import is_cancel_asked, read_record
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from vjob.jobs.schedulers.job import END_CAUSES, JobState, SchedulerJob

@@ -20,7 +20,6 @@ import re
 import sys
 import time
 from enum import Enum
-from pathlib import Path
 from typing import Any, Iterable, List, Mapping, Optional, Tuple
 
 from varuna_core.agent.meeting.watch import Peer
@@ -39,7 +38,7 @@ from varuna_core.records.files import (
 )
 from varuna_core.records.logs.tail import last_lines
 from varuna_core.records.nodes import read_reports
-from varuna_core.records.plan import Plan
+from varuna_core.records.plan import Plan, find_store
 from varuna_core.records.record import (
     NO_ROOM,
     REQUEUED,
@@ -49,7 +48,7 @@ from varuna_core.records.record import (
 )
 from varuna_core.records.requests import HANG, read_signal, read_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
-from varuna_core.records.training import VARIABLES, read_training
+from varuna_core.records.training import read_training
 
 FIRST_WAIT_S = 3.0
 LONGEST_WAIT_S = 60.0
@@ -302,14 +301,6 @@ def _read_sign(attempt: AttemptFolder) -> int:
         return os.stat(attempt.go).st_mtime_ns
     except OSError:
         return 0
-
-
-def find_store(run: RunFolder, plan: Plan) -> Optional[Path]:
-    """Return the checkpoint folder of the built-in program, or that of the script's variable."""
-    folder: Optional[str] = plan.env.get(VARIABLES["train.checkpoint.folder"])
-    with contextlib.suppress(ValueError):
-        folder = read_training(run.training).checkpoint_folder
-    return None if not folder else run.path / folder
 
 
 def await_first_group(run: RunFolder, plan: Plan, attempt: AttemptFolder) -> Optional[Again]:

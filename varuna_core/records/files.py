@@ -15,7 +15,6 @@ import fnmatch
 import functools
 import json
 import os
-import secrets
 import stat
 from pathlib import Path
 from typing import Any, BinaryIO, Dict, Iterator, List, Optional, Tuple, Type, TypeVar, Union
@@ -91,7 +90,7 @@ def _is_shared(path: Path) -> bool:
 def _part_of(path: Path) -> Path:
     """Return the name of a temporary file beside `path`, which no other host, process or thread
     uses and nobody can guess."""
-    who = f"{os.uname().nodename}.{os.getpid()}.{secrets.token_hex(8)}"
+    who = f"{os.uname().nodename}.{os.getpid()}.{os.urandom(8).hex()}"
     return path.with_name(f".{path.name}.{who}.part")
 
 

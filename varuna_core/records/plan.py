@@ -6,6 +6,7 @@ not nodes: a node is an index into the groups, so a plan for ten thousand nodes 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -17,7 +18,7 @@ from varuna_core.facts.dataclasses import asdict, dataclass, field, replace
 from varuna_core.facts.not_covered import Lack, NotCovered, read_not_covered
 from varuna_core.records.files import expect_types, is_closed, is_listed, read_json, write_json
 from varuna_core.records.runfolder import RunFolder, shared_copy
-from varuna_core.records.training import TrainingFacts, derive_facts, read_training
+from varuna_core.records.training import VARIABLES, TrainingFacts, derive_facts, read_training
 
 PLAN_FORMAT = 1
 
@@ -446,6 +447,14 @@ def read_plan(path: Path) -> Plan | None:
         return parse_plan(value)
     except (KeyError, TypeError, ValueError, AttributeError):
         return None  # written by another version: as good as missing
+
+
+def find_store(run: RunFolder, plan: Plan) -> Path | None:
+    """Return the checkpoint folder of the built-in program, or that of the script's variable."""
+    folder: str | None = plan.env.get(VARIABLES["train.checkpoint.folder"])
+    with contextlib.suppress(ValueError):
+        folder = read_training(run.training).checkpoint_folder
+    return None if not folder else run.path / folder
 
 
 def read_attempt_plan(run: RunFolder, number: int) -> Plan | None:

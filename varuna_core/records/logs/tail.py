@@ -31,9 +31,8 @@ COLOUR = re.compile(r"\x1b\[[0-9;]{0,40}m")
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 _SPELLED = {
-    code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
-    for code in range(0x2070)
-    if CONTROL.match(chr(code))
+    ord(sign): f"\\x{ord(sign):02x}" if ord(sign) < 256 else f"\\u{ord(sign):04x}"
+    for sign in CONTROL.findall("".join(map(chr, range(0x2070))))
 }
 
 
