@@ -126,31 +126,30 @@ def _repr(self: Any) -> str:
 
 
 def _make_init(cls: Any, is_frozen: bool) -> Any:
-    """Compile the text of `__init__`; a frozen object's fields are set past its own refusal."""
-    scope: Dict[str, Any] = {"_set": object.__setattr__, "_unset": MISSING}
+    """Compile the text of `__init__`, which puts a frozen object's fields past its own refusal."""
+    scope: Dict[str, Any] = {"_unset": MISSING}
     first: List[str] = []
     by_name: List[str] = []
-    lines: List[str] = []
+    lines = ["_own = self.__dict__"] if is_frozen else ["pass"]
     for each in fields(cls):
-        name, value = each.name, each.name
-        has_factory = each.default_factory is not MISSING
-        has_default = each.default is not MISSING
-        scope[f"_of_{name}"] = each.default_factory if has_factory else each.default
-        if has_factory:
-            value = (
-                f"_of_{name}() if {name} is _unset else {name}" if each.init else f"_of_{name}()"
-            )
-        default = "=_unset" if has_factory else f"=_of_{name}" if has_default else ""
+        name = value = each.name
+        place = f"_own[{name!r}]" if is_frozen else f"self.{name}"
+        default = f"=_of_{name}"
+        scope[f"_of_{name}"] = each.default
+        if each.default_factory is not MISSING:
+            scope[f"_of_{name}"], default = each.default_factory, "=_unset"
+            value = f"_of_{name}()"
+            value = f"{value} if {name} is _unset else {name}" if each.init else value
+        elif each.default is MISSING:
+            default = ""
         if each.init:
             (by_name if getattr(each, "kw_only", False) else first).append(name + default)
-        if each.init or has_factory:
-            lines.append(
-                f"_set(self, {name!r}, {value})" if is_frozen else f"self.{name} = {value}"
-            )
+        if each.init or each.default_factory is not MISSING:
+            lines.append(f"{place} = {value}")
     if hasattr(cls, "__post_init__"):
         lines.append("self.__post_init__()")
     words = ", ".join(["self", *first, *(["*", *by_name] if by_name else [])])
-    exec(f"def __init__({words}):\n " + "\n ".join(lines or ["pass"]), scope)
+    exec(f"def __init__({words}):\n " + "\n ".join(lines), scope)
     made = scope["__init__"]
     made.__qualname__ = f"{cls.__qualname__}.__init__"
     made.__annotations__ = {each.name: each.type for each in fields(cls) if each.init}

@@ -222,7 +222,7 @@ def is_closed(path: Path) -> bool:
     return os.path.lexists(path) and not os.access(path, os.R_OK)
 
 
-def is_foreign_link(path: Path) -> bool:
+def is_foreign_link(path: Union[str, Path]) -> bool:
     """Return True for a link of another user, which may point to a file that only the reader may
     see."""
     try:
@@ -232,13 +232,13 @@ def is_foreign_link(path: Path) -> bool:
     return stat.S_ISLNK(found.st_mode) and found.st_uid != os.geteuid()
 
 
-def open_to_read(path: Path, *, follows: bool = True) -> int:
+def open_to_read(path: Union[str, Path], *, follows: bool = True) -> int:
     """Open a regular file and return its descriptor. Raise OSError for other files, whose reading
     may never end, for a link that another user made and, unless `follows` is set, for any link."""
     return _open_regular(path, follows)[0]
 
 
-def _open_regular(path: Path, follows: bool = True) -> Tuple[int, int]:
+def _open_regular(path: Union[str, Path], follows: bool = True) -> Tuple[int, int]:
     """Return the descriptor and the size of a regular file."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -256,7 +256,7 @@ def _open_regular(path: Path, follows: bool = True) -> Tuple[int, int]:
     return fd, found.st_size
 
 
-def open_file(path: Path, *, follows: bool = True) -> BinaryIO:
+def open_file(path: Union[str, Path], *, follows: bool = True) -> BinaryIO:
     """Open a file with `open_to_read` and return a file object."""
     return os.fdopen(open_to_read(path, follows=follows), "rb")
 

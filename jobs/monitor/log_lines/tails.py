@@ -111,7 +111,7 @@ class Tail:
         rest = b""
         """Bytes of a line that begins before the part being read."""
         try:
-            with open_file(Path(self.path)) as handle:
+            with open_file(self.path) as handle:
                 while end > low:
                     begin = max(low, end - SEARCHED_BYTES)
                     if not budget.take(end - begin):
@@ -133,7 +133,7 @@ class Tail:
         if self.head or not self._first:
             return self.head
         try:
-            with open_file(Path(self.path)) as handle:
+            with open_file(self.path) as handle:
                 return handle.read(min(self._first, num_bytes))
         except OSError:
             return b""
@@ -154,7 +154,7 @@ class Tail:
         return None
 
     def _read(self) -> Added | None:
-        fd = open_to_read(Path(self.path))
+        fd = open_to_read(self.path)
         try:
             found = os.fstat(fd)  # of what is open: the name may be another file's by now
             is_anew = self._is_anew(found)

@@ -23,7 +23,6 @@ from varuna_core.records.plan import Plan
 from varuna_core.records.rank_map import RankPlace, locate_ranks
 from varuna_core.records.runfolder import MOST_NODES, AttemptFolder, RunFolder
 from varuna_core.records.training import read_training
-from varuna_core.schedule.registry import count_stages_per_rank, place_stages
 from vjob.jobs.monitor.log_lines.errors import STEP_MARKS, Classifier, list_exceptions
 from vjob.jobs.monitor.model.snapshot import AttemptView, Line, Node, Progress, Rank
 from vjob.jobs.monitor.readers.gpu_logs import describe_late
@@ -424,6 +423,8 @@ def _locate_ranks(attempt: AttemptFolder, plan: Plan) -> dict[int, RankPlace]:
         # KeyError: a schedule that this version does not have.
         with contextlib.suppress(ValueError, KeyError):
             own = read_training(path)
+            from varuna_core.schedule.registry import count_stages_per_rank, place_stages  # slow
+
             cuts = None if own.partition is None else Partition.parse(own.partition)
             per_rank = count_stages_per_rank(own.schedule, cuts, plan.pipeline)
             placement = place_stages(own.schedule, plan.pipeline, per_rank)
