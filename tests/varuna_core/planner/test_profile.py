@@ -219,6 +219,20 @@ def test_a_sum_over_nodes_is_slower_than_within_one() -> None:
     assert measured.compute_half("reduce", [("a", 4)] * 2, 1e9) == pytest.approx(0.1)
 
 
+def test_the_sum_over_thousands_of_like_nodes_asks_each_link_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+    compute = LinkTime.compute_times
+    monkeypatch.setattr(
+        LinkTime, "compute_times", lambda link, sent: asked.append(link) or compute(link, sent)
+    )
+    links = {("a", "a", "intra"): build_link(0, 100), ("a", "a", "inter"): build_link(0, 10)}
+    network = Network(links=links, all_reduces={})  # type: ignore[arg-type]
+    network.find_all_reduce([("a", 4)] * 3000, 1e9)
+    assert len(asked) == 2
+
+
 def test_a_half_of_a_sum_is_as_measured_or_half_of_it() -> None:
     halves: dict[tuple[Half, str, int, int], LinkTime] = {
         ("reduce", "a", 8, 4): build_link(0, 4, "measured"),

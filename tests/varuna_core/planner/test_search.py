@@ -86,7 +86,7 @@ def test_no_placement_takes_less_than_its_closer_floor() -> None:
     draw = random.Random(3)
     for _ in range(6):
         question = Search(make_profile(draw, draw.randint(3, 5)), TrainingModel(batch=4), CLUSTER)
-        for option, columns, counts, _floor in question._list_floors("orders"):
+        for option, columns, counts, _floor in question._list_floors(question.deadline):
             sharp = question.floors.sharpen(option, columns, counts, 1e9)
             for row, least in zip(counts.tolist(), sharp, strict=True):
                 for chain in question._make_chains(option, tuple(row)):

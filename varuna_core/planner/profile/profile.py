@@ -138,7 +138,7 @@ class Network:
             if measured is not None:
                 return measured.compute_times(num_bytes * sharing), "measured"
         inner = np.zeros_like(num_bytes)
-        for kind, count in nodes:
+        for kind, count in {*nodes}:  # of thousands of nodes few differ
             if count > 1:
                 link = self.find(kind, kind, "intra")
                 # Reduce-scatter and all-gather: 2 (n - 1) messages of an n-th.

@@ -136,7 +136,7 @@ TIER_SHARE = 0.7
 LIST_SHARE = 0.3
 """Share of a class's time for computing the floors of options, once there is a plan."""
 DIVE_SHARE = 0.3
-"""Share of the time limit that may pass before any plan is ruled out."""
+"""Share of the time that is left for first plans of a class, before any plan is ruled out."""
 PROMISING = 1.05
 """A first partition is improved if it takes at most this multiple of the best plan's time."""
 MOST_LOOKS = 200
@@ -253,7 +253,7 @@ class Search:
         self.tier, self.open, self.left = tier, float("inf"), set()
         is_last = tier == self.placements.tiers[-1]
         until = self.deadline if is_last else self.deadline.part(TIER_SHARE)
-        floors = self._list_floors(until.rest(LIST_SHARE))
+        floors = self._list_floors(until)
         later = [one for one in floors if self._is_for_memory(one[0])]
         self._dive([one for one in floors if not self._is_for_memory(one[0])])
         for option, columns, counts, floor in later:
@@ -307,7 +307,7 @@ class Search:
             return None
         return Candidate(option=option, placed=chain.placed, bounds=bounds, step_s=step_s)
 
-    def _list_floors(self, deadline: Deadline) -> list[_Floor]:
+    def _list_floors(self, until: Deadline) -> list[_Floor]:
         """Return the counts of options with their floors, the most promising option first.
 
         Once there is a plan, options are left out if a bound over all of their counts is far above
@@ -321,11 +321,12 @@ class Search:
             )
             if len(counts):
                 key = shape.tensor, shape.replicas
-                most[key] = most.get(key, counts.max(axis=0))
+                if key not in most:
+                    most[key] = counts.max(axis=0)
                 least = self.floors.compute_least(option, columns, most[key])
                 rough.append((least, option, columns, counts))
         rough.sort(key=lambda one: one[0])
-        listed = []
+        listed, deadline = [], until.rest(LIST_SHARE)
         for least, option, columns, counts in rough:
             if least > self.best_s * BEYOND:
                 break
@@ -347,7 +348,7 @@ class Search:
 
         At least one plan is found whatever the deadline.
         """
-        until = self.deadline.part(DIVE_SHARE)
+        until = self.deadline.rest(DIVE_SHARE)
         for option, _, counts, floor in floors:
             row = int(floor.argmin())
             if self.found and until.is_over():
