@@ -459,7 +459,7 @@ class Varuna(RankModule):
         )
         if difference is None:
             return
-        text = f"the ranks of a replica take the same batch in each step: {difference.text}"
+        text = f"all ranks of a replica must get the same batch in each step: {difference.text}"
         if difference.names != ["values"]:
             raise ValueError(text)
         log.warning("%s", text)

@@ -279,7 +279,7 @@ def test_a_forward_that_cuda_does_not_record_runs_without_or_ends_in_words(devic
     if device == "cpu":
         assert done.stdout == "True\n", done.stderr
     elif TorchVersion(torch.__version__) < "2.12":
-        assert "leave cuda_graphs out, or use torch 2.12" in done.stderr
+        assert "omit cuda_graphs, or use torch 2.12" in done.stderr
     else:
         assert done.stdout == "True\n" and "stage 0: no CUDA graphs" in done.stderr, done.stderr
 

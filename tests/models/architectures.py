@@ -212,7 +212,7 @@ ARCHITECTURES = (
         "Mixtral, with a loss of its routers", "MixtralForCausalLM",
         {**EXPERTS, "output_router_logits": True},
         "model.layers.*",
-        refusal="would not do what the whole model does after cut . .*output_router_logits",
+        refusal="something else than the whole model after cut . .*output_router_logits",
         remedy="refused: hooks collect what that loss is made of, in all layers",
     ),
     hugging("Qwen 2", "Qwen2ForCausalLM", LLAMA, "model.layers.*"),

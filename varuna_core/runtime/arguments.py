@@ -85,9 +85,7 @@ class ConfArguments:
         """Return the explicit argument or the conf's value; raise an error if neither is given."""
         found = self.choose(argument, given, key, parse, None)
         if found is None:
-            raise TypeError(
-                f"Varuna needs {argument}: give it, or write {key} in the conf of a run"
-            )
+            raise TypeError(f"Varuna needs {argument}: pass it, or set {key} in the run's conf")
         return found
 
     def warn(self, said: str, key: str) -> None:
@@ -118,16 +116,16 @@ class ConfArguments:
                 return "0;", 1  # the one that there is
             if given is FROM_CONF:
                 raise TypeError(
-                    "Varuna needs stage_to_rank_map: give it; only a run of vjob has it in its "
-                    "conf's layout (VJOB_STAGE_MAP)"
+                    "Varuna needs stage_to_rank_map: pass it, since only a run of vjob can take "
+                    "it from its conf's layout (VJOB_STAGE_MAP)"
                 )
             return given, 1 if tensor is FROM_CONF else tensor
         if given is FROM_CONF:
             if conf_world != world:
                 raise ValueError(
-                    f"the conf's layout {conf_value!r} is for {conf_world} ranks, and "
-                    f"torch.distributed knows of {world}: call "
-                    "torch.distributed.init_process_group before Varuna"
+                    f"the conf's layout {conf_value!r} has {conf_world} ranks, but "
+                    f"torch.distributed has {world}: call torch.distributed.init_process_group "
+                    "before Varuna"
                 )
             if tensor not in (FROM_CONF, told_tensor):
                 raise ValueError(self._contradict(f"tensor={tensor}", conf_value))
@@ -163,8 +161,8 @@ class ConfArguments:
         keys = {name: self.environ.get(LAYOUT_VARIABLES[f"parallel.{name}"]) for name in names}
         shown = ", ".join(f"parallel.{name}: {value}" for name, value in keys.items() if value)
         return (
-            f"Varuna({said}) cannot be with the conf's layout, {conf_value!r} ({shown}): leave the "
-            "argument out, or change these keys of the conf"
+            f"Varuna({said}) contradicts the conf's layout {conf_value!r} ({shown}): omit the "
+            "argument, or change these keys of the conf"
         )
 
     def choose_partition(
@@ -221,8 +219,8 @@ class ConfArguments:
             if batch is FROM_CONF:
                 said, key, conf_value = ("chunk_size", keys[0], whole)
             raise ValueError(
-                f"Varuna({said}={whole if said == 'batch_size' else part}) cannot be with "
-                f"{key}: {conf_value} of the conf: a batch of {whole} is no multiple of "
+                f"Varuna({said}={whole if said == 'batch_size' else part}) contradicts {key}: "
+                f"{conf_value} in the conf: a batch of {whole} is not a multiple of "
                 f"{stages.num_replicas} replicas x micro-batches of {part}"
             )
         return whole, part
@@ -281,8 +279,8 @@ class ConfArguments:
         if path is FROM_CONF:
             if conf_value is None:
                 raise TypeError(
-                    f"{call} needs global_store: give it, or write train.checkpoint.folder in the "
-                    "conf of a run"
+                    f"{call} needs global_store: pass it, or set train.checkpoint.folder in the "
+                    "run's conf"
                 )
             return conf_value
         if conf_value is not None and conf_value != path:

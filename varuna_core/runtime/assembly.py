@@ -171,8 +171,8 @@ def cut_model(
     )
     if is_first and split.record.loss.is_sum:
         log.warning(
-            "the model's loss ends in a sum, and Varuna takes losses for means over the samples: "
-            "return a mean, or TokenMean(sum, count) of what is summed"
+            "the model's loss ends in a sum, but Varuna treats losses as means over the samples: "
+            "return a mean, or TokenMean(sum, count) of the summed values"
         )
     return split
 
@@ -181,9 +181,9 @@ def refuse_offload(split: Split, settings: VarunaSettings) -> None:
     """Raise an error if torch's hooks cannot see all the saved tensors that are to be offloaded."""
     if settings.recompute == "offload" and split.record.unhooked:
         raise SplitError(
-            "the model uses torch.func.grad, vjp, jacrev or hessian, within which torch allows no "
-            "hooks of saved tensors, and recompute='offload' needs them: choose recompute='full' "
-            "or 'none', or use torch.autograd.grad(..., create_graph=True)"
+            "the model uses torch.func.grad, vjp, jacrev or hessian, in which torch allows no "
+            "saved-tensor hooks, but recompute='offload' needs such hooks: choose "
+            "recompute='full' or 'none', or use torch.autograd.grad(..., create_graph=True)"
         )
 
 
@@ -213,7 +213,7 @@ def choose_costs(split: Split, given: Costs | None) -> Costs:
     and messages are free."""
     if given is not None:
         if given.num_stages != len(split.stages):
-            raise ValueError(f"costs of {given.num_stages} stages, expected {len(split.stages)}")
+            raise ValueError(f"costs has {given.num_stages} stages, expected {len(split.stages)}")
         return given
     unit = max(sum(split.costs), 1e-30)
     each = tuple(sum(split.costs[s] for s in held) / unit for held in split.stages)

@@ -137,7 +137,7 @@ class RankModule(nn.Module):
         return found
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError("give Options(state_dict=...) the plain model's state dict")
+        raise NotImplementedError("pass the plain model's state dict as Options(state_dict=...)")
 
     def train(self: P, mode: bool = True) -> P:
         self.training = mode

@@ -19,17 +19,17 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 
 RUNS = (
-    "runs the whole model, of which this rank has its stages alone: call step(inputs) or "
+    "runs the whole model, but this rank holds only its stages: call step(inputs) or "
     "evaluate(inputs) of Varuna, or Varuna itself under torch.no_grad()"
 )
 GENERATES = (
-    "runs the whole model many times, of which this rank has its stages alone: load "
-    "gather_state_dict() into the plain model, and generate with that"
+    "runs the whole model many times, but this rank holds only its stages: load "
+    "gather_state_dict() into the plain model, and generate with it"
 )
-MOVES = "cannot move weights: device= and precision= of Varuna say where and what they are"
-LOADS = "loads the whole model: give Varuna options=Options(state_dict=...)"
-COPIES = "would copy a part of the model: gather_state_dict() has the whole one's weights"
-HOOKS = "puts hooks into a part of the model: register them before Varuna"
+MOVES = "cannot move or cast weights: set device= and precision= of Varuna instead"
+LOADS = "loads the whole model: pass the state dict to Varuna as options=Options(state_dict=...)"
+COPIES = "would copy only a part of the model: call gather_state_dict() for all weights"
+HOOKS = "would put a hook on only a part of the model: register hooks before you create Varuna"
 REFUSED = {
     "forward": RUNS,
     "__call__": RUNS,
@@ -94,7 +94,8 @@ class _View:
         known = (first._parameters, first._buffers, first._modules)
         if isinstance(value, (Tensor, nn.Module)) or any(name in held for held in known):
             raise AttributeError(
-                f"model.module.{name}: weights, buffers and modules are given before Varuna is made"
+                f"model.module.{name} cannot be set: set weights, buffers and modules before you "
+                "create Varuna"
             )
         for part in source.parts:
             setattr(part, name, value)
@@ -116,8 +117,8 @@ def _save_pretrained(self: Any, *args: Any, state_dict: Any = None, **options: A
     """Call Hugging Face's `save_pretrained`, but refuse it without the weights of all ranks."""
     if state_dict is None:
         raise RuntimeError(
-            "model.module: save_pretrained would write this rank's part alone: give it "
-            "state_dict=model.gather_state_dict(), which every rank calls and rank 0 gets"
+            "model.module: save_pretrained would write only this rank's part: call "
+            "model.gather_state_dict() on all ranks, and pass rank 0's result as state_dict="
         )
     return super(type(self), self).save_pretrained(*args, state_dict=state_dict, **options)
 

@@ -106,8 +106,8 @@ def take_deprecated(options: Options, keywords: Mapping[str, Any]) -> Options:
         if word not in DEPRECATED:
             known = ", ".join(DEPRECATED)
             raise TypeError(
-                f"Varuna() has no argument {word!r}. Besides its own arguments, which "
-                f"help(Varuna) lists, there are options=Options(...) of {known}"
+                f"Varuna() has no argument {word!r}: help(Varuna) lists its arguments, and "
+                f"options=Options(...) takes {known}"
             )
     if keywords:
         shown = ", ".join(f"{word}=..." for word in keywords)
@@ -183,8 +183,8 @@ def check_memory_limit(recompute: str, memory_limit: float | None, device: torch
         raise ValueError("memory_limit is only used with recompute='auto'")
     if memory_limit is None and recompute == "auto" and device.type != "cuda":
         raise ValueError(
-            "recompute='auto' asks a GPU for its memory; here say memory_limit=, the bytes that "
-            "the micro-batches of a rank may hold at once"
+            "recompute='auto' needs to know the memory of a GPU, and there is none: set "
+            "memory_limit=, the bytes that a rank's micro-batches may hold at once"
         )
 
 
@@ -202,13 +202,13 @@ def refuse_zero(zero: int, offload: str | None, recompute: str, tensor: int) -> 
         raise ValueError(f"zero {zero!r}: expected 0, 1, 2 or 3")
     if zero == 3 and recompute == "auto":
         raise ValueError(
-            "recompute='auto' takes the weights that zero=3 gathers for activations: "
-            "say 'none' or 'full'"
+            "recompute='auto' would count the weights that zero=3 gathers as activations: set "
+            "'none' or 'full'"
         )
     if zero == 3 and recompute == "offload":
         raise ValueError(
-            "recompute='offload' takes the weights that zero=3 gathers for activations: "
-            "say 'none' or 'full'"
+            "recompute='offload' would treat the weights that zero=3 gathers as activations: set "
+            "'none' or 'full'"
         )
     if zero == 3 and tensor > 1:
         raise ValueError("zero=3 does not support sharded layers: use 1 or 2 with tensor")

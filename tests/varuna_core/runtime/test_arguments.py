@@ -55,10 +55,10 @@ def test_by_hand_every_default_is_as_it_was() -> None:
     assert conf.choose_offload(FROM_CONF) is None
     assert conf.count_stages(FROM_CONF, "interleaved", None, 2) == 1
     assert conf.choose("seed", FROM_CONF, "train.seed", int, 1234) == 1234
-    assert "give it" in refuse(lambda: conf.choose_layout(FROM_CONF, FROM_CONF, 2))
+    assert "pass it" in refuse(lambda: conf.choose_layout(FROM_CONF, FROM_CONF, 2))
     assert conf.choose_layout(FROM_CONF, FROM_CONF, 1) == ("0;", 1), "the only one"
     alone_of_two = ConfArguments({"WORLD_SIZE": "2"})
-    assert "give it" in refuse(lambda: alone_of_two.choose_layout(FROM_CONF, FROM_CONF, 1))
+    assert "pass it" in refuse(lambda: alone_of_two.choose_layout(FROM_CONF, FROM_CONF, 1))
     said = refuse(lambda: conf.choose_sizes(FROM_CONF, 2, STAGES))
     assert "batch_size" in said and "train.global_batch_size" in said
 
@@ -117,7 +117,7 @@ def test_a_layout_that_is_not_the_confs_is_refused_with_both_names() -> None:
     assert conf.choose_layout([[0, 1], [2, 3]], 1, 4) == ([[0, 1], [2, 3]], 1)
     said = refuse(lambda: conf.choose_layout("0;1;2;3;", FROM_CONF, 4))
     assert "stage_to_rank_map='0;1;2;3;'" in said and "parallel.pipeline: 2" in said
-    assert "'0,1;2,3;'" in said and "leave the argument out" in said
+    assert "'0,1;2,3;'" in said and "omit the argument" in said
     for layout in (FROM_CONF, "0,1;2,3;"):
         said = refuse(lambda layout=layout: conf.choose_layout(layout, 2, 4))  # type: ignore[misc]
         assert "Varuna(tensor=2)" in said and "parallel.tensor: 1" in said
@@ -141,10 +141,10 @@ def test_ranks_of_a_run_meet_by_themselves_where_the_layout_is_the_confs() -> No
 
 def test_sizes_of_script_and_conf_go_into_each_other() -> None:
     said = refuse(lambda: of(VJOB_MICRO_BATCH_SIZE="3").choose_sizes(8, FROM_CONF, STAGES))
-    assert "Varuna(batch_size=8) cannot be with train.micro_batch_size: 3 of the conf" in said
+    assert "Varuna(batch_size=8) contradicts train.micro_batch_size: 3 in the conf" in said
     assert "2 replicas x micro-batches of 3" in said
     said = refuse(lambda: of(VJOB_GLOBAL_BATCH_SIZE="10").choose_sizes(FROM_CONF, 4, STAGES))
-    assert "Varuna(chunk_size=4) cannot be with train.global_batch_size: 10 of the conf" in said
+    assert "Varuna(chunk_size=4) contradicts train.global_batch_size: 10 in the conf" in said
     assert of(VJOB_GLOBAL_BATCH_SIZE="8").choose_sizes(FROM_CONF, 4, STAGES) == (8, 4)
 
 
@@ -250,4 +250,4 @@ def test_costs_are_those_of_the_planned_partition_where_it_is_in_use() -> None:
 def test_one_rank_alone_needs_no_map_but_shares_no_layers() -> None:
     assert ConfArguments({}).choose_layout(FROM_CONF, FROM_CONF, 1) == ("0;", 1)
     assert ConfArguments({}).choose_layout(FROM_CONF, 1, 1) == ("0;", 1)
-    assert "give it" in refuse(lambda: ConfArguments({}).choose_layout(FROM_CONF, 2, 1))
+    assert "pass it" in refuse(lambda: ConfArguments({}).choose_layout(FROM_CONF, 2, 1))

@@ -125,11 +125,11 @@ def test_what_would_run_move_or_copy_the_whole_model_is_refused() -> None:
         (lambda: module.half(), "device= and precision="),
         (lambda: module.load_state_dict({}), "state_dict="),
         (lambda: copy.deepcopy(module), "gather_state_dict"),
-        (lambda: module.register_forward_hook(print), "before Varuna"),
+        (lambda: module.register_forward_hook(print), "before you create Varuna"),
     ]:
         with pytest.raises(RuntimeError, match=words):
             call()
-    with pytest.raises(AttributeError, match="before Varuna is made"):
+    with pytest.raises(AttributeError, match="before you create Varuna"):
         module.head = nn.Linear(2, 2)
     model.close()
 

@@ -47,11 +47,12 @@ class InputNames:
         """Return positional and keyword arguments of a call as one mapping by parameter name."""
         if len(by_place) > len(self.names):
             raise TypeError(
-                f"{len(by_place)} inputs, of which the model's forward takes {len(self.names)} by "
-                f"place ({', '.join(self.names) or 'none'}): give them in a dict, by name"
+                f"{len(by_place)} inputs by position, but the model's forward takes "
+                f"{len(self.names)} ({', '.join(self.names) or 'none'}): pass a dict of inputs by "
+                "name"
             )
         placed = dict(zip(self.names, by_place, strict=False))
         twice = placed.keys() & by_name
         if twice:
-            raise TypeError(f"input {min(twice)!r} is given by place and by name")
+            raise TypeError(f"input {min(twice)!r} is passed both by position and by name")
         return placed | dict(by_name)

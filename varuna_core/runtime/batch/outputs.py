@@ -173,7 +173,7 @@ class StepOutputs:
         if spec is None:  # no replica was given a sample
             return dict.fromkeys(self.names)
         if any(other not in (None, spec) for other, _ in gathered):
-            raise SplitError("the model returns other structures on some replicas than on others")
+            raise SplitError("the model returns outputs of other structure on some replicas")
         joined: list[Any] = []
         for place in range(spec.num_leaves):
             held = [numbers[place] for _, numbers in gathered if numbers]
@@ -197,8 +197,8 @@ def take_part(output: Any, name: str | int) -> Any:
     except (IndexError, AttributeError):
         pass
     raise SplitError(
-        f"outputs asks for {name!r}, and the model returns {describe_parts(output)}: name keys of "
-        "a dict, attributes, or places in a tuple"
+        f"outputs requests {name!r}, but the model returns {describe_parts(output)}: name keys of "
+        "a dict, attributes, or indices of a tuple"
     )
 
 
@@ -219,9 +219,7 @@ def _line_up(outputs: Sequence[Any]) -> tuple[Any, list[tuple[Any, ...]]]:
         return None, []
     (_, spec), *others = flat
     if any(other != spec for _, other in others):
-        raise SplitError(
-            "the model returns other structures for some micro-batches than for others"
-        )
+        raise SplitError("the model returns outputs of other structure for some micro-batches")
     return spec, [*zip(*(leaves for leaves, _ in flat), strict=True)]
 
 

@@ -73,8 +73,8 @@ class LossWeights:
         counted = self._counted.tolist()
         if not all(map(math.isclose, counted, self._figures)):
             raise SplitError(
-                f"{COUNTS} says {_spell(self._figures)} for this batch, and the TokenMeans of "
-                f"forward have {_spell(counted)}: both must count the same"
+                f"{COUNTS} returns {_spell(self._figures)} for this batch, but the counts of "
+                f"forward's TokenMeans are {_spell(counted)}: the two must be equal"
             )
 
     def compute_factor(self, summed: Tensor) -> float:
@@ -100,7 +100,9 @@ def count_inputs(
         told = getattr(module, COUNTS)(**micro.inputs)
         counts = told if isinstance(told, (tuple, list)) else [told]
         if len(counts) != num_terms:
-            raise SplitError(f"{COUNTS} returns {len(counts)} counts, and the loss has {num_terms}")
+            raise SplitError(
+                f"{COUNTS} returns {len(counts)} counts, but the loss needs {num_terms}"
+            )
         summed = [total + _as_double(count) for total, count in zip(summed, counts, strict=True)]
     return [float(total) for total in summed]  # a device is waited for here, and once
 

@@ -162,8 +162,8 @@ class Arrivals:
 def describe_hanging(peers: Sequence[int], patience_s: float | None) -> ChannelClosed:
     who = " or ".join(f"rank {peer}" for peer in dict.fromkeys(peers))
     return ChannelClosed(
-        f"nothing has moved to or from {who} for {patience_s:g} s (hang_timeout_s): it hangs, or "
-        "waits for one that does, or one action takes longer"
+        f"no message to or from {who} for {patience_s:g} s (hang_timeout_s): a rank hangs, or a "
+        "single action takes longer than that"
     )
 
 
@@ -313,7 +313,7 @@ class Receiver:
             if not self._messages:
                 assert self._error is not None
                 raise ChannelClosed(
-                    f"nothing comes from rank {self.peer}: {describe_error(self._error)}"
+                    f"cannot receive from rank {self.peer}: {describe_error(self._error)}"
                 ) from self._error
             self.came_s, message, self.batch = self._messages.popleft()
             self._changed.notify_all()

@@ -45,7 +45,7 @@ def take_device(
     if found.type != "cuda":
         return found
     if not is_there:
-        raise ValueError(f'device {asked}: there is no GPU here: set device="cpu"')
+        raise ValueError(f'device {asked}: this node has no GPU: set device="cpu"')
     if found.index is None:
         found = torch.device("cuda", _compute_index(local_rank, environ.get("LOCAL_RANK", "")))
     torch.cuda.set_device(found)

@@ -231,8 +231,9 @@ class Links:
             raise ChannelClosed(lost)
         if patience_s is not None and waited_s > patience_s:
             raise ChannelClosed(
-                f"what this rank's GPU has to do has not ended for {patience_s:g} s "
-                "(hang_timeout_s): a rank that it sums with hangs, or one action takes longer"
+                f"this rank's GPU has not finished its work for {patience_s:g} s "
+                "(hang_timeout_s): a rank in one of its collectives hangs, or one action takes "
+                "longer"
             )
 
     def expect_open(self) -> None:

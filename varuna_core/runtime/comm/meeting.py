@@ -102,7 +102,7 @@ class Meeting:
         difference = self.compare(given)
         if difference is None:
             return
-        text = f"the ranks were given different things: {difference.text}"
+        text = f"the ranks have different arguments: {difference.text}"
         if not {*difference.names} <= {*warned}:
             raise ValueError(text)
         log.warning("%s", text)
@@ -138,7 +138,7 @@ class Meeting:
         late = [r for r in self.ranks if not self.store.check([f"{self.key}/here/{r}"])]
         more = f" and {len(late) - MOST} more" if len(late) > MOST else ""
         named = ", ".join(map(str, late[:MOST]))
-        return f"rank {named}{more} has not come so far in {waited_s:.0f} s"
+        return f"rank {named}{more} has not joined within {waited_s:.0f} s"
 
     def _compare_all(self, first: Mapping[str, Any]) -> Difference:
         """Find the ranks whose values differ; the result has no names if all values are equal."""
@@ -187,7 +187,7 @@ def refuse_batches(batches: Mapping[int, str]) -> NoReturn:
     """Raise ValueError because ranks of one replica were given different batches. `batches` maps
     ranks to descriptions of their batches, such as the shapes."""
     given = ", ".join(f"rank {rank} has {batch}" for rank, batch in batches.items())
-    raise ValueError(f"the ranks of a replica take the same batch in each step: {given}")
+    raise ValueError(f"all ranks of a replica must get the same batch in each step: {given}")
 
 
 def open_meeting(rank: int, ranks: Sequence[int], part: str = "all") -> Meeting:

@@ -231,7 +231,7 @@ class MemorySender:
         if capacity > MOST_UNREAD:
             raise ValueError(
                 f"the schedule leaves up to {capacity} messages unread between two ranks of a "
-                f"host, which can be {MOST_UNREAD}: use fewer micro-batches"
+                f"host, but at most {MOST_UNREAD} are supported: use fewer micro-batches"
             )
         self.capacity = capacity
 
@@ -275,7 +275,7 @@ class MemorySender:
         if self._num_sent - self._num_taken < self.capacity:
             return True
         if gone := self.line.look():
-            raise ChannelClosed(f"nothing goes to rank {self.peer}: {gone}")
+            raise ChannelClosed(f"cannot send to rank {self.peer}: {gone}")
         return False
 
     def _take_slot(self, size: int) -> Slot:
@@ -351,7 +351,7 @@ class MemoryReceiver:
             if not sleep_until(self.is_there, self.descriptors, patience_s):
                 raise describe_hanging([self.peer], patience_s)
         if not self._num_there:
-            raise ChannelClosed(f"nothing comes from rank {self.peer}: {self.line.look()}")
+            raise ChannelClosed(f"cannot receive from rank {self.peer}: {self.line.look()}")
         began, memory = time.perf_counter(), self.lane.memory
         at = self._num_taken % MOST_UNREAD * ENTRY.size
         offset, size, num_described, sent_s = ENTRY.unpack_from(memory.entries, at)
@@ -461,7 +461,7 @@ def _let_in(listening: socket.socket, lanes: Sequence[Lane]) -> Line | None:
     try:
         line = Line(listening.accept()[0])
         if line.read_user() != os.getuid():
-            raise OSError("another user asked for it")
+            raise OSError("a process of another user connected")
         line.give([one for lane in lanes for one in lane.list_descriptors()])
     except OSError as error:
         _warn(str(error))

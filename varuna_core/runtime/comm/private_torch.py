@@ -30,9 +30,9 @@ def may_hook_saved() -> bool:
 class Use(Enum):
     """How the backward pass that is running uses the gradient of a weight."""
 
-    ADDED = "added to the weight's `grad`"
-    RETURNED = "returned by `torch.autograd.grad`"
-    NONE = "not needed: a forward asks for the gradient of an activation"
+    ADDED = "the gradient is added to the weight's `grad`"
+    RETURNED = "the gradient is returned by `torch.autograd.grad`"
+    NONE = "no gradient is needed: a forward requests the gradient of an activation"
 
 
 def read_use(accumulate: Any) -> Use:

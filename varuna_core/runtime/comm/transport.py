@@ -72,6 +72,6 @@ def choose_transport(
     if answer == BOTH:  # torch's own way with a lost rank is to kill this one, without a word
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     if wants_ipc and answer != IPC:
-        log.warning("%s=1 is ignored: not all ranks set it and share one GPU", VARIABLE)
+        log.warning("%s=1 is ignored unless all ranks set it and share one GPU", VARIABLE)
     backend = GLOO if answer == IPC else answer
     return Transport(device=device, backend=backend, shared=shared, has_ipc=answer == IPC)

@@ -206,7 +206,7 @@ def compile_stages(
     name = "inductor" if backend is True else str(backend)
     if name not in torch.compiler.list_backends(exclude_tags=None):
         known = ", ".join(torch.compiler.list_backends())
-        raise ValueError(f"compile={backend!r}: there are True, False and torch's {known}")
+        raise ValueError(f"compile={backend!r}: expected True, False or a torch backend: {known}")
     # Should a module draw that did not in the dry run, then from torch's own generator.
     options: Any = {"fallback_random": True} if name == "inductor" else None
 
@@ -240,7 +240,7 @@ def _tell(stage: int, choice: Choice, backend: str, puts_off: bool) -> None:
     shown = f"{len(names)} module{'s' * (len(names) != 1)} ({_show(names)})" if names else "nothing"
     log.log(
         logging.INFO if names else logging.WARNING,
-        "stage %d: torch.compile (%s) takes %s%s", stage, backend, shown, late,
+        "stage %d: torch.compile (%s) compiles %s%s", stage, backend, shown, late,
     )  # fmt: skip
     reasons: dict[str, list[str]] = {}
     for name, reason in choice.left.items():

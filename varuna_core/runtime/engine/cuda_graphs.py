@@ -98,8 +98,9 @@ class CudaRecorder:
         except RuntimeError:
             if TorchVersion(torch.__version__) < "2.12":
                 raise BrokenRecording(
-                    "a stage cannot be recorded as CUDA graphs, and this torch cannot go on after "
-                    f"that: leave cuda_graphs out, or use torch 2.12. {name_error(error)}"
+                    "a stage could not be recorded as CUDA graphs, and this torch cannot "
+                    "continue after that: omit cuda_graphs, or use torch 2.12. "
+                    f"{name_error(error)}"
                 ) from error
 
 
@@ -163,7 +164,7 @@ class Recording:
         output = self._run_module(self._crossing)
         if isinstance(output, Crossing):
             if output.structure is None or not output.structure.is_flat:
-                raise RuntimeError("values other than tensors cross the cut after it")
+                raise RuntimeError("values other than tensors cross the cut after the stage")
             pairs = zip(output.tensors, self._got, strict=True)
             self._starts = [tensor for tensor, has in pairs if has and tensor.requires_grad]
             return output
@@ -217,8 +218,8 @@ class Recording:
         gradients of the outputs that get one, `gradients` those of all outputs."""
         if gradients and find_got(gradients) != self._got:
             raise RuntimeError(
-                "the outputs of a stage that get gradients differ from those when it was recorded: "
-                "use cuda_graphs only with models in which this does not depend on the data"
+                "other outputs of a stage get gradients than when the stage was recorded: use "
+                "cuda_graphs only for models in which this does not depend on the data"
             )
         if self._seeds:
             torch._foreach_copy_(self._seeds, list(starts))
@@ -363,7 +364,7 @@ class CudaGraphs:
         stage = self._stages[key[0]]
         if key not in self._free:
             if sum(other[0] == key[0] for other in self._free) == NUM_SHAPES:
-                self._tell_once(stage, f"batches of {NUM_SHAPES} shapes are recorded at most")
+                self._tell_once(stage, f"at most {NUM_SHAPES} shapes of batches are recorded")
                 return None
             self._free[key] = []
         inputs = list_tensors(micro.inputs)

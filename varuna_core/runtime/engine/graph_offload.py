@@ -178,7 +178,7 @@ class SavedTensor:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
                 "inplace operation: a tensor that the forward saved was changed before its "
-                "backward, which plain PyTorch refuses too and names"
+                "backward; plain PyTorch raises this error too, and names the tensor"
             )
         if tensor is not None:
             return tensor

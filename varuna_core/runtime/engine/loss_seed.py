@@ -55,9 +55,9 @@ class LossSeed:
         terms = len(loss.terms) if isinstance(loss, TokenMean) else 0
         if terms != self.form.num_terms:
             raise SplitError(
-                f"the loss has {terms} TokenMeans, and in the dry run it had "
-                f"{self.form.num_terms}: give dummy_inputs that the model makes its loss of, "
-                "and return it in one form"
+                f"the loss has {terms} TokenMeans, but it had {self.form.num_terms} in the dry "
+                "run: give dummy_inputs with all inputs of the loss, and always return the loss "
+                "in the same form"
             )
         if isinstance(loss, TokenMean):
             self.total.add_(loss.totals())

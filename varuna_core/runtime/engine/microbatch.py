@@ -57,8 +57,8 @@ def compute_first(
         return replica * size
     if too_large:
         raise ValueError(
-            f"a batch of {size} samples: replica {replica} of {num_replicas} takes "
-            f"{len(samples)} of {batch_size} (model.samples says which)"
+            f"the batch has {size} samples, but replica {replica} of {num_replicas} takes "
+            f"{len(samples)} of {batch_size}: model.samples lists its samples"
         )
     return samples.start
 
@@ -98,7 +98,7 @@ class BatchSplitter:
             if dim is not None:
                 sizes[pytree.keystr(path)] = leaf.shape[dim]
         if not sizes:
-            raise ValueError(f"none of the inputs {list(inputs)} has a sample in each entry")
+            raise ValueError(f"none of the inputs {list(inputs)} has a dimension of samples")
         if len(set(sizes.values())) > 1:
             listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
             raise ValueError(f"the inputs do not hold the same number of samples: {listed}")

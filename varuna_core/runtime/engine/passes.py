@@ -273,8 +273,8 @@ class SelectivePass(RecomputePass):
         if stage.index in self.passes.selective:
             self.passes.selective.remove(stage.index)
             log.warning(
-                "stage %d: its recompute runs other matrix products than its forward: "
-                "recompute='selective' is 'full' there",
+                "stage %d: recompute='full' replaces 'selective', since the recompute runs other "
+                "matrix products than the forward",
                 stage.index,
             )
         return super().recompute()
@@ -305,8 +305,8 @@ class Passes:
                 self.selective.add(stage.index)
             else:
                 log.warning(
-                    "stage %d: torch runs an operator such as flex attention, or torch.func.grad, "
-                    "unwatched: recompute='selective' is 'full' there",
+                    "stage %d: recompute='full' replaces 'selective', since the operations "
+                    "within torch.func.grad, flex attention and the like cannot be observed",
                     stage.index,
                 )
         self._recordable: Collection[tuple[int, int]] = ()

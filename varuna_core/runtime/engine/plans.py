@@ -49,7 +49,7 @@ def count_stages(schedule: str, stages_per_rank: int) -> int:
     takers = [name for name, kind in SCHEDULES.items() if kind.stages_per_rank is None]
     fixed = [(name, kind.stages_per_rank) for name, kind in SCHEDULES.items()]
     raise ValueError(
-        f"schedule {schedule!r} does not take stages_per_rank {stages_per_rank}: "
+        f"schedule {schedule!r} does not support stages_per_rank {stages_per_rank}: "
         f"{' and '.join([*takers, AUTO])} do, "
         + ", ".join(f"{name} has {count}" for name, count in fixed if count not in (None, 1))
     )
@@ -116,8 +116,8 @@ class Plans:
         is_same = schedule.name == present.name
         what = f"{schedule.name}, in another order" if is_same else schedule.name
         return (
-            f"schedule: {what} from now on: by measured times a step takes {after:.3g} s in place "
-            f"of {before:.3g} s"
+            f"schedule: {what} from now on: with measured times, a step takes {after:.3g} s "
+            f"instead of {before:.3g} s"
         )
 
     def _verify(self, schedule: Schedule) -> StepPlan:

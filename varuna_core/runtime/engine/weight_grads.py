@@ -90,7 +90,7 @@ class WeightGrads:
 
     def add(self, make: Callable[[], None], parameters: Sequence[nn.Parameter]) -> None:
         """Postpone `make`, which adds to the gradients of these parameters."""
-        assert self._products is not None, "nothing is put off now"
+        assert self._products is not None, "no products are being postponed"
         done = self.on_made
         self._products.append(PutOffProduct(make=make, parameters=tuple(parameters), done=done))
 

@@ -237,8 +237,8 @@ class Gradients:
         thawed = next((p for p in self.frozen if p.requires_grad), None)
         if thawed is not None:
             raise RuntimeError(
-                f"parameter {self._names[id(thawed)]!r} was frozen when Varuna was made: the split "
-                "counts on it; let it be trained before, and freeze it after"
+                f"parameter {self._names[id(thawed)]!r} was frozen when Varuna was created, and "
+                "the split relies on this: create Varuna while it is trainable, then freeze it"
             )
         self.weight.factor = factor
         self.hooks.rest(self.note)

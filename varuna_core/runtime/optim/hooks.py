@@ -41,9 +41,9 @@ class ParameterHooks:
                 continue
             if name in parts:
                 raise ValueError(
-                    f"parameter {name!r} has a hook, and this rank gets a part of its gradient "
-                    "alone (zero=3, or layers that tensor ranks share): put the hook on Varuna's "
-                    "own parameter, if a part will do, or use zero=2, or leave the layer unshared"
+                    f"parameter {name!r} has a hook, but this rank gets only part of its gradient "
+                    "(zero=3, or a sharded layer): put the hook on Varuna's own parameter if a "
+                    "part is enough, or use zero=2, or do not shard the layer"
                 )
             if after and places.get(id(master), master) is not master:
                 self._refuse_offload(name)
@@ -107,9 +107,9 @@ class ParameterHooks:
 
     def _refuse_offload(self, name: str) -> None:
         raise ValueError(
-            f"parameter {name!r} has a post_accumulate_grad hook, which reads .grad. With "
-            "offload the gradient comes to the host at the end of the step: use register_hook, "
-            "which is given the gradient, or turn offload off"
+            f"parameter {name!r} has a post_accumulate_grad hook, which reads .grad, but with "
+            "offload the gradient reaches the host only at the end of the step: use "
+            "register_hook, which is given the gradient, or turn offload off"
         )
 
 
@@ -123,8 +123,8 @@ def read_hooks(parameter: Tensor) -> tuple[Hooks, Hooks]:
 def check_gradient(made: Tensor, place: Tensor, name: str) -> Tensor:
     if made.shape != place.shape:
         raise RuntimeError(
-            f"a hook on parameter {name!r} gives a gradient of {list(made.shape)} for "
-            f"{list(place.shape)}"
+            f"a hook on parameter {name!r} returned a gradient of shape {list(made.shape)}, "
+            f"expected {list(place.shape)}"
         )
     return made.to(place.device, place.dtype)
 

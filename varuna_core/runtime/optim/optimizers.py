@@ -36,16 +36,16 @@ def why_no_apex() -> str:
     if find_spec("apex") is None:
         return "NVIDIA's apex is not installed (the PyPI package of that name is unrelated)"
     return (
-        "the installed `apex` is not NVIDIA's, or has not its compiled parts (there is no module "
-        "amp_C): PyPI's package of that name is something else"
+        "the installed `apex` is not NVIDIA's, or lacks its compiled parts (the module amp_C); "
+        "PyPI's package of that name is unrelated"
     )
 
 
 def build_apex_optimizer(name: str, parameters: Any, options: dict[str, Any]) -> Any:
     if name == "lamb" and options.get("max_grad_norm") is not None:
         raise ValueError(
-            "apex's FusedLAMB would clip by the norm of one stage: leave max_grad_norm out and "
-            "give model.step(inputs, clip_grad_max_norm=...)"
+            "Apex's FusedLAMB would clip by the norm of only one stage: omit max_grad_norm, and "
+            "call model.step(inputs, clip_grad_max_norm=...)"
         )
     word, fixed = APEX[name]
     made = getattr(importlib.import_module("apex.optimizers"), word)
@@ -178,7 +178,7 @@ def build_optimizer(name: str, parameters: Any, *, apex: bool = False, **options
     If `apex` is true, use NVIDIA's optimizer if installed; otherwise warn why torch's is used.
     """
     if name not in TORCH:
-        raise ValueError(f"optimizer {name!r}: this version knows {', '.join(TORCH)}")
+        raise ValueError(f"optimizer {name!r} is not supported: use one of {', '.join(TORCH)}")
     missing = why_no_apex() if apex else ""
     if missing:
         log.warning("%s; torch's own %s is used", missing, name)

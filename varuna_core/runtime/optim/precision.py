@@ -48,7 +48,7 @@ class Precision:
 
     def keeping(self, names: Sequence[str]) -> Precision:
         if isinstance(names, str):
-            raise ValueError(f"keep_fp32 is a list of names: [{names!r}]")
+            raise ValueError(f"keep_fp32 must be a list of names: [{names!r}]")
         return replace(self, keep=tuple(names))
 
     @property
@@ -74,8 +74,8 @@ class Precision:
                 half[id(tensor)] = self.half
         for key in kept.keys() & others.keys():
             raise ValueError(
-                f"keep_fp32 keeps {kept[key]!r}, which is one tensor with {others[key]!r} of a "
-                "module that it does not keep: keep both modules, or neither"
+                f"keep_fp32 includes {kept[key]!r}, which is the same tensor as {others[key]!r} "
+                "of a module that it does not include: include both modules, or neither"
             )
         return half | dict.fromkeys(full, torch.float32)
 
@@ -126,8 +126,8 @@ class Precision:
             if not self._keeps(name) and bool(lost.any()):
                 first = values[lost][0]
                 log.warning(
-                    "input %r has whole numbers that %s does not hold: %g becomes %g. "
-                    "keep_fp32=[%r] leaves it as it is",
+                    "input %r has whole numbers that %s cannot represent: %g becomes %g. Set "
+                    "keep_fp32=[%r] to keep the input in fp32",
                     name, self.name, first, first.to(self.half), name,
                 )  # fmt: skip
 
@@ -154,7 +154,7 @@ def _spell(path: Any) -> str:
 def choose_precision(fp16: bool, precision: str | None) -> Precision:
     """Return the precision from Varuna's arguments: the original `fp16`, or our `precision`."""
     if precision is not None and precision not in TYPES:
-        raise ValueError(f"precision {precision!r}: this version knows {', '.join(TYPES)}")
+        raise ValueError(f"precision {precision!r} is not supported: use one of {', '.join(TYPES)}")
     if fp16 and precision not in (None, "fp16"):
         raise ValueError(f"fp16=True and precision {precision!r}: pass only one of the two")
     return Precision(name="fp16" if fp16 else precision or "fp32")

@@ -87,7 +87,7 @@ class Updates:
 
     def check_ready(self) -> None:
         if self.needs_scale and self.loss_scale is None:
-            raise RuntimeError("fp16 needs set_optimizer: steps that overflow must be skipped")
+            raise RuntimeError("fp16 needs set_optimizer, as steps that overflow must be skipped")
 
     def clip_and_scale(
         self, square: Tensor, gradients: Gradients, clip_grad_max_norm: float | None
@@ -154,8 +154,8 @@ def check_optimizers(optimizers: Sequence[Any], own: set[int]) -> None:
         mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not mine <= own:
             raise ValueError(
-                "the optimizer holds parameters that are not this rank's: make it after Varuna, "
-                "from model.parameters()"
+                "the optimizer holds parameters that are not this rank's: create it after "
+                "Varuna, from model.parameters()"
             )
         if mine & held:
             raise ValueError(
@@ -173,12 +173,12 @@ def refuse_whole(optimizers: Sequence[Any], *, has_pieces: str, is_spread: str) 
         kind = type(optimizer).__name__
         if has_pieces and any(word in kind.lower() for word in WHOLE_TENSOR):
             raise ValueError(
-                f"{kind} looks at whole tensors, of which a rank has only pieces with "
-                f"{has_pieces}: use AdamW or SGD, or leave {has_pieces} out"
+                f"{kind} needs whole tensors, but with {has_pieces} a rank holds only parts of "
+                f"them: use AdamW or SGD, or remove {has_pieces}"
             )
         if is_spread and any(word in kind.lower() for word in WHOLE_MODEL):
             raise ValueError(
-                f"{kind} looks at all parameters together, of which a rank has only a part with "
-                f"{is_spread}: use an optimizer that updates each tensor by itself, or let each "
-                "rank have the whole model"
+                f"{kind} needs all parameters together, but with {is_spread} a rank holds only "
+                "some of them: use an optimizer that updates each tensor separately, or put the "
+                "whole model on each rank"
             )

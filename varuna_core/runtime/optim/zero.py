@@ -57,8 +57,8 @@ class Owners:
             -num_microbatches
         ):
             raise ValueError(
-                f"this batch makes {num_microbatches} micro-batches here and another number on "
-                "another replica: with zero=3 all must have as many"
+                f"this batch gives {num_microbatches} micro-batches here and another number on "
+                "another replica: with zero=3 all replicas must have the same number"
             )
 
 

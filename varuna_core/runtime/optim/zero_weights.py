@@ -52,8 +52,8 @@ def shard_modules(
         raise ValueError("zero=3 needs NCCL, which requires one GPU per rank: use zero=1 or 2")
     if split.record.real:
         log.warning(
-            "zero=3: the model looks at values in its forward, and may run other modules on other "
-            "replicas, which would have to gather weights together: they stay whole, as with zero=2"
+            "zero=3: the model's forward depends on values, so replicas might gather the weights "
+            "of different modules: the weights stay whole, as with zero=2"
         )
         return {}
     slices: dict[str, Slice] = {}
@@ -173,6 +173,6 @@ def refuse_uneven(samples: Sequence[range], chunk_size: int) -> None:
     counts = [-(-len(held) // chunk_size) for held in samples]
     if len(set(counts)) > 1:
         raise ValueError(
-            f"zero=3 wants as many micro-batches of each replica, which gather their weights "
-            f"together: this batch_size and chunk_size make {', '.join(map(str, counts))}"
+            "zero=3 needs equally many micro-batches on each replica, as they gather weights "
+            f"together: this batch_size and chunk_size give {', '.join(map(str, counts))}"
         )

@@ -240,7 +240,7 @@ class Saving:
             room = describe_room(store)
             self.skipped.note(error, store, number, waits=True)
             log.warning(
-                "iteration %d is not saved yet: %s%s; tried again every %g s, for %.0f s more",
+                "iteration %d is not saved yet: %s%s; trying again every %g s, for %.0f s more",
                 number, error, f" ({room})" if room else "", RETRY_S, left_s,
             )  # fmt: skip
             time.sleep(min(RETRY_S, left_s))
@@ -418,7 +418,8 @@ class Saving:
         faults = [f"it has no {name!r}" for name in self._shapes if name not in stored]
         faults += [f"the model has no {name!r}" for name in stored if name not in self._shapes]
         faults += [
-            f"{name!r} is {list(stored[name])} there and {list(shape)} here"
+            f"{name!r} has shape {list(stored[name])} in the checkpoint and {list(shape)} in the "
+            "model"
             for name, shape in self._shapes.items()
             if tuple(stored.get(name, shape)) != shape
         ]

@@ -40,7 +40,7 @@ class SkippedSaves:
             return
         room = describe_room(store)
         where = f"{store} ({room})" if room else str(store)
-        log.warning("skipped a save: %s; %s; training goes on, the next save tries again",
+        log.warning("skipped a save: %s; %s; training continues, and the next save will try again",
             where, error)  # fmt: skip
         self.note(error, store, iteration)
 

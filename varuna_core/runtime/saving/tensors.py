@@ -81,9 +81,9 @@ def put_optimizer(optimizer: Any, found: Mapping[int, Any], with_state: bool = T
     mine = type(optimizer).__name__
     if with_state and kinds and kinds != {mine}:
         raise CheckpointError(
-            f"the checkpoint holds the state of {' and '.join(sorted(kinds))}, the optimizer is "
-            f"{mine}: to continue with its weights alone, give Options(state_dict=...) an exported "
-            "file"
+            f"the checkpoint holds the state of {' and '.join(sorted(kinds))}, but the optimizer "
+            f"is {mine}: to continue with the weights only, export the checkpoint and pass the "
+            "file as Options(state_dict=...)"
         )
     groups = optimizer.param_groups
     if not with_state or not hasattr(optimizer, "load_state_dict"):
@@ -142,7 +142,7 @@ def _find_options(group: Mapping[str, Any], found: Mapping[int, Any]) -> dict[st
         if all(value == values[0] for value in values):
             options[key] = values[0]
         else:
-            log.warning("parameters of one group had several %s: the group's own stays", key)
+            log.warning("the parameters of a group had several %s: the group keeps its own", key)
     return options
 
 

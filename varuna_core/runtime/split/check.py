@@ -127,8 +127,8 @@ class PoisonCheck:
         tensors = tensors_of(out.tensors if isinstance(out, Crossing) else out)
         if any(type(tensor).__name__ == "FakeTensor" for tensor in tensors):
             raise SplitError(
-                f"stage {stage.index} meets a tensor without values, which the dry run left in a "
-                "cache outside the model: have the model make it in each forward, or keep it in a "
+                f"stage {stage.index} uses a tensor without values, which the dry run left in a "
+                "cache outside the model: create the tensor in each forward, or store it in a "
                 "module"
             )
         return tensors

@@ -117,7 +117,9 @@ def _cut_each(places: Iterable[Any], carry: tuple[str, ...]) -> None:
     taken = {name for module in modules for name in signature(module.forward).parameters}
     for name in carry:
         if name not in taken:
-            raise SplitError(f"carry names {name!r}; these modules take {', '.join(sorted(taken))}")
+            raise SplitError(
+                f"carry names {name!r}, but these modules take {', '.join(sorted(taken))}"
+            )
     for module in modules:
         if hasattr(module, _CUT):
             raise SplitError(f"a cut already exists before this {type(module).__name__}")
@@ -149,7 +151,7 @@ def find_modules(model: nn.Module, pattern: str) -> list[nn.Module]:
     found = [module for name, module in named.items() if _matches(name.split("."), words)]
     if not found:
         raise SplitError(
-            f"no module of this {type(model).__name__} is called {pattern!r}: "
+            f"no module of this {type(model).__name__} matches {pattern!r}: "
             f"{_suggest(named, words)}"
         )
     return found

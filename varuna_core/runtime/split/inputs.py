@@ -221,7 +221,7 @@ def refuse_unforeseen(noted: Iterable[tuple[str, Tensor, int]]) -> None:
     for name, tensor, version in noted:
         if tensor._version != version:
             raise RuntimeError(
-                f"input {name!r} was changed in place in this step, and not in the dry run, which "
-                "decides what is copied: give dummy_inputs with which the model does so, or let "
-                f"it change a copy ({name.partition('[')[0]} = ....clone())"
+                f"input {name!r} was changed in place in this step but not in the dry run, which "
+                "determines what is copied: give dummy_inputs with which the model changes it "
+                f"too, or change a copy ({name.partition('[')[0]} = ....clone())"
             )

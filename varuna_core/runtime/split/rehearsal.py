@@ -316,11 +316,12 @@ class Rehearsal:
             if not (isinstance(x, Tensor) or is_plain(x))
         ]
         if id(point) in self.passed and not point.is_repeated:
-            problem = "is passed twice in one forward: make one CutPoint for each place"
+            problem = "is called twice in one forward: create one CutPoint for each call"
         elif odd := [t.layout for t in tensors_of(values) if t.layout is not torch.strided]:
             problem = (
                 f"gets a tensor of layout {odd[0]}, which cannot be sent to another stage: pass "
-                "its parts (values and offsets of a nested one), and build it after the cut"
+                "its parts (values and offsets of a nested one), and build the tensor after the "
+                "cut"
             )
         elif foreign:
             problem = f"gets a {foreign[0]}: pass tensors, numbers and containers of them"
@@ -508,8 +509,8 @@ def _add_training(rehearsal: Rehearsal, record: Record, inputs: Mapping[str, Any
         return
     if len(trained.cuts) != len(record.cuts):
         raise SplitError(
-            f"the model passes {len(record.cuts)} CutPoints in eval mode and "
-            f"{len(trained.cuts)} in training mode: the number must be the same"
+            f"the model passes {len(record.cuts)} CutPoints in eval mode and {len(trained.cuts)} "
+            "in training mode: the two numbers must be equal"
         )
     record.in_training = trained
     for name, segments in trained.changes.items():

@@ -172,10 +172,10 @@ class Replay:
             return
         cut = f"cut {segments.start - 1} ({record.cuts[segments.start - 1].name})"
         raise SplitError(
-            f"stage {index} would not do what the whole model does after {cut}: {found}. Something "
-            "that modules before the cut leave behind besides their results (in a hook, a list, an "
-            "attribute) is used after it: pass it through the CutPoints, or turn off what collects "
-            "it (output_router_logits, output_hidden_states, output_attentions)"
+            f"stage {index} would compute something else than the whole model after {cut}: "
+            f"{found}. Modules before it leave something behind besides their results (in a hook, "
+            "a list, an attribute) that is used after it: pass it through the CutPoints, or turn "
+            "off what collects it (output_router_logits, output_hidden_states, output_attentions)"
         )
 
     def _run(self) -> _Run:

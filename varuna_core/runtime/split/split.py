@@ -176,11 +176,11 @@ def refuse_changes(
         where = stages_of(changed)
         readers = [i for i in stages_of(segments[name]) if i not in where]
         kind = "parameter" if name in groups else "buffer"
-        remedy = "keep it in one stage by another partition, or make one for each side"
+        remedy = "choose a partition that keeps it in one stage, or create one for each stage"
         if len(where) > 1:
             raise SplitError(
                 f"{kind} {name!r} is changed in stage {where[0]} and in stage {where[-1]}, each "
-                f"of which would have its own: {remedy}"
+                f"of which would have its own copy: {remedy}"
             )
         for reader in readers:
             _, stubbed = plan_stubs(record, stages[reader].start, owners)
@@ -198,8 +198,8 @@ def refuse_sparse(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
             raise SplitError(
-                f"module {name!r} makes sparse gradients, which several stages and replicas cannot "
-                "share: build it with sparse=False"
+                f"module {name!r} has sparse gradients, which cannot be summed over stages and "
+                "replicas: build it with sparse=False"
             )
 
 
@@ -211,10 +211,10 @@ def refuse_attribute_changes(record: Record, stages: Sequence[range]) -> None:
         if change.is_carried and len(where) > 1:
             owner = f"module {path!r}" if path else "the model"
             raise SplitError(
-                f"{owner} keeps something from forward to forward in its attribute {name!r}, which "
-                f"is changed in stage {where[0]} and in stage {where[-1]}, each of which would "
-                "have its own: keep it in one stage by another partition, or make one for each "
-                "side"
+                f"{owner} keeps state between forwards in its attribute {name!r}, which is "
+                f"changed in stage {where[0]} and in stage {where[-1]}, each of which would have "
+                "its own copy: choose a partition that keeps it in one stage, or use one "
+                "attribute for each stage"
             )
 
 
@@ -232,9 +232,9 @@ def refuse_unseen_changes(record: Record, stages: Sequence[range], owners: set[s
                 if touch.call is not None and found.calls[touch.call].module:
                     where = f"{where} by module {found.calls[touch.call].module!r}"
                 raise SplitError(
-                    f"input {name!r} is changed in place in {where}, and read after that in stage "
-                    f"{number}, which does not see the change: let the model change a copy "
-                    "(x = x.clone()) and pass that through the cuts"
+                    f"input {name!r} is changed in place in {where}, and later read in stage "
+                    f"{number}, which does not see the change: change a copy (x = x.clone()) and "
+                    "pass the copy through the cuts"
                 )
             entry = held.start - 1
             written = found.inputs.list_written(entry, held)
@@ -244,7 +244,7 @@ def refuse_unseen_changes(record: Record, stages: Sequence[range], owners: set[s
                     raise SplitError(
                         f"cut {entry} ({found.cuts[entry].name}) passes a {first} and a {second} "
                         f"that share memory, and stage {number} changes one of them in place: "
-                        "clone() one before the cut, or pass one and make the other after it"
+                        "clone() one before the cut, or pass one and create the other after it"
                     )
 
 

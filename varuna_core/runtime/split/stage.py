@@ -305,7 +305,7 @@ class Stage:
         that need a gradient. `on_segment(k)` is called at the start of each segment of the stage.
         """
         if self.segments.start > 0 and received is None:
-            raise SplitError(f"stage {self.index} needs what crosses {self.name_cut(self._start)}")
+            raise SplitError(f"stage {self.index} needs input from {self.name_cut(self._start)}")
         if not self.segments:
             assert received is not None
             return self._hand_on(received)
@@ -338,8 +338,8 @@ class Stage:
             return sent
         if self._passed != len(self.record.cuts):
             raise SplitError(
-                f"the model returned after {self._passed} CutPoints, in the dry run it passed "
-                f"{len(self.record.cuts)}: the number must not depend on the data"
+                f"the model returned after {self._passed} CutPoints, but it passed "
+                f"{len(self.record.cuts)} in the dry run: the number must not depend on the data"
             )
         if CROSSED:
             out = map_leaves(find_crossed, out)
@@ -374,8 +374,8 @@ class Stage:
         structure = sent or structure_of(values)
         if len(tensors) != len(structure.places):
             raise SplitError(
-                f"{len(tensors)} tensors came through {self.name_cut(self._start)}, where the "
-                f"model passes {len(structure.places)}"
+                f"{len(tensors)} tensors were received through {self.name_cut(self._start)}, but "
+                f"the model passes {len(structure.places)} there"
             )
         self._mark(tensors, structure.learning)
         entering = [t.clone() if i in self.copied else t for i, t in enumerate(tensors)]
@@ -384,15 +384,15 @@ class Stage:
     def refuse_change(self) -> NoReturn:
         raise RuntimeError(
             f"a tensor that crosses {self.name_cut(self._start)} was changed in place in this "
-            "step, and not in the dry run, which decides what is copied: give dummy_inputs with "
-            "which the model does so, or let it change a copy (x = x.clone())"
+            "step but not in the dry run, which determines what is copied: give dummy_inputs "
+            "with which the model changes it too, or change a copy (x = x.clone())"
         )
 
     def refuse_learning(self) -> NoReturn:
         raise RuntimeError(
-            f"a tensor that crosses {self.name_cut(self._end)} takes a gradient in this "
-            "micro-batch, and not in the dry run, which decides that where a forward is computed "
-            "twice: give dummy_inputs with which it does, or say recompute='none'"
+            f"a tensor that crosses {self.name_cut(self._end)} requires grad in this micro-batch "
+            "but not in the dry run, which determines this for forwards that are computed twice: "
+            "give dummy_inputs with which it requires grad, or set recompute='none'"
         )
 
     def _mark(self, tensors: Sequence[Tensor], learning: Sequence[bool] | None) -> None:
@@ -455,8 +455,9 @@ class Stage:
     def refuse(self, name: str, module: nn.Module, args: Any) -> None:
         if not self.switch.on and (self.is_first or self._received is not None):
             raise SplitError(
-                f"module {name!r} is called in stage {self.index}, which does not hold it: the dry "
-                "run did not call it; let the dummy inputs use every module"
+                f"module {name!r} is called in stage {self.index}, which does not hold it, as the "
+                "dry run did not call it: use dummy inputs with which the model calls every "
+                "module"
             )
 
     @contextmanager

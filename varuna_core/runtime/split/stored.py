@@ -54,8 +54,8 @@ def match_names(groups: Iterable[Sequence[str]], stored: Iterable[str]) -> dict[
     best = votes.most_common(2)
     if len(best) == 2 and best[0][1] == best[1][1]:
         raise SplitError(
-            f"the names of the state dict fit the model's in two ways, {_describe(best[0][0])} or "
-            f"{_describe(best[1][0])}: rename its keys"
+            f"the names of the state dict match the model's in two ways, {_describe(best[0][0])} "
+            f"or {_describe(best[1][0])}: rename its keys"
         )
     if best:
         prefix = best[0][0]
@@ -181,7 +181,7 @@ def _list_misfits(
 
 
 def describe_misfit(stored: str, shape: Sequence[int], wanted: Sequence[int]) -> str:
-    return f"{stored!r} is {list(shape)} in the state dict, {list(wanted)} in the model"
+    return f"{stored!r} has shape {list(shape)} in the state dict, {list(wanted)} in the model"
 
 
 def _is_constant(model: nn.Module, name: str) -> bool:

@@ -100,7 +100,8 @@ class Weights:
         ]
         if any(bool((other != made[0]).any()) for other in made):  # NaN differs from itself
             raise SplitError(
-                f"no rule fills {names[0]!r}: give init=f, where f(name, tensor) fills it in place"
+                f"no rule of the model initializes {names[0]!r}: pass init=f, where f(name, "
+                "tensor) fills the tensor in place"
             )
         return made[0]
 
@@ -128,9 +129,9 @@ class Weights:
                     rule()
                 except Exception as error:
                     raise SplitError(
-                        f"the rule of {path or 'the model'!r} that fills {names[0]!r} fails where "
-                        f"only that tensor has memory ({type(error).__name__}: {error}): give "
-                        "init=f, where f(name, tensor) fills it in place"
+                        f"the rule of {path or 'the model'!r} that initializes {names[0]!r} fails "
+                        f"with all other tensors on the meta device ({type(error).__name__}: "
+                        f"{error}): pass init=f, where f(name, tensor) fills it in place"
                     ) from error
         finally:
             for (tensors, own), old in zip(slots, before, strict=True):

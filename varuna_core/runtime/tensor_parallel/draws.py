@@ -58,9 +58,9 @@ class ShardedDraws:
         again = next((draw for draw in drawn if draw.is_checkpointed), None)
         if again is not None:
             raise SplitError(
-                f"with tensor > 1 nothing may be drawn within torch.utils.checkpoint ({again.name} "
-                f"for {list(again.shape)}): leave that out and say recompute='full', or leave out "
-                "the dropout"
+                "with tensor > 1, random numbers cannot be used within torch.utils.checkpoint "
+                f"({again.name} for {list(again.shape)}): remove the checkpoint and set "
+                "recompute='full', or remove the dropout"
             )
 
     @contextmanager
@@ -133,9 +133,9 @@ class ShardedDraws:
         if found is None or found.name != str(func):
             told = "no more" if found is None else found.name
             raise RuntimeError(
-                f"in segment {self._segment} the model draws by {func}, and in the dry run "
-                f"{told}: with tensor > 1 what is drawn may not depend on the data, or it cannot "
-                "be known whose share it is"
+                f"in segment {self._segment} the model draws random numbers by {func}, where the "
+                f"dry run has {told}: with tensor > 1 the draws may not depend on the data, since "
+                "each rank must know its share of them"
             )
         return found
 

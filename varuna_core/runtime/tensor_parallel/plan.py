@@ -124,14 +124,14 @@ def _matches(path: str, pattern: str) -> bool:
 def _check(path: str, module: nn.Module, style: Any) -> None:
     if not isinstance(style, ParallelStyle):
         raise ValueError(
-            f"the tensor plan gives {path!r} a {type(style).__name__}; want a style of "
+            f"the tensor plan gives {path!r} a {type(style).__name__}; expected a style of "
             "torch.distributed.tensor.parallel, such as ColwiseParallel()"
         )
     buffer = next((name for name, _ in module.named_buffers()), None)
     if buffer is not None:
         raise SplitError(
-            f"the tensor plan names {path!r}, which holds the buffer {buffer!r}: buffers are not "
-            "shared; name the modules in it that have none"
+            f"the tensor plan names {path!r}, which holds the buffer {buffer!r}: buffers cannot "
+            "be sharded, so name those of its modules that have none"
         )
     if any(isinstance(part, CutPoint) for part in module.modules()):
         raise SplitError(
@@ -166,7 +166,7 @@ def place_parameters(
             count = parts.get(name, 1) if placement.is_shard(0) else 1
             placed[name] = Sharing(placement=placement, parts=count)
     if shapes:
-        raise SplitError(f"the tensor plan takes {next(iter(shapes))!r} away")
+        raise SplitError(f"the tensor plan removes {next(iter(shapes))!r} from its module")
     return placed
 
 
@@ -176,7 +176,7 @@ def apply_style(path: str, module: nn.Module, style: ParallelStyle, mesh: Device
         parallelize_module(module, mesh, style, src_data_rank=None)
     except (NotImplementedError, ValueError, RuntimeError) as error:
         raise SplitError(
-            f"the tensor plan: {type(style).__name__} does not go onto {path!r}, a "
+            f"the tensor plan: {type(style).__name__} cannot be applied to {path!r}, a "
             f"{type(module).__name__}: {error}"
         ) from error
 
@@ -193,8 +193,8 @@ def resolve_ties(
         if len(set(ways.values())) > 1:
             told = ", ".join(f"{n!r} {w.placement if w else 'whole'}" for n, w in ways.items())
             raise SplitError(
-                f"the tensor plan shares the names of one tied weight differently: {told}; share "
-                "an embedding by RowwiseParallel where its head has ColwiseParallel"
+                f"the tensor plan shards the names of one tied weight differently: {told}; use "
+                "RowwiseParallel for an embedding whose head has ColwiseParallel"
             )
         if ways[name] is not None:
             settled[name] = placed[name]

@@ -90,8 +90,8 @@ class Sharding:
         """Return a full-shape parameter with one column's memory, to check the plain stage."""
         if is_early:
             raise SplitError(
-                f"the tensor plan shares {name!r}, which is read by code before the stage that "
-                "holds it: leave its module out of the plan, or choose another partition"
+                f"the tensor plan shards {name!r}, which is read by code before the stage that "
+                "holds it: remove its module from the plan, or choose another partition"
             )
         column = torch.ones(original.shape[:1]).uniform_(
             0.01, 0.1, generator=torch.Generator().manual_seed(0)
@@ -239,9 +239,9 @@ class Sharding:
         for name, apart, size in zip(alike, spread.tolist(), scale.tolist(), strict=True):
             if apart > ALIKE * size:
                 raise RuntimeError(
-                    f"the gradient of {name!r} is not the same on the {self.size} ranks that share "
-                    "layers: each of them has a part of what it is used on. Name its module in "
-                    "the tensor plan: SequenceParallel(), ColwiseParallel() or RowwiseParallel()"
+                    f"the gradient of {name!r} differs between the {self.size} ranks that shard "
+                    "layers: each uses it on a part of the activations. Add its module to the "
+                    "tensor plan: SequenceParallel(), ColwiseParallel() or RowwiseParallel()"
                 )
         return True
 
@@ -286,8 +286,8 @@ def leave_stage(values: Any) -> Any:
     def convert(leaf: Any) -> Any:
         if isinstance(leaf, DTensor):
             raise SplitError(
-                f"a DTensor ({leaf.placements[0]} of {list(leaf.shape)}) reaches a cut, where its "
-                "group means nothing: let the style before it say use_local_output=True"
+                f"a DTensor ({leaf.placements[0]} of {list(leaf.shape)}) reaches a cut, which "
+                "only plain tensors can cross: set use_local_output=True in the style before it"
             )
         return arrive(leaf)
 

@@ -75,8 +75,8 @@ class Shares:
         share = self.find(entry.name)
         if share is not None and entry.shape != share.extent and entry.box.volume > 1:
             raise CheckpointError(
-                f"{entry.kind} of {entry.name!r} is {list(entry.shape)}, neither a number nor of "
-                "the weight's own shape: of a weight that several ranks share it cannot be saved"
+                f"{entry.kind} of {entry.name!r} has shape {list(entry.shape)}, not a single "
+                "number's or the weight's own: it cannot be saved for a sharded weight"
             )
         if share is None or entry.shape != share.extent:
             return [] if self.tensor_rank else [entry]

@@ -68,7 +68,7 @@ def test_inputs_that_have_no_place_are_refused_by_number() -> None:
     assert names.bind([1], {"labels": 2}) == {"ids": 1, "labels": 2}
     assert names.name((1, 2)) == {"ids": 1, "labels": 2}
     assert [*names.name(torch.ones(1))] == ["ids"]
-    with pytest.raises(TypeError, match=r"3 inputs, of which .* takes 2 by place \(ids, labels\)"):
+    with pytest.raises(TypeError, match=r"3 inputs by position, but .* takes 2 \(ids, labels\)"):
         names.name([1, 2, 3])
-    with pytest.raises(TypeError, match="'ids' is given by place and by name"):
+    with pytest.raises(TypeError, match="'ids' is passed both by position and by name"):
         names.bind([1], {"ids": 2})

@@ -54,7 +54,7 @@ def test_another_dimension_is_found_where_the_inputs_do_not_tell() -> None:
 
 def test_nothing_comes_of_nothing_and_other_structures_are_refused() -> None:
     assert join_outputs([], [], [0]) is None
-    with pytest.raises(SplitError, match="other structures"):
+    with pytest.raises(SplitError, match="other structure"):
         join_outputs([(torch.ones(1),), torch.ones(1)], [1, 1], [0])
 
 
@@ -94,7 +94,7 @@ def test_outputs_are_named_by_key_attribute_or_place() -> None:
         ((one, one), 2, "2 values"),
         (one, "mean of it", "a Tensor"),
     ):
-        with pytest.raises(SplitError, match=f"asks for {name!r}.* returns {listed}"):
+        with pytest.raises(SplitError, match=f"requests {name!r}.* returns {listed}"):
             join_step([output], [1], [name])
 
 

@@ -64,7 +64,7 @@ def test_the_cpu_is_taken_where_it_is_named_or_all_there_is(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert take_device(-1, -1, {"LOCAL_RANK": "3"}).type == "cpu"
     for device, local_rank in ((1, -1), (-1, 1), ("cuda", -1)):
-        with pytest.raises(ValueError, match="there is no GPU here"):
+        with pytest.raises(ValueError, match="this node has no GPU"):
             take_device(device, local_rank, {})
 
 

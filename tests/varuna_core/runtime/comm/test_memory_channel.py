@@ -158,10 +158,10 @@ def test_who_leaves_is_missed_when_all_was_taken(word: int, said: str) -> None:
     assert ends.there.find_lost_peer() == f"rank 0: {said}"
     assert torch.equal(ends.there.take().tensors[0], torch.ones(2)), "sent before it left"
     assert ends.there.is_there()
-    with pytest.raises(ChannelClosed, match=f"nothing comes from rank 0: {said}"):
+    with pytest.raises(ChannelClosed, match=f"cannot receive from rank 0: {said}"):
         ends.there.take()
     ends.backward.send([torch.ones(2)])
-    with pytest.raises(ChannelClosed, match=f"nothing goes to rank 0: {said}"):
+    with pytest.raises(ChannelClosed, match=f"cannot send to rank 0: {said}"):
         ends.backward.send([torch.ones(2)])
     ends.there.discard()
 
@@ -170,9 +170,9 @@ def test_who_does_nothing_is_named() -> None:
     ends = MemoryEnds(patience_s=0.01)
     ends.forward.hold(1)
     ends.forward.send([torch.ones(2)])
-    with pytest.raises(ChannelClosed, match="nothing has moved to or from rank 1"):
+    with pytest.raises(ChannelClosed, match="no message to or from rank 1"):
         ends.forward.send([torch.ones(2)])
-    with pytest.raises(ChannelClosed, match="nothing has moved to or from rank 1"):
+    with pytest.raises(ChannelClosed, match="no message to or from rank 1"):
         ends.here.take()
     ends.leave()
 
@@ -205,7 +205,7 @@ def test_a_channel_that_has_ended_holds_no_descriptors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "said"), [("full", "nothing goes to rank 1"), ("empty", "nothing comes from rank 1")]
+    ("how", "said"), [("full", "nothing goes to rank 1"), ("empty", "cannot receive from rank 1")]
 )
 def test_a_peer_that_is_killed_is_named(tmp_path: Path, how: str, said: str) -> None:
     before = set(SHARED_MEMORY.iterdir())

@@ -176,7 +176,9 @@ def test_with_slices_of_weights_nothing_is_compiled(caplog: pytest.LogCaptureFix
 
 
 def test_a_backend_that_torch_has_not_is_refused() -> None:
-    with pytest.raises(ValueError, match="compile='nonsense': there are True, False and torch's"):
+    with pytest.raises(
+        ValueError, match="compile='nonsense': expected True, False or a torch backend"
+    ):
         make(compile="nonsense")
 
 

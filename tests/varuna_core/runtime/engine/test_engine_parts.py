@@ -304,13 +304,13 @@ def test_an_error_is_told_without_gloos_file_and_advice() -> None:
     ("options", "said"),
     [
         ({"fp16": True, "precision": "bf16"}, "pass only one of the two"),
-        ({"precision": "fp8"}, "precision 'fp8': this version knows fp32, bf16, fp16"),
+        ({"precision": "fp8"}, "precision 'fp8' is not supported: use one of fp32, bf16, fp16"),
         ({"schedule": "zb"}, "there are auto, gpipe"),
         ({"schedule": "1f1b", "stages_per_rank": 2}, "interleaved and auto do, zbv has 2"),
         ({"schedule": "zbv", "stages_per_rank": 3}, "interleaved and auto do, zbv has 2"),
         ({"schedule": "interleaved", "stages_per_rank": 0}, "must be 1 or more"),
         ({"recompute": "some"}, "there are none, full, auto, selective, offload"),
-        ({"recompute": "auto"}, "here say memory_limit="),
+        ({"recompute": "auto"}, "set memory_limit="),
         ({"memory_limit": 1e9}, "only used with recompute='auto'"),
         ({"partition": "1-1"}, "has 2 numbers for 1 stages"),
     ],
@@ -322,7 +322,7 @@ def test_what_is_not_there_is_refused(options: dict[str, Any], said: str) -> Non
 
 def test_one_process_needs_no_process_group() -> None:
     varuna = Varuna(Gpt(), "0;", make_inputs(), 4, 2, device="cpu")
-    with pytest.raises(ValueError, match="make it after Varuna"):
+    with pytest.raises(ValueError, match="create it after Varuna"):
         varuna.set_optimizer(torch.optim.SGD(Gpt().parameters()))
     drawn = torch.get_rng_state()
     loss, overflow = varuna.step(make_inputs())

@@ -231,7 +231,7 @@ def test_a_step_asked_for_outputs_and_an_evaluation_are_as_without() -> None:
     ("options", "said"),
     [
         ({"schedule": "varuna"}, "schedule 'varuna' recomputes, so recompute='offload' is not"),
-        ({"schedule": "1f1b", "zero": 3}, "recompute='offload' takes the weights that zero=3"),
+        ({"schedule": "1f1b", "zero": 3}, "recompute='offload' would treat the weights"),
     ],
 )
 def test_what_cannot_be_offloaded_is_refused(options: dict[str, Any], said: str) -> None:

@@ -140,7 +140,7 @@ def test_a_name_of_nothing_is_refused() -> None:
 
 
 def test_a_weight_of_a_kept_module_and_of_another_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'head\.weight', .*'wte\.weight'.*keep both"):
+    with pytest.raises(ValueError, match=r"'head\.weight', .*'wte\.weight'.*include both"):
         build(TiedGpt(), make_inputs(), "bf16", ["head"])
 
 

@@ -37,9 +37,9 @@ def make(model: nn.Module) -> Varuna:
 @pytest.mark.parametrize(
     ("kind", "has_pieces", "is_spread", "words"),
     [
-        (Lamb, "zero=3", "", "Lamb looks at whole tensors.*leave zero=3 out"),
-        (torch.optim.Muon, "tensor parallelism", "", "Muon looks at whole tensors"),
-        (torch.optim.LBFGS, "", "2 pipeline stages", "LBFGS looks at all parameters together"),
+        (Lamb, "zero=3", "", "Lamb needs whole tensors.*remove zero=3"),
+        (torch.optim.Muon, "tensor parallelism", "", "Muon needs whole tensors"),
+        (torch.optim.LBFGS, "", "2 pipeline stages", "LBFGS needs all parameters together"),
         (torch.optim.Muon, "", "2 pipeline stages", ""),
         (torch.optim.LBFGS, "", "", ""),
         (torch.optim.SGD, "zero=3", "2 pipeline stages", ""),

@@ -127,7 +127,7 @@ def test_a_criterion_outside_the_model_becomes_part_of_it() -> None:
     assert torch.equal(found["output"], plain) and torch.equal(found["output"], plain)
     assert torch.equal(found["loss"], nn.functional.cross_entropy(plain, target))
     assert torch.equal(model(x, target=target)["loss"], model(x=x, target=target)["loss"])
-    with pytest.raises(SplitError, match="names the new input"):
+    with pytest.raises(SplitError, match="choose another name"):
         with_loss(model, nn.CrossEntropyLoss())
 
 

@@ -156,7 +156,7 @@ def test_a_loss_that_the_dry_run_did_not_see_is_a_mean_over_the_samples() -> Non
     torch.testing.assert_close(varuna.masters()["layers.0.weight"].grad, gradient)
     varuna.close()
     varuna = Varuna(Net(FOUND["a mean"]), "0;", dummies, 6, 2, device="cpu")
-    with pytest.raises(SplitError, match="1 TokenMeans, and in the dry run it had 0: give dummy"):
+    with pytest.raises(SplitError, match="1 TokenMeans, but it had 0 in the dry run: give dummy"):
         varuna.step(INPUTS)
 
 

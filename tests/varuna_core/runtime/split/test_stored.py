@@ -61,7 +61,7 @@ def test_one_name_of_a_tied_tensor_suffices() -> None:
 def test_two_prefixes_that_would_do_are_refused() -> None:
     stored = [f"{part}.block.{n}.x" for part in ("encoder", "decoder") for n in range(3)]
     with pytest.raises(
-        SplitError, match=r"fit the model's in two ways, '.*coder\.' taken from them"
+        SplitError, match=r"match the model's in two ways, '.*coder\.' taken from them"
     ):
         match_names(groups_of(*(f"block.{n}.x" for n in range(3))), stored)
 

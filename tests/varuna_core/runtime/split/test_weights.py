@@ -123,7 +123,7 @@ def test_weights_without_a_source_are_refused() -> None:
     split = split_model(model, INPUTS, 1)
     with pytest.raises(SplitError, match="'shift' is on the meta device"):
         split.make_stage(0)
-    with pytest.raises(SplitError, match="no rule fills 'shift': give init"):
+    with pytest.raises(SplitError, match="no rule of the model initializes 'shift': pass init"):
         split.make_stage(0, seed=1)
     with pytest.raises(SplitError, match=r"'shift' is \[1\] in the state dict"):
         split.make_stage(0, state_dict={"shift": torch.ones(1)})
@@ -193,7 +193,7 @@ def test_whole_numbers_that_no_rule_fills_are_refused() -> None:
 
     with torch.device("meta"):
         model = Placed()
-    with pytest.raises(SplitError, match="no rule fills 'positions'"):
+    with pytest.raises(SplitError, match="no rule of the model initializes 'positions'"):
         split_model(model, INPUTS, 1).make_stage(0, seed=7)
 
 

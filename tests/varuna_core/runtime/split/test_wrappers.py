@@ -87,4 +87,4 @@ def test_a_model_that_was_compiled_in_place_is_taken_with_a_warning(
     model.blocks[0].compile()
     with caplog.at_level(logging.WARNING):
         assert take_plain(model) is model
-    assert "module 'blocks.0' was compiled in place; its copy in a stage is not" in caplog.text
+    assert "module 'blocks.0' was compiled in place, but its copy in a stage is not" in caplog.text
