@@ -75,11 +75,11 @@ def _build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="pretrain_gpt's model in Megatron-LM's torch_dist format, for any number of ranks",
     )
-    export.add_argument("--heads", type=int, help="heads of a built-in program, if not stored")
+    export.add_argument("--heads", type=int, help="attention heads of the program, if not stored")
     export.add_argument(
         "--vocab",
         type=int,
-        help="--hf: drop later tokens (padding); --torch-dist: add tokens of zeros",
+        help="vocabulary size; --hf: drop padding tokens; --torch-dist: add zero tokens",
     )
     export.add_argument(
         "--dtype",
@@ -90,7 +90,7 @@ def _build_parser() -> argparse.ArgumentParser:
     export.add_argument(
         "--prefix", default="", help="--hf: only names with this prefix, such as inner."
     )
-    export.add_argument("--shard-mb", type=int, default=5000, help="--hf: largest file, in MB")
+    export.add_argument("--shard-mb", type=int, default=5000, help="--hf: maximum file size, in MB")
     export.set_defaults(run=_export)
 
     take = commands.add_parser("import", help="make a checkpoint from a plain state dict's weights")
@@ -102,9 +102,9 @@ def _build_parser() -> argparse.ArgumentParser:
         "a folder, such as s3://bucket/model, read with fsspec",
     )
     take.add_argument("store", type=Path, help="the folder of checkpoints")
-    number = "default: 0; of Megatron-LM, the one to import (default: the newest)"
+    number = "checkpoint number (default: 0); Megatron-LM: iteration to import (default: newest)"
     take.add_argument("--iteration", type=int, help=number)
-    tied = "names of one tied tensor; repeat it for each group"
+    tied = "names of one tied tensor; repeat the option for each group"
     take.add_argument("--tied", nargs="+", action="append", default=[], metavar="NAME", help=tied)
     take.add_argument(
         "--program",
@@ -114,10 +114,10 @@ def _build_parser() -> argparse.ArgumentParser:
     take.add_argument(
         "--vocab",
         type=int,
-        help="--program: add tokens whose weights are zeros; Megatron-LM: also drop padding",
+        help="vocabulary size; --program: add zero tokens; Megatron-LM: also drop padding",
     )
-    take.add_argument("--heads", type=int, help="heads of a Megatron-LM model, if not stored")
-    take.add_argument("--sequence", type=int, help="--program: drop later positions")
+    take.add_argument("--heads", type=int, help="attention heads of Megatron-LM, if not stored")
+    take.add_argument("--sequence", type=int, help="--program: number of positions to keep")
     take.add_argument(
         "--optimizer",
         choices=("AdamW", "Adam", "SGD", "Lamb"),

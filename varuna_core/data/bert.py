@@ -50,7 +50,7 @@ def read_pieces(path: Path) -> Pieces:
     words = read_vocab_lines(path)
     missing = [name for name in ("[CLS]", "[SEP]", "[MASK]", "[PAD]") if name not in words]
     if missing:
-        raise DataError(f"{path} has no {', '.join(missing)}, so it is not a vocabulary of a BERT")
+        raise DataError(f"{path} has no {', '.join(missing)}, so it is not a BERT vocabulary")
     return Pieces(
         size=max(words.values()) + 1,
         cls=words["[CLS]"],
@@ -100,7 +100,7 @@ class BertSamples:
         seed: int,
     ) -> None:
         if sequence < 8:
-            raise DataError(f"a sequence of {sequence} has no room for two parts and three marks")
+            raise DataError(f"sequence {sequence} cannot hold two parts and three special tokens")
         self.tokens = tokens
         self.part = part
         self.documents = documents
@@ -111,7 +111,7 @@ class BertSamples:
         if len(self.rows) < 2:
             raise DataError(
                 f"{tokens.prefix} ({part}) has too few documents: its {len(documents):,} give "
-                f"{len(self.rows)} pairs of sentences, and two are needed. Was it prepared with "
+                f"{len(self.rows)} pairs of sentences, but two are needed. Was it prepared with "
                 "--split-sentences?"
             )
         self._epoch = -1
@@ -226,5 +226,5 @@ def open_bert(
     pieces = read_pieces(vocab)
     largest = int(tokens.tokens.max()) if len(tokens.tokens) else 0
     if largest >= pieces.size:
-        raise DataError(f"{prefix} has token {largest}, but {vocab} only {pieces.size}: another's")
+        raise DataError(f"{prefix} has token {largest}, but {vocab} has {pieces.size}: not its own")
     return BertSamples(tokens, part, documents, pieces, sequence=sequence, seed=seed)

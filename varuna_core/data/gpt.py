@@ -114,8 +114,9 @@ def open_gpt(
             continue
         if not documents[part]:
             raise DataError(
-                f'{prefix} has too few documents: of its {tokens.num_sequences:,}, split "{split}" '
-                f"gives {part} none, and {count:,} samples of it are needed. Give it a larger share"
+                f'{prefix} has too few documents: split "{split}" gives {part} none of '
+                f"{tokens.num_sequences:,}, but {count:,} samples of it are needed. Give it a "
+                "larger share"
             )
         found[part] = GptSamples(
             tokens, part, documents[part],

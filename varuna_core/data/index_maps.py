@@ -158,7 +158,7 @@ def find_fault(
     epochs = count_epochs(_count_tokens(lengths, documents), num_samples, sequence)
     if len(document) != epochs.count * len(documents):
         return (
-            f"the document index has {len(document):,} entries, and {epochs.count:,} epochs of "
+            f"the document index has {len(document):,} entries, but {epochs.count:,} epochs of "
             f"{len(documents):,} documents are needed"
         )
     low, high = documents.start, documents.stop - 1
@@ -168,8 +168,8 @@ def find_fault(
         return "the document index does not hold every document once an epoch"
     if len(sample) != epochs.num_samples + 1 or len(shuffle) != epochs.num_samples:
         return (
-            f"there are {len(sample) - 1:,} samples and {len(shuffle):,} places in their order; "
-            f"these documents give {epochs.num_samples:,}"
+            f"there are {len(sample) - 1:,} samples and {len(shuffle):,} places in their order, "
+            f"but these documents give {epochs.num_samples:,}"
         )
     starts = np.concatenate(([0], np.cumsum(lengths[document], dtype=np.int64)))
     rows = sample.astype(np.int64)

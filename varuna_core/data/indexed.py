@@ -143,7 +143,7 @@ def _read_header(path: Path) -> tuple[int, int, int]:
     if size < needed:
         raise DataError(
             f"{path} is cut short: {num_sequences:,} sequences and {num_entries:,} document "
-            f"entries need {needed:,} bytes, and it has {size:,}; copy it again"
+            f"entries need {needed:,} bytes, but it has {size:,}; copy it again"
         )
     return code, num_sequences, num_entries
 
@@ -169,7 +169,7 @@ def _check_contents(
     needed = int((offsets + lengths.astype(np.int64) * dtype.itemsize).max())
     if size < needed:
         raise DataError(
-            f"{bin_file} is cut short: {idx_file.name} needs {needed:,} bytes of it and it has "
-            f"{size:,}. Either it was not copied whole, or the two are not from one run: copy or "
-            "prepare both again"
+            f"{bin_file} is cut short: {idx_file.name} needs {needed:,} bytes of it, but it has "
+            f"{size:,}. Either it was not copied whole, or the two files do not belong together: "
+            "copy or prepare both again"
         )

@@ -57,7 +57,7 @@ class DataPlace:
         if num_samples < 1 or batch_size < 1:
             raise ValueError(f"{num_samples} samples in batches of {batch_size}: both at least 1")
         if not 0 <= self.rank < self.world:
-            raise ValueError(f"rank {self.rank} of {self.world} ranks: give 0 to {self.world - 1}")
+            raise ValueError(f"rank {self.rank} of {self.world}: expected 0 to {self.world - 1}")
         if self.world > batch_size:
             raise ValueError(
                 f"a batch of {batch_size} has no sample for some of {self.world} ranks: use a "

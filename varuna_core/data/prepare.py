@@ -241,7 +241,8 @@ def prepare(settings: Settings, say: Callable[[str], None], show: Show) -> dict[
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise DataError(
-            f"{part.path}: {error.strerror}. Free space; the same command continues from there"
+            f"{part.path}: {error.strerror}. Free some space, then run the same command: it "
+            "continues from there"
         ) from None
     except BaseException:
         _leave(part)
@@ -254,7 +255,7 @@ def prepare(settings: Settings, say: Callable[[str], None], show: Show) -> dict[
     except OSError as error:
         part.close()
         raise DataError(
-            f"{error.filename or part.path}: {error.strerror}; the same command continues"
+            f"{error.filename or part.path}: {error.strerror}; run the same command to continue"
         ) from None
     return _summarise(settings, counts, encoder)
 
@@ -272,7 +273,7 @@ def _check(settings: Settings) -> list[int]:
         except OSError as error:
             raise DataError(f"{path}: {error.strerror}") from None
         if not path.is_file():
-            raise DataError(f"{path} is not a regular file, which could be read again after a stop")
+            raise DataError(f"{path} is not a regular file: after a stop it cannot be read again")
     if (settings.vocab is None) == (settings.train is None):
         raise DataError("give either --vocab FILE or --train N")
     if settings.train is not None and settings.kind.startswith("wordpiece"):

@@ -95,8 +95,8 @@ def read_blocks(
                     size += len(chunk)
                     if size > max_line_bytes:
                         raise DataError(
-                            f"{path}:{line}: this line is longer than {max_line_bytes:,} bytes; is "
-                            "it text with a document a line?"
+                            f"{path}:{line}: this line is longer than {max_line_bytes:,} bytes; "
+                            "is it text with one document per line?"
                         )
                     continue
                 data = b"".join((*parts, chunk[:cut]))
@@ -247,7 +247,7 @@ def _parse_json(line: str, key: str) -> str | DataError:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError:
-            return DataError(f'"{key}" has half of a surrogate pair (\\ud8..), which is no text')
+            return DataError(f'"{key}" has half of a surrogate pair (\\ud8..), which is not text')
     return text
 
 

@@ -139,13 +139,13 @@ def import_tokenizers() -> Any:
 def _build_bpe(files: VocabularyFiles, words: dict[str, int]) -> Any:
     library = import_tokenizers()
     if files.merges is None:
-        raise DataError("bpe needs --merges beside --vocab (merges.txt beside vocab.json)")
+        raise DataError("bpe needs --merges in addition to --vocab (merges.txt and vocab.json)")
     alphabet = library.pre_tokenizers.ByteLevel.alphabet()
     missing = [letter for letter in alphabet if letter not in words]
     if missing:
         raise DataError(
             f"{files.vocab} lacks {len(missing)} of the 256 symbols of byte-level BPE, such as "
-            f"{missing[0]!r}: text would be lost. A vocabulary of whole words is for `whitespace`"
+            f"{missing[0]!r}: text would be lost. `whitespace` is for a vocabulary of whole words"
         )
     try:
         model = library.models.BPE.from_file(str(files.vocab), str(files.merges))

@@ -76,7 +76,7 @@ def parse_machine_list(text: str, name: str) -> tuple[Machine, ...]:
     if problems:
         raise InputError("\n  ".join(problems[:10]))
     if not found:
-        raise InputError(f"{name}: no machine in it: write a host a line, 127.0.0.1 for this one")
+        raise InputError(f"{name} lists no machine: write a host per line, 127.0.0.1 for this one")
     return tuple(found)
 
 
@@ -85,7 +85,7 @@ def read_machine_list(path: Path) -> tuple[Machine, ...]:
     try:
         return parse_machine_list(path.read_text(encoding="utf-8-sig"), str(path))
     except OSError as error:
-        advice = "write a host a line into it, 127.0.0.1 for this one"
+        advice = "write one host per line into it, 127.0.0.1 for this machine"
         raise InputError(f"{path}: {error.strerror}; {advice}") from None
     except UnicodeDecodeError:
         raise InputError(f"{path}: this is not text in UTF-8") from None
@@ -96,9 +96,9 @@ def parse_machine(word: str) -> Machine | str:
     user, at, place = word.rpartition("@")
     host, port = _split_port(place)
     if at and not _USER.fullmatch(user):
-        return "the user before @ is no user name"
+        return "the text before @ is not a user name"
     if not (_HOST.fullmatch(host) or _IPV6.fullmatch(host)):
-        return "want HOST, USER@HOST or USER@HOST:PORT"
+        return "expected HOST, USER@HOST or USER@HOST:PORT"
     if port is None:
         return Machine(host=host, user=user or None)
     if not (port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535):
@@ -197,7 +197,7 @@ def read_listing(listing: Listing, text: str | None, error: str, name: str) -> t
     A new text is used only once two reads in a row return the same text, since a file may be half
     written; until then the previous list is used. `error` says why there is no text.
     """
-    trouble, last = "", "the last list counts" if listing.counted is not None else "nobody starts"
+    trouble, last = "", "the last list is used" if listing.counted is not None else "nobody starts"
     if text is None:
         trouble = f"{error}; {last} until it can be read"
     elif text != listing.counted:

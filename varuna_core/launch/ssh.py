@@ -70,7 +70,7 @@ def explain_failure(machine: Machine, errors: str) -> str:
         said = next(line for line in lines if match_rows([row], line))
         text = row.explain(Context.MACHINES, spell_address(machine))
         return f"{text} (ssh: {said})"
-    return f"ssh: {lines[-1]}" if lines else "ssh failed without a word"
+    return f"ssh: {lines[-1]}" if lines else "ssh failed without a message"
 
 
 def spell_address(machine: Machine) -> str:
@@ -162,11 +162,11 @@ def parse_probe(text: str) -> dict[str, str]:
 def explain_probe(asked: ProbeRequest, said: Mapping[str, str]) -> str | None:
     """Return why the machine cannot take part in the run, and what to do; None if it can."""
     if "end" not in said:
-        return "the check there was cut off; try again, or run `/bin/sh -c true` there by hand"
+        return "the check of it was interrupted; try again, or run `/bin/sh -c true` there by hand"
     if "sees" not in said:
         text = (
             f"it does not see the run folder {asked.folder}: the folder must be on a file system "
-            "that all machines share (NFS, Lustre); name one with log_folder"
+            "that all machines share (NFS, Lustre); set log_folder to one"
         )
         if said.get("user") != str(asked.user):
             text += f"; you are user {asked.user} here and {said.get('user')} there"
@@ -174,11 +174,11 @@ def explain_probe(asked: ProbeRequest, said: Mapping[str, str]) -> str | None:
     if "writes" not in said:
         return f"it cannot write to the run folder {asked.folder}: is it mounted read-only there?"
     if "agent" not in said:
-        return f"neither {asked.python} nor a python3 of 3.8 or newer is there; install one"
+        return f"it has neither {asked.python} nor a python3 of 3.8 or newer; install one"
     if "python" not in said and "/" in asked.python:
-        return f"{asked.python} is not there: install it, or name another with program.python"
+        return f"it has no {asked.python}: install it, or set program.python to another"
     if "code" not in said:
-        return f"workdir {asked.code_dir} is not there: it must have the same path everywhere"
+        return f"it has no workdir {asked.code_dir}: the path must be the same on all machines"
     if "script" not in said:
         return f"{asked.script} cannot be read there"
     return None
@@ -193,7 +193,7 @@ def read_probe(
     if problem is not None and code == FAILED and not machine.is_local:
         problem = explain_failure(machine, err.decode("utf-8", "replace"))
     elif problem is not None and (code is None or code < 0):  # killed, perhaps just now
-        problem = f"no answer within {PROBE_S:g} s: a dead mount, or a shell that waits?"
+        problem = f"no answer within {PROBE_S:g} s: is a mount dead, or does the shell wait?"
     return said, problem
 
 

@@ -124,7 +124,7 @@ class Step:
         machines = read_machine_list(Path(path))
         wanted = self._plan.num_nodes
         if len(machines) < wanted:
-            raise NotReadyError(f"{path} lists {len(machines)} machines, the run needs {wanted}")
+            raise NotReadyError(f"{path} has {len(machines)} machines, but the run needs {wanted}")
         names = name_machines(machines[:wanted], platform.node())
         return [Node(index, machines[index], name) for index, name in enumerate(names)]
 
@@ -162,7 +162,7 @@ class Step:
         has_gpus = any(group.gpus for group in self._plan.groups)
         for first, second in twins:
             shared = ": their ranks share its GPUs" if has_gpus else ""
-            log_line(f"machines: warning: {first} and {second} are one machine{shared}")
+            log_line(f"machines: warning: {first} and {second} are the same machine{shared}")
         if self._plan.address is not None:
             return None
         if len(twins) == len(self._nodes) - 1:
@@ -197,7 +197,7 @@ class Step:
         if code == 0 or self._signals.ending is not None:
             return
         if code is None or code < 0:  # killed, perhaps just now
-            raise NotReadyError(f"{first.machine}: no answer within {OPEN_S:g} s to the opening")
+            raise NotReadyError(f"{first.machine}: no answer to `open` within {OPEN_S:g} s")
         if not first.machine.is_local and code == FAILED:
             raise NotReadyError(f"{first.machine}: {explain_failure(first.machine, errors)}")
         raise NotReadyError(f"{first.machine}: the attempt could not be opened there, see above")
@@ -235,7 +235,7 @@ class Step:
         self._is_told = True
         name = self._signals.ending or "SIGTERM"
         code = 128 + signal.Signals[name]
-        self._stop("cancel", code, f"{name} to the job on {platform.node()}", None)
+        self._stop("cancel", code, f"{name} was sent to the job on {platform.node()}", None)
 
     def _take_lines(self) -> None:
         for node in self._find_living():
@@ -274,11 +274,11 @@ class Step:
             return f"{node.name} was lost: {what} was ended by {_name_signal(-code)}"
         if self._is_cut(node):
             if not node.last_lines:
-                return f"{node.name} was lost: its agent was killed, or ssh ended without a word"
+                return f"{node.name} was lost: its agent was killed, or ssh ended without a message"
             reason = explain_failure(node.machine, "\n".join(node.last_lines))
             return f"{node.name} was lost: {reason}"
         last = f": {node.last_lines[-1]}" if node.last_lines else ""
-        return f"{node.name} was lost: its agent ended with {code}{last}"
+        return f"{node.name} was lost: its agent exited with {code}{last}"
 
     def _stop(
         self,
@@ -294,7 +294,7 @@ class Step:
             if write_stop(self._attempt, kind, code, reason, node=node, cause=cause):
                 call_hub(self._attempt.link)
         except OSError as error:
-            log_line(f"machines: the run folder cannot be written ({error}); letting go of all")
+            log_line(f"machines: the run folder cannot be written ({error}); disconnecting all")
             self._let_go()
 
     def _beat(self) -> None:
@@ -316,7 +316,7 @@ class Step:
             log_line(f"machines: {names} did not end in time; closing the connection")
             self._let_go()
             return
-        log_line(f"machines: {names} still did not end; killed")
+        log_line(f"machines: {names} still did not end and are killed")
         for node in late:
             if node.child is not None:
                 node.child.kill()

@@ -130,7 +130,7 @@ class MachineWatch:
         waiting = find_waiting(self._hosts, self._listing.machines)
         if waiting != self._waiting and waiting:
             names = ", ".join(map(str, waiting))
-            self._say(f"{names}: no seat is free, morph.max_nodes is {self._plan.num_nodes}")
+            self._say(f"{names}: not used, since morph.max_nodes is {self._plan.num_nodes}")
         self._waiting = waiting
 
     def _read_list(self) -> None:
@@ -152,7 +152,7 @@ class MachineWatch:
         if move.kind == DROP:
             self._agents.pop(host.machine).child.close()
         elif move.kind == ASK:
-            self._say(f"{host.name} is not listed any more: asked to leave at the next checkpoint")
+            self._say(f"{host.name} is no longer listed: asked to leave at the next checkpoint")
         elif move.kind == TAKE_BACK:
             self._run.morph.leave(host.seat).unlink(missing_ok=True)
             self._say(f"{host.name} is listed again")
@@ -239,7 +239,7 @@ class MachineWatch:
             return
         if after.is_sent_home:
             self._say(
-                f"{host.name} was sent home; to have it back take it off the list for a while"
+                f"{host.name} was dismissed; to use it again, remove it from the list for a while"
             )
         elif code != 0:
             reason = _explain(host, agent, code, lines)
@@ -292,14 +292,14 @@ def _explain(host: Host, agent: Agent, code: int, lines: Sequence[str]) -> str:
         return f"{host.name}: {what} was ended by signal {-code}"
     if code == FAILED and not host.machine.is_local:
         if not lines:
-            return f"{host.name}: its agent was killed there, or ssh ended without a word"
+            return f"{host.name}: its agent was killed there, or ssh ended without a message"
         return f"{host.name}: {explain_failure(host.machine, chr(10).join(lines))}"
     last = f": {agent.last_lines[-1]}" if agent.last_lines else ""
-    return f"{host.name}: its agent ended with {code}{last}"
+    return f"{host.name}: its agent exited with {code}{last}"
 
 
 def _say_again(host: Host) -> str:
-    return f"tried again in {max(host.again_at - time.monotonic(), 0):.0f} s, if it is listed then"
+    return f"trying again in {max(host.again_at - time.monotonic(), 0):.0f} s if it is still listed"
 
 
 def main() -> int:

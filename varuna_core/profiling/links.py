@@ -130,7 +130,7 @@ def measure_network(
     halves: dict[tuple[Half, str, int, int], LinkTime] = {}
     for group_key, ranks in choose_groups(crew.places, used).items():
         kind, count, on_a_node = group_key
-        say(f"sums over {count} {kind}, {on_a_node} on a node")
+        say(f"all-reduces over {count} {kind}, {on_a_node} per node")
         whole, *others = _measure_sum(crew, transport, ranks, sizes)
         sums[group_key] = make_link(whole)
         for half, times in zip(HALVES, others, strict=True):

@@ -234,7 +234,7 @@ class Measuring:
         """
         for kind in self.crew.kinds:
             if kind not in self.entries:
-                self.say(f"{kind}: no {self.tensor} ranks on a node for tensor {self.tensor}")
+                self.say(f"{kind}: no node has {self.tensor} ranks for tensor {self.tensor}")
         if self.tensor > 1:
             world = self.crew.world_size
             places = "".join(f"{entry};" for entry in range(world // self.tensor))
@@ -360,7 +360,7 @@ class Measuring:
                 one.cells[size] = self._fill(joined, lambda many: join_figures(many, median))
                 self.say(f"{kind}, tensor {self.tensor}, micro-batch {size}: measured")
                 if any(told[rank][3] for rank in ranks):
-                    one.stopped = f"micro-batch {after} left out: by this one, it does not fit"
+                    one.stopped = f"micro-batch {after} skipped: by this one, it would not fit"
                     self.say(f"{kind}, tensor {self.tensor}: {one.stopped}")
             if all(one.stopped for one in found.values()):
                 return
@@ -379,7 +379,7 @@ class Measuring:
     def _leave_out(self, found: Mapping[str, Measured], size: int, limit_s: float) -> None:
         for kind, one in found.items():
             if not one.stopped:
-                one.stopped = f"micro-batch {size} left out: it would end after {limit_s:g} s"
+                one.stopped = f"micro-batch {size} skipped: it would take longer than {limit_s:g} s"
                 self.say(f"{kind}, tensor {self.tensor}: {one.stopped}")
 
     def _measure_own(self, make_inputs: MakeInputs, size: int) -> tuple[dict[int, Figures], str]:
@@ -403,7 +403,7 @@ class Measuring:
         if error is not None and is_out_of_memory(error):
             error = None  # and with it its frames, and what they hold
         elif error is not None and self.group is not None and is_connection_error(error):
-            error, failed = None, f"{failed}, on a rank that shares its layers"
+            error, failed = None, f"{failed}, on a rank that shards the same layers"
         if failed:
             self._close()
             for bench in self.benches.values():

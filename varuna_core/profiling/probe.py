@@ -92,7 +92,7 @@ class Meeting:
         self._lines.flush()
         line = self._lines.readline()
         if not line:
-            raise SystemExit("rank 0 is gone, or another rank that it waited for")
+            raise SystemExit("rank 0, or another rank that it waited for, is gone")
         values: list[Any] = json.loads(line)
         return values
 
@@ -149,7 +149,7 @@ def measure_gpu(local_rank: int) -> dict[str, Any]:
     except ImportError:
         return {"no_gpu": "no torch here"}
     if not torch.cuda.is_available():
-        return {"no_gpu": f"torch {torch.__version__} has no GPU here"}
+        return {"no_gpu": f"torch {torch.__version__} finds no GPU"}
     try:
         index = local_rank % torch.cuda.device_count()
         torch.cuda.set_device(index)
@@ -221,7 +221,7 @@ def _ask(place: tuple[Any, ...]) -> dict[str, Any]:
             begun = time.perf_counter()
             link.sendall(b"p")
             if not link.recv(1):
-                raise OSError("the other end closed")
+                raise OSError("the other node closed the connection")
             times.append(time.perf_counter() - begun)
         data, sent = bytes(MIB), 0
         begun = time.perf_counter()

@@ -104,13 +104,13 @@ def describe_profile(profile: Profile, details: Sequence[Detail]) -> str:
         num_segments = sum(map(len, detail.equals))
         lines.append(
             f"{detail.gpu}, tensor {detail.tensor}: segments {', '.join(map(str, chosen))} measured"
-            + (", the others as their equals" if len(chosen) < num_segments else "")
+            + (", the others taken from equal ones" if len(chosen) < num_segments else "")
             + (f"; {detail.stopped}" if detail.stopped else "")
         )  # fmt: skip
     for (a, b, where), link in sorted(profile.network.links.items()):
         lines.append(f"{a} to {b}, {where}-node: {_show_link(link.points)}")
     for (kind, ranks, on_a_node), link in sorted(profile.network.all_reduces.items()):
-        lines.append(f"sum over {ranks} {kind}, {on_a_node} on a node: {_show_link(link.points)}")
+        lines.append(f"all-reduce, {ranks} {kind}, {on_a_node} per node: {_show_link(link.points)}")
     return "\n".join(lines)
 
 

@@ -100,7 +100,7 @@ class Profiler:
         self.crew = Crew(self.device, kind, may_share(device))
         for degree in self.degrees:
             if degree < 1 or self.crew.world_size % degree:
-                raise ValueError(f"tensor {degree}: it must divide {self.crew.world_size} ranks")
+                raise ValueError(f"tensor {degree} must divide the {self.crew.world_size} ranks")
         self.say = say if say is not None and self.crew.rank == 0 else lambda line: None
         self.get_batch: GetBatch | None = None
         self.details: list[Detail] = []
@@ -123,7 +123,7 @@ class Profiler:
         function that builds one. The optimizer's own parameters and `amp_opt_level` are ignored."""
         is_made = hasattr(optimizer, "param_groups")
         if not is_made and not callable(optimizer):
-            raise ValueError(f"{type(optimizer).__name__} is no optimizer, nor makes one")
+            raise ValueError(f"{type(optimizer).__name__} neither is nor builds an optimizer")
         self._build_optimizer = remake_optimizer(optimizer) if is_made else optimizer
         if self.precision.name == "fp16":
             self._loss_scale = build_loss_scale(
@@ -151,7 +151,7 @@ class Profiler:
         sizes = sorted(set(microbatch_sizes or double_up(LARGEST)))
         limit_s = self.limit_s if not microbatch_sizes else None
         if not sizes or sizes[0] < 1:
-            raise ValueError(f"micro-batch sizes {sizes}: want 1 or more")
+            raise ValueError(f"micro-batch sizes {sizes}: expected 1 or more")
         target = Path(path) if path is not None else Path(out_folder) / name_profile_file(self.name)
         error: Exception | None = None
         kept = None
@@ -205,7 +205,7 @@ class Profiler:
 
     def _make_inputs(self, size: int) -> dict[str, Any]:
         if self.get_batch is None:
-            raise ValueError("no batches: call initialize(get_batch), or give it to profile_all")
+            raise ValueError("no batches: call initialize(get_batch), or pass it to profile_all")
         cast = self.precision.cast(self.get_batch(size))
         moved: dict[str, Any] = map_leaves(
             lambda leaf: leaf.to(self.device) if isinstance(leaf, Tensor) else leaf, dict(cast)

@@ -78,7 +78,7 @@ class Tokens:
         rows = self._parts[part].read_batch(numbers)
         if rows.size and int(rows.max()) >= self._training.vocab:
             raise ProgramError(
-                f"{_name_data(self._training)} ({part}) has token {int(rows.max())}, and "
+                f"{_name_data(self._training)} ({part}) has token {int(rows.max())}, but "
                 f"model.vocab is {self._training.vocab}: set it to the size of the vocabulary"
             )
         return {"tokens": torch.from_numpy(rows)}
@@ -120,8 +120,8 @@ class BertPairs:
         size = self._parts[TRAIN].pieces.size
         if size > training.vocab:
             raise ProgramError(
-                f"{training.vocabulary} has {size} tokens, and model.vocab is {training.vocab}: "
-                "set it to that, or more"
+                f"{training.vocabulary} has {size} tokens, but model.vocab is {training.vocab}: "
+                "set it to that number or more"
             )
 
     def read(self, part: str, numbers: range) -> Batch:
@@ -173,7 +173,7 @@ class MadeUp:
 
     def check_state(self, saved: Mapping[str, Any]) -> None:
         if saved != self.state():
-            raise ProgramError(f"the synthetic data were {dict(saved)}, are {self.state()}")
+            raise ProgramError(f"the synthetic data had {dict(saved)}, but now has {self.state()}")
 
 
 class ReadAhead:

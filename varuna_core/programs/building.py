@@ -85,8 +85,8 @@ def choose_recompute(training: Training, device: torch.device) -> tuple[Recomput
     if obstacle:
         return "none", f"recompute auto: none, {obstacle}"
     return "auto", (
-        "recompute auto: the first step of this start recomputes everything, and measures; then "
-        "what does not fit"
+        "recompute auto: the first step recomputes everything and measures; later steps "
+        "recompute what does not fit"
     )
 
 
@@ -99,7 +99,7 @@ def plan_layers(model: nn.Module, training: Training) -> dict[str, Any] | None:
         raise ProgramError(f"{training.heads} heads are not divisible by tensor {shared}")
     if training.llama is not None and training.llama.kv_heads % shared:
         num = training.llama.kv_heads
-        raise ProgramError(f"{num} heads of keys are not divisible by tensor {shared}")
+        raise ProgramError(f"{num} key-value heads are not divisible by tensor {shared}")
     if training.optimizer == "lamb":
         raise ProgramError(
             "lamb needs whole weights, but tensor parallelism shards them: use adamw"
@@ -142,12 +142,12 @@ def choose_apex(training: Training, device: torch.device) -> tuple[bool, str]:
     missing = why_no_apex()
     if training.apex != "auto":
         if missing:
-            raise ProgramError(f"train.optimizer.apex is true: {missing}; set it to auto or false")
+            raise ProgramError(f"train.optimizer.apex is true, but {missing}; use auto or false")
         return True, ""
     if not missing and device.type != "cuda":
-        missing = "its kernels run on GPUs"
+        missing = "its kernels run only on GPUs"
     if not missing and training.offload:
-        missing = "its kernels run on GPUs, and train.optimizer.offload steps on the CPU"
+        missing = "its kernels run only on GPUs, but train.optimizer.offload steps on the CPU"
     if missing:
         return False, f"apex auto: torch's own kernels are used: {missing}"
     return True, "apex auto: NVIDIA's optimizer and layer norms are used"

@@ -76,7 +76,7 @@ class RankLines:
         if self.place.rank == 0:
             _say(format_phase(BEGIN, _now()))
             if iteration >= self.training.steps:
-                _say(f"nothing to do: train.steps is {self.training.steps}, and so many are done")
+                _say(f"nothing to do: train.steps is {self.training.steps}, and all are done")
         self._begin_interval()
 
     def tell_resumed(self, iteration: int, folder: str) -> None:
@@ -95,8 +95,8 @@ class RankLines:
         kinds = [action.kind for actions in schedule.ranks for action in actions]
         again, kept = kinds.count("f"), kinds.count("F")
         self.tell_choice(
-            f"recompute auto: {again} of {again + kept} forwards of a replica's step are run again "
-            f"({schedule.name}), the other graphs fit in memory"
+            f"recompute auto: {again} of {again + kept} forwards of a replica's step are "
+            f"recomputed ({schedule.name}); the other graphs fit in memory"
         )
 
     def note(self, step: int, loss: Tensor, overflow: bool, rate: float) -> None:

@@ -48,7 +48,7 @@ def compute_place(pipeline: int, tensor: int = 1, environ: Mapping[str, str] = o
         if left or not replicas:
             shared = f" x tensor {tensor}" if tensor > 1 else ""
             raise ProgramError(
-                f"{world} ranks do not make pipelines of {pipeline}{shared}: change one"
+                f"{world} ranks cannot be divided into pipelines of {pipeline}{shared}: change one"
             )
         stage_map = encode_stage_map(build_stages(pipeline, replicas, "pipeline"))
     if not torch.cuda.is_available() and environ.get("VJOB_RUN"):
@@ -72,15 +72,15 @@ def refuse_missing_gpus(environ: Mapping[str, str], built_for: str | None) -> No
     if visible is None:
         return
     why = (
-        "it is a build without CUDA and ROCm; install one for these GPUs for the ranks' Python, or "
-        "set container.image"
+        "it was built without CUDA and ROCm; install a build for these GPUs in the ranks' "
+        "Python, or set container.image"
         if built_for is None
         else f"it is built for {'ROCm' if torch.version.hip else 'CUDA'} {built_for}; are these "
-        "GPUs of that vendor, and is the node's driver as new?"
+        "GPUs of that vendor, and is the node's driver new enough?"
     )
     raise ProgramError(
-        f"{visible[0]}={visible[1]}, and torch {torch.__version__} finds no GPU: {why} "
-        "(to train on CPUs, give ranks in place of gpus in cluster.nodes)"
+        f"{visible[0]}={visible[1]}, but torch {torch.__version__} finds no GPU: {why} (to train "
+        "on CPUs, set ranks instead of gpus in cluster.nodes)"
     )
 
 

@@ -67,8 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         import torch  # noqa: F401 # said here, not in a traceback
     except ModuleNotFoundError as error:
         print(
-            f"pretrain: {error} for {sys.executable}: pip install '.[train]' with it in vjob's "
-            "checkout, or set container.image to an image that has it",
+            f"pretrain: {error} in {sys.executable}: run its pip install '.[train]' in vjob's "
+            "checkout, or set container.image to an image that has the module",
             file=sys.stderr,
         )
         return 1
@@ -94,8 +94,8 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
 
     parser = argparse.ArgumentParser(prog="python -m varuna_core.programs.pretrain")
     parser.add_argument("training", type=Path, metavar="training.json")
-    parser.add_argument("--standby", action="store_true", help="like --fork, but import first")
-    parser.add_argument("--fork", action="store_true", help="fork what standard input says")
+    parser.add_argument("--standby", action="store_true", help="like --fork, but import in advance")
+    parser.add_argument("--fork", action="store_true", help="fork the ranks that stdin describes")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="measure instead of training")
     parser.add_argument("--sizes", type=read_numbers, metavar="1,2,..", help="micro-batches")
     parser.add_argument("--tensor", type=read_numbers, metavar="1,2,..", help="tensor degrees")

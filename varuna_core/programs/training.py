@@ -187,7 +187,7 @@ class Trainer:
         size, steps = self.training.global_batch_size, self.model.iteration
         if consumed != steps * size:
             raise ProgramError(
-                f"the checkpoint has consumed {consumed} samples in {steps} steps, and "
+                f"the checkpoint has consumed {consumed} samples in {steps} steps, but "
                 f"train.global_batch_size is {size}: continue with {consumed // steps}"
             )
 

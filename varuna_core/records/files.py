@@ -142,7 +142,7 @@ def write_reserved(reserved: Path, path: Path, value: Any) -> None:
     data = json.dumps(value, ensure_ascii=True).encode()
     with open(reserved, "r+b") as handle:
         if len(data) > os.fstat(handle.fileno()).st_size:
-            raise OSError(errno.ENOSPC, "the record is larger than its reserve", str(reserved))
+            raise OSError(errno.ENOSPC, "the content exceeds the reserved space", str(reserved))
         handle.write(data)
         handle.flush()
         os.fsync(handle.fileno())
@@ -252,7 +252,7 @@ def _open_regular(path: Union[str, Path], follows: bool = True) -> Tuple[int, in
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode):
         os.close(fd)
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return fd, found.st_size
 
 

@@ -342,14 +342,14 @@ class Plan:
             if group.first_node <= index < group.first_node + group.count:
                 offset = index - group.first_node
                 return NodePlan(index, group, group.first_rank + offset * group.ranks)
-        raise IndexError(f"node {index} of a plan of {self.num_nodes}")
+        raise IndexError(f"there is no node {index} in a plan of {self.num_nodes} nodes")
 
     def node_of_rank(self, rank: int) -> NodePlan:
         for group in self.groups:
             offset = rank - group.first_rank
             if 0 <= offset < group.count * group.ranks:
                 return self.node(group.first_node + offset // group.ranks)
-        raise IndexError(f"rank {rank} of a world of {self.world}")
+        raise IndexError(f"there is no rank {rank} in a world of {self.world} ranks")
 
 
 def escape_placeholders(word: str) -> str:

@@ -169,14 +169,14 @@ def parse_stage_map(
     With `tensor` above 1 each entry stands for that many ranks; return the slice of tensor rank 0.
     """
     if tensor < 1 or world_size % tensor:
-        raise ValueError(f"tensor {tensor}: it must divide the {world_size} ranks")
+        raise ValueError(f"tensor {tensor} must divide the {world_size} ranks")
     entries = world_size // tensor
     if isinstance(value, str):
         text = value.strip()
         fields = (text[:-1] if text.endswith(";") else text).split(";")
         words = [[word.strip() for word in field.split(",")] for field in fields]
         if not all(word.isdecimal() for field in words for word in field):
-            raise ValueError(f"stage_to_rank_map {value!r}: want ranks as in '0,3;1,4;2,5;'")
+            raise ValueError(f"stage_to_rank_map {value!r}: expected ranks as in '0,3;1,4;2,5;'")
         ranks = tuple(tuple(map(int, field)) for field in words)
     else:
         ranks = tuple(tuple(field) for field in value)

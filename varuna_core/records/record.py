@@ -206,7 +206,7 @@ def _parse(value: dict[str, Any]) -> RunRecord:
         }
     )
     if made.state == SUBMITTED and not made.jobs:
-        raise ValueError("a run that was submitted has a job")
+        raise ValueError("a submitted run must have a job")
     return expect_types(made)
 
 

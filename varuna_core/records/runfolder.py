@@ -563,4 +563,4 @@ def make_run_folder(path: Path) -> RunFolder:
         except FileExistsError:
             continue
         return RunFolder(own)
-    raise FileExistsError(errno.EEXIST, "a thousand runs of this second are here", str(path.parent))
+    raise FileExistsError(errno.EEXIST, "a thousand runs of this second exist", str(path.parent))

@@ -648,13 +648,13 @@ HARMLESS = (
         r"(?:commit|revision|rev|tree|parent|sha|hash|md5|checksum|digest|etag|base|head|ref|branch"
         r"|version|snapshots?|blob|raw|archive|resolve|checkout|pull|merge|Merge|From|cherry-pick)"
         r"[\w\"']{0,20}[ \t]{0,4}[:=/@]?[ \t]{0,4}[\"']?[0-9a-f]{7,64}(?![A-Za-z0-9])",
-        "number of a commit, or a digest, that is called so",
+        "hash of a commit, or a digest, according to its name",
     ),
     (r"(?:git\+|github\.com|gitlab\.com|huggingface\.co)[^\s\"']{1,300}", "public address"),
     (r"@[0-9a-f]{40}(?![A-Za-z0-9])", "commit of a package or of an action"),
     (
         r"(?:GPU-|MIG-)?[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",
-        "UUID: an identity, of a GPU for one; a secret one has a name that says so",
+        "UUID, such as a GPU's; a secret one has a name that says so",
     ),
     (r"data:[\w/+.-]{1,60};base64,[A-Za-z0-9+/=]+", "picture in a page"),
     (r"(?:ssh-(?:rsa|ed25519)|ecdsa-sha2-\w{1,20}) [A-Za-z0-9+/=]{40,}", "public key"),

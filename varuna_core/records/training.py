@@ -216,7 +216,7 @@ def read_training(path: Path) -> Training:
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
     if value is None:
-        raise ValueError(f"{path} cannot be read: it is no JSON, or cut")
+        raise ValueError(f"{path} cannot be read: it is truncated or not JSON")
     if not isinstance(value, dict) or value.get("format") != TRAINING_FORMAT:
         raise ValueError(f"{path} is not a training.json of this version of vjob; submit again")
     return parse_training(value, str(path))
@@ -230,7 +230,7 @@ def parse_training(value: Mapping[str, Any], where: str) -> Training:
     found.setdefault("context", 1)
     odd = sorted(wanted ^ found.keys())
     if odd:
-        raise ValueError(f"{where} lacks, or should not have: {', '.join(odd)}; submit again")
+        raise ValueError(f"{where} has missing or unknown keys: {', '.join(odd)}; submit again")
     found["betas"] = tuple(found["betas"])
     if found["llama"] is not None:
         found["llama"] = parse_llama(found["llama"])

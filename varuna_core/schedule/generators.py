@@ -104,7 +104,7 @@ def build_interleaved(num_ranks: int, num_microbatches: int, stages_per_rank: in
     """
     check_sizes(num_ranks, num_microbatches)
     if stages_per_rank < 1:
-        raise ScheduleError(f"interleaved: {stages_per_rank} stages a rank, expected 1 or more")
+        raise ScheduleError(f"interleaved: {stages_per_rank} stages per rank, expected 1 or more")
     rounds = _split_rounds(num_ranks, num_microbatches)
     ranks = []
     for rank in range(num_ranks):

@@ -61,7 +61,7 @@ def apply_recompute(
     if recompute == "offload":
         return replace(schedule, ranks=tuple(map(_offload, schedule.ranks)))
     if recompute == "auto" and memory is None:
-        raise ScheduleError("recompute auto needs to know the memory of graphs and its limit")
+        raise ScheduleError("recompute auto needs the memory of graphs and the memory limit")
     ranks = []
     for rank, actions in enumerate(schedule.ranks):
         ends = _find_ends(actions)
@@ -118,8 +118,8 @@ def _choose(
             used_at_once = action.kind == "F" and ends[key][1] == index + 1
             if not kept or (used_at_once and kept[-1][1] == key):
                 raise ScheduleError(
-                    f"rank {rank}, {action}: {held:g} held at once even with everything "
-                    f"recomputed, the limit is {limit:g}"
+                    f"rank {rank}, {action}: {held:g} is held at once even if everything is "
+                    f"recomputed, but the limit is {limit:g}"
                 )
             _, victim = kept.pop()
             chosen.add(victim)

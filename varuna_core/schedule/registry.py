@@ -167,10 +167,10 @@ def build_schedule(
     """
     num_stages = num_ranks * stages_per_rank
     if name not in (*SCHEDULES, AUTO):
-        raise ScheduleError(f"no schedule {name!r}; there are {', '.join((*SCHEDULES, AUTO))}")
+        raise ScheduleError(f"no schedule {name!r}: choose one of {', '.join((*SCHEDULES, AUTO))}")
     costs = costs or build_even_costs(num_stages)
     if costs.num_stages != num_stages:
-        raise ScheduleError(f"{name}: costs of {costs.num_stages} stages, {num_stages} expected")
+        raise ScheduleError(f"{name}: costs has {costs.num_stages} stages, expected {num_stages}")
     wanted = ScheduleRequest(
         num_ranks=num_ranks,
         num_microbatches=num_microbatches,
@@ -239,6 +239,6 @@ def _check_fits(schedule: Schedule, memory: Memory) -> None:
     for rank, held in enumerate(measure_memory(schedule, memory)):
         if held > memory.limits[rank]:
             raise ScheduleError(
-                f"rank {rank}: {schedule.name} holds {held:g} at once, the limit is "
-                f"{memory.limits[rank]:g}; try recompute: auto"
+                f"rank {rank}: {schedule.name} holds {held:g} at once, but the limit is "
+                f"{memory.limits[rank]:g}: try recompute: auto"
             )

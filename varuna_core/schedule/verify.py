@@ -78,7 +78,7 @@ def verify(
     """
     for stage, rank in enumerate(schedule.placement):
         if not 0 <= rank < schedule.num_ranks:
-            raise ScheduleError(f"stage {stage} is on rank {rank} of {schedule.num_ranks}")
+            raise ScheduleError(f"stage {stage} is placed on rank {rank} of {schedule.num_ranks}")
     for rank, actions in enumerate(schedule.ranks):
         _check_microbatches(schedule, rank, actions)
     _check_channels(schedule)
@@ -104,13 +104,13 @@ def _check_microbatches(schedule: Schedule, rank: int, actions: tuple[Action, ..
     states = {stage: ["nothing"] * num_microbatches for stage in stages}
     for index, action in enumerate(actions):
         if action.stage not in states:
-            raise _error(rank, index, action, f"the rank has stages {stages} only")
+            raise _error(rank, index, action, f"the rank holds only stages {stages}")
         if not 0 <= action.microbatch < num_microbatches:
-            raise _error(rank, index, action, f"there are {num_microbatches} micro-batches")
+            raise _error(rank, index, action, f"there are only {num_microbatches} micro-batches")
         state = states[action.stage][action.microbatch]
         after = _STEPS.get((state, action.kind))
         if after is None:
-            reason = f"it needs {_NEEDS[action.kind]} and the micro-batch has {state}"
+            reason = f"it needs {_NEEDS[action.kind]}, but the micro-batch has {state}"
             raise _error(rank, index, action, f"{reason} there")
         states[action.stage][action.microbatch] = after
     for stage, stage_states in states.items():
@@ -136,7 +136,7 @@ def _check_channels(schedule: Schedule) -> None:
                     read[2],
                     schedule.ranks[target][read[2]],
                     f"the next {what} that rank {source} sends is for micro-batch {sent[1]} of "
-                    f"stage {sent[0]}: channels are first in, first out",
+                    f"stage {sent[0]}: messages are read in the order of sending",
                 )
 
 
@@ -185,7 +185,7 @@ def _spread(bound: int | Sequence[int] | None, num_ranks: int) -> Sequence[int |
     if bound is None or isinstance(bound, int):
         return [bound] * num_ranks
     if len(bound) != num_ranks:
-        raise ScheduleError(f"bounds {list(bound)} given, there are {num_ranks} ranks")
+        raise ScheduleError(f"bounds {list(bound)}: expected {num_ranks}, one per rank")
     return bound
 
 

@@ -331,7 +331,7 @@ def _choose_policy(
     """Return the policy with the shortest split-backward schedule for a few micro-batches."""
     if costs.num_stages != len(placement):
         raise ScheduleError(
-            f"{name}: costs of {costs.num_stages} stages given, it has {len(placement)}"
+            f"{name}: costs has {costs.num_stages} stages, expected {len(placement)}"
         )
     few = min(num_microbatches, 4 * len(placement))
     bounds = (bound,) * (max(placement) + 1)

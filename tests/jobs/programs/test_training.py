@@ -90,7 +90,7 @@ def test_a_training_comes_back_as_it_was_written(tmp_path: Path) -> None:
     value = json.loads(render_training(GPT))
     for broken, says in (
         ({**value, "format": 9}, "is not a training.json of this version"),
-        ({**value, "more": 1}, "lacks, or should not have: more"),
+        ({**value, "more": 1}, "has missing or unknown keys: more"),
         ([], "is not a training.json"),
     ):
         path.write_text(json.dumps(broken))

@@ -147,11 +147,11 @@ def test_a_run_that_failed_before_its_ranks_began_says_so_first(tmp_path: Path) 
 
 def test_a_run_with_nothing_to_do_says_so_first(tmp_path: Path) -> None:
     (tmp_path / "attempt-0").mkdir()
-    line = "0: nothing to do: train.steps is 200, and so many are done\n"
+    line = "0: nothing to do: train.steps is 200, and all are done\n"
     (tmp_path / "attempt-0/n0.out").write_text(line)
     write_ended(tmp_path, "COMPLETED", "all 2 ranks exited 0")
     first, *_ = find_sentences(tmp_path)
-    assert first == "The run had nothing to do: train.steps is 200, and so many are done."
+    assert first == "The run had nothing to do: train.steps is 200, and all are done."
 
 
 def test_time_after_the_last_step_of_a_cancelled_run_is_no_fault(tmp_path: Path) -> None:

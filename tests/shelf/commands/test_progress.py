@@ -112,7 +112,7 @@ def test_a_program_that_prints_nothing_has_its_optimizer_steps_counted(vjob: Vjo
 
 @pytest.mark.parametrize(
     ("pattern", "word"),
-    [("'step ('", "no regular expression"), (r"'(\d+)'", "needs a group of the step")],
+    [("'step ('", "not a regular expression"), (r"'(\d+)'", "needs a group named step")],
 )
 def test_a_pattern_that_finds_no_step_is_refused(vjob: Vjob, pattern: str, word: str) -> None:
     write_script(vjob, "step")

@@ -125,7 +125,7 @@ def test_archives_put_end_to_end_are_one(tmp_path: Path, pack: str) -> None:
 def test_a_line_longer_than_the_limit_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"short\n" + b"x" * 5000)
-    with pytest.raises(DataError, match=r"a\.txt:2: .* is it text with a document a line"):
+    with pytest.raises(DataError, match=r"a\.txt:2: .* is it text with one document per line"):
         list(read_blocks(path, block_bytes=100, max_line_bytes=1000))
 
 

@@ -64,7 +64,7 @@ def test_a_line_that_is_no_machine_is_refused_with_its_number(word: str) -> None
 
 
 def test_a_list_without_machines_or_with_one_twice_is_refused() -> None:
-    with pytest.raises(InputError, match="no machine in it"):
+    with pytest.raises(InputError, match="lists no machine"):
         parse_machine_list("# nothing\n\n", "m")
     with pytest.raises(InputError, match="m:3: a is on line 1 already"):
         parse_machine_list("a\nb\na\n", "m")
@@ -130,7 +130,7 @@ RECORDED = [
     ("ssh: connect to host b port 22: No route to host", "it cannot be reached"),
     ("ssh: Could not resolve hostname b: Name or service not known", "no such host is known"),
     ("client_loop: send disconnect: Broken pipe", "ssh: client_loop: send disconnect"),
-    ("", "ssh failed without a word"),
+    ("", "ssh failed without a message"),
 ]
 """What OpenSSH 9.2 writes."""
 
@@ -171,8 +171,8 @@ def test_a_probe_of_an_odd_folder_finds_what_is_there(tmp_path: Path) -> None:
         ("sees", "does not see the run folder .*log_folder; you are user 0 here and 1 there"),
         ("writes", "cannot write"),
         ("agent", "neither /bin/sh nor a python3"),
-        ("python", "/bin/sh is not there: install it, or name another with program.python"),
-        ("code", "workdir .* is not there"),
+        ("python", "it has no /bin/sh: install it, or set program.python to another"),
+        ("code", "it has no workdir .*: the path"),
         ("script", "t cannot be read there"),
     ],
 )

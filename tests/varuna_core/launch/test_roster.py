@@ -60,9 +60,9 @@ def test_a_text_counts_once_two_looks_in_a_row_found_it() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (None, "No such file or directory; the last list counts until it can be read"),
-        ("", "no machine in it: write a host a line, 127.0.0.1 for this one; the last list counts"),
-        ("# nobody\n", "no machine in it"),
+        (None, "No such file or directory; the last list is used until it can be read"),
+        ("", "no machine: write a host per line, 127.0.0.1 for this one; the last list is used"),
+        ("# nobody\n", "lists no machine"),
         ("a\nb\na\n", "machines:3: a is on line 1 already"),
         ("a\n-oProxyCommand=x\n", "machines:2: '-oProxyCommand=x': want HOST"),
     ],

@@ -136,7 +136,7 @@ def test_who_is_listed_starts_and_who_is_not_any_more_is_asked_to_leave(stage: S
     stage.write("localhost", "::1", "127.0.0.1")
     third = f"{HERE}-3 2 {SESSION}"
     stage.wait_for_starts(first, second, third, first)
-    assert not leave.exists() and "sent home" not in stage.said
+    assert not leave.exists() and "dismissed" not in stage.said
 
 
 def test_a_machine_that_the_manager_sends_home_comes_back_once_it_was_off_the_list(
@@ -146,7 +146,7 @@ def test_a_machine_that_the_manager_sends_home_comes_back_once_it_was_off_the_li
     first, second = f"{HERE} 0 {SESSION}", f"{HERE}-2 1 {SESSION}"
     stage.wait_for_starts(first, second)
     stage.end_agent(f"{HERE}-2", 0)
-    stage.wait_for_word(f"{HERE}-2 was sent home; to have it back take it off the list")
+    stage.wait_for_word(f"{HERE}-2 was dismissed; to use it again, remove it from the list")
     stage.write("127.0.0.1", "::1")
     stage.wait_for_starts(first, second, f"{HERE}-2 1 {SESSION}")
 
@@ -155,7 +155,9 @@ def test_a_lost_agent_is_told_and_tried_again_later(stage: Stage) -> None:
     stage.start("127.0.0.1")
     stage.wait_for_starts(f"{HERE} 0 {SESSION}")
     stage.end_agent(HERE, 7)
-    stage.wait_for_word(f"{HERE}: its agent ended with 7: I am here; tried again in 15 s, if it is")
+    stage.wait_for_word(
+        f"{HERE}: its agent exited with 7: I am here; trying again in 15 s if it is"
+    )
 
 
 def test_with_the_end_of_the_run_it_ends_once_all_are_home(stage: Stage) -> None:
@@ -182,7 +184,7 @@ def test_ended_or_killed_it_lets_go_of_all_agents(stage: Stage, number: signal.S
 
 def test_more_machines_than_seats_wait(stage: Stage) -> None:
     stage.start("127.0.0.1", "localhost", "::1", "gpu-9")
-    stage.wait_for_word("gpu-9: no seat is free, morph.max_nodes is 3")
+    stage.wait_for_word("gpu-9: not used, since morph.max_nodes is 3")
     stage.wait_for_word(f"{HERE}-3 (::1): its agent starts, seat 2")
     assert "gpu-9 (gpu-9)" not in stage.said
 
@@ -198,7 +200,7 @@ def test_what_is_wrong_with_a_machine_is_told_with_the_remedy(
     stage.wait_for_word("closed (closed): it cannot be reached: run `ssh closed` to see")
     stage.wait_for_word("stranger (stranger): it refused the login: run `ssh stranger`, which")
     stage.wait_for_word("unknown (unknown): its host key is not known here: run `ssh unknown` once")
-    assert stage.said.count("tried again in 15 s, if it is listed then") == 3
+    assert stage.said.count("trying again in 15 s if it is still listed") == 3
     assert stage.read("started") == []
 
 
@@ -215,7 +217,7 @@ def test_a_machine_without_the_run_folder_or_the_python_is_told_what_to_do(
         add_alias(stage, "apart", server)
         stage.start("127.0.0.1", "apart")
         stage.wait_for_word(f"apart (apart): it does not see the run folder {stage.run.path}: the")
-        stage.wait_for_word("name one with log_folder")
+        stage.wait_for_word("set log_folder to one")
         stage.wait_for_starts(f"{HERE} 0 {SESSION}")
     finally:
         server.stop()

@@ -49,7 +49,7 @@ def test_a_blend_is_read_from_all_its_parts(tmp_path: Path) -> None:
 def test_a_token_outside_the_vocabulary_is_named_with_its_file(tmp_path: Path) -> None:
     write_counting(tmp_path / "a", [60] * 20)
     source = open_source(replace(GPT, data=((1.0, str(tmp_path / "a")),), vocab=5))
-    with pytest.raises(ProgramError, match=r"a \(train\) has token \d+, and model.vocab is 5"):
+    with pytest.raises(ProgramError, match=r"a \(train\) has token \d+, but model.vocab is 5"):
         source.read(TRAIN, range(4))
 
 
@@ -58,7 +58,7 @@ def test_a_vocabulary_larger_than_the_model_is_refused(tmp_path: Path) -> None:
     vocab = write_vocabulary(tmp_path / "vocab.txt", 700)
     training = replace(BERT, data=((1.0, str(tmp_path / "a")),), vocabulary=vocab)
     assert open_source(replace(training, vocab=700)).read(TRAIN, range(2)).keys() >= {"text"}
-    with pytest.raises(ProgramError, match=r"has 700 tokens, and model.vocab is 64"):
+    with pytest.raises(ProgramError, match=r"has 700 tokens, but model.vocab is 64"):
         open_source(training)
     with pytest.raises(ProgramError, match=r"needs exactly one data.prefix, and data.vocab"):
         open_source(replace(training, vocabulary=None))

@@ -15,7 +15,7 @@ from varuna_core.programs.place import (  # noqa: E402 # behind the skip
 
 @pytest.mark.parametrize(
     ("built_for", "says"),
-    [(None, "a build without CUDA and ROCm"), ("13.0", "built for CUDA 13.0")],
+    [(None, "built without CUDA and ROCm"), ("13.0", "built for CUDA 13.0")],
 )
 def test_gpus_that_torch_does_not_find_end_the_run(built_for: str | None, says: str) -> None:
     with pytest.raises(ProgramError, match=says) as caught:

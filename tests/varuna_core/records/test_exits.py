@@ -183,7 +183,7 @@ def test_where_there_is_no_room_at_all_the_exits_before_stay(
     node = NodeExits(attempt, 0, 1)
     node.write(make_exit(0))
     monkeypatch.setattr(exits, "write_atomic", fail)
-    with pytest.raises(OSError, match="larger than its reserve"):
+    with pytest.raises(OSError, match="exceeds the reserved space"):
         node.write(make_exit(1, 1, last_error="x" * 9000))
     assert read_exits(attempt, 2) == {0: make_exit(0)}
 

@@ -32,12 +32,12 @@ def test_ranks_of_an_entry_are_at_one_place_in_any_slice() -> None:
 @pytest.mark.parametrize(
     ("text", "world", "tensor", "says"),
     [
-        ("0,a;", 2, 1, "want ranks as in"),
+        ("0,a;", 2, 1, "expected ranks as in"),
         ("0,1;2;", 3, 1, "every stage needs as many ranks as stage 0"),
         ("0;1;1;", 3, 1, "must name each of the ranks 0 to 2 once"),
         ("0;2;", 4, 2, r"each of the entries 0 to 1 \(of 2 ranks each, of 4\) once"),
-        ("0;1;", 4, 3, "tensor 3: it must divide the 4 ranks"),
-        ("", 1, 1, "want ranks"),
+        ("0;1;", 4, 3, "tensor 3 must divide the 4 ranks"),
+        ("", 1, 1, "expected ranks"),
     ],
 )
 def test_what_is_no_map_is_refused(text: str, world: int, tensor: int, says: str) -> None:

@@ -261,12 +261,12 @@ def test_a_pattern_of_the_users_own_is_read() -> None:
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("step (", "no regular expression"),
-        (r"(\d+)", "a group of the step"),
+        ("step (", "not a regular expression"),
+        (r"(\d+)", "a group named step"),
         (r"(?P<step>\d+) (?P<lose>\S+)", "'lose'; groups: step, total"),
-        (r"(?P<step>\d+) (a|aa)+$", "may take for ever on some line"),
-        (r"(?P<step>\d+)" + "a" * 100_000, "characters, more than any line"),
-        (r"(?P<step>\d+)(a+)+$", "may take for ever on some line"),
+        (r"(?P<step>\d+) (a|aa)+$", "may take extremely long on some line"),
+        (r"(?P<step>\d+)" + "a" * 100_000, "characters, longer than any line"),
+        (r"(?P<step>\d+)(a+)+$", "may take extremely long on some line"),
     ],
 )
 def test_a_pattern_that_has_no_use_says_why(text: str, word: str) -> None:

@@ -100,7 +100,7 @@ def test_a_full_disk_ends_the_trace_with_one_warning(
         writer.close()
     assert writer.is_stopped
     assert [record.getMessage() for record in caplog.records] == [
-        "/dev/full ends here, the training goes on: No space left on device"
+        "/dev/full is no longer written, but the training continues: No space left on device"
     ]
 
 

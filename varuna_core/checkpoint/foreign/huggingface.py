@@ -110,7 +110,7 @@ def _refuse_differences(program: Program, config: Mapping[str, Any], source: Pat
     differences = list_differences(program, config)
     if differences:
         raise CheckpointError(
-            f"{source} is of a model that {program} computes differently: "
+            f"{source} holds a model that {program} would compute differently: "
             f"{'; '.join(differences)}. Train the model itself, with cut_before and open_weights"
         )
 
@@ -150,7 +150,8 @@ def _take_ours(
     for theirs, part in zip(found, parts, strict=True):
         if part.shape != wanted:
             raise CheckpointError(
-                f"{theirs!r} is {list(part.shape)} in {source}, but its config says {list(wanted)}"
+                f"{theirs!r} has shape {list(part.shape)} in {source}, but its config says "
+                f"{list(wanted)}"
             )
         if part.dtype != parts[0].dtype:
             raise CheckpointError(f"{theirs!r} is {part.dtype}, {found[0]!r} is {parts[0].dtype}")
@@ -274,7 +275,7 @@ def _take_model(
             made.pop("torch_dtype", None)  # as it was called before
         return list(_take_named(reader, shapes, prefix)), made
     if prefix:
-        raise CheckpointError(f"{reader.folder} is of a built-in program: remove prefix {prefix!r}")
+        raise CheckpointError(f"{reader.folder} has a built-in model: remove prefix {prefix!r}")
     program, sizes = found
     if given is not None:
         _refuse_differences(program, given, reader.folder)

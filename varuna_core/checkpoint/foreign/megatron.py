@@ -241,7 +241,8 @@ def import_megatron(
 def refuse_differences(differences: Sequence[str], folder: Path) -> None:
     if differences:
         raise CheckpointError(
-            f"{folder} is of a model that pretrain_gpt computes otherwise: {'; '.join(differences)}"
+            f"{folder} holds a model that pretrain_gpt would compute differently: "
+            f"{'; '.join(differences)}"
         )
 
 
@@ -254,7 +255,7 @@ def list_differences(args: Mapping[str, Any]) -> list[str]:
     ]
     gelu = [args[name] for name in ("bias_gelu_fusion", "openai_gelu") if name in args]
     if gelu and not any(gelu):
-        found.append("an exact gelu (no bias_gelu_fusion, no openai_gelu), ours is the tanh form")
+        found.append("an exact gelu (no bias_gelu_fusion, no openai_gelu), not the tanh form")
     hidden, inner = args.get("hidden_size"), args.get("ffn_hidden_size")
     if isinstance(hidden, int) and isinstance(inner, int) and inner != 4 * hidden:
         found.append(f"ffn_hidden_size {inner}, ours is {4 * hidden}")
@@ -274,7 +275,7 @@ def list_entries(
         if name not in tensors:
             theirs = "word" if name.startswith("tokens") else "position"
             raise CheckpointError(
-                f"{folder} has no {theirs} embedding, so it is not a GPT of pretrain_gpt"
+                f"{folder} has no {theirs} embedding, so it is not a GPT model for pretrain_gpt"
             )
     blocks = {int(name.split(".")[1]) for name in tensors if name.startswith("blocks.")}
     (rows, hidden), (positions, _) = (
@@ -285,7 +286,7 @@ def list_entries(
     if hidden % heads:
         raise CheckpointError(f"the model's width of {hidden} is not divisible by {heads} heads")
     wanted = list_shapes("pretrain_gpt", sizes)
-    more = [f"has {name}, ours does not" for name in tensors if name not in wanted]
+    more = [f"has {name}, which pretrain_gpt has not" for name in tensors if name not in wanted]
     first, tied = TIES["pretrain_gpt"]
     for name, shape in wanted.items():
         if name not in tensors and name != tied:
@@ -297,7 +298,7 @@ def list_entries(
         and tied in tensors
         and not torch.equal(tensors[tied].load(), tensors[first].load())
     ):
-        more.append("its output layer is not its word embedding (untied)")
+        more.append("its output layer and its word embedding are not tied")
     if len(more) > 6:
         more[6:] = [f"{len(more) - 6} more"]
     refuse_differences(more, folder)

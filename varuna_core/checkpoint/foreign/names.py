@@ -308,22 +308,22 @@ def _list_llama_differences(kind: str, config: Mapping[str, Any]) -> Iterator[st
     rope = _read_rope(config)
     way = rope.get("rope_type", rope.get("type", "default"))
     if way not in ("default", "llama3"):
-        yield f"rope_type {way!r}, ours are 'default' and 'llama3'"
+        yield f"rope_type {way!r}, but only 'default' and 'llama3' are supported"
     if rope.get("partial_rotary_factor", 1) != 1:
-        yield f"partial_rotary_factor {rope['partial_rotary_factor']}, ours is 1"
+        yield f"partial_rotary_factor {rope['partial_rotary_factor']}, but only 1 is supported"
     for key in ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"):
         if not isinstance(config.get(key), int):
             yield f"{key} {config.get(key)!r}, but a number is required"
     if "rope_theta" not in rope:
         yield "rope_theta is not given"
     if kind == "llama" and config.get("attention_bias"):
-        yield "attention_bias True, but our attention has no bias in its output"
+        yield "attention_bias True, but a bias in attention's output is not supported"
     if kind == "qwen3" and config.get("attention_bias"):
-        yield "attention_bias True, but our attention has no bias beside query-key norms"
+        yield "attention_bias True, but a bias beside query-key norms is not supported"
     slides = config.get("use_sliding_window", kind == "mistral")
     window, length = config.get("sliding_window"), config.get("max_position_embeddings", 0)
     if slides and window is not None and window < length:
-        yield f"sliding_window {window}, ours attends to the whole sequence"
+        yield f"sliding_window {window}, but only attention to the whole sequence is supported"
 
 
 def _read_llama(config: Mapping[str, Any]) -> Llama:

@@ -97,7 +97,7 @@ def _list_files(folder: Path) -> Mapping[Path, set[str] | None]:
     """Return the files of a folder, each with the names of tensors to use; None means all."""
     indices = sorted(folder.glob(f"*{INDEX}"))
     if len(indices) > 1:
-        raise WeightFileError(f"{indices[0]} and {indices[1].name}: give the files of one index")
+        raise WeightFileError(f"{indices[0]} and {indices[1].name}: pass the files of one index")
     if indices:
         return _read_index(indices[0])
     if (folder / SINGLE).is_file():
@@ -105,7 +105,7 @@ def _list_files(folder: Path) -> Mapping[Path, set[str] | None]:
     found = sorted(folder.glob("*.safetensors"))
     if not found:
         others = [path.name for path in sorted(folder.glob("*.bin")) + sorted(folder.glob("*.pt"))]
-        hint = f"; it has {others[0]}: pass torch.load(..., mmap=True) of it" if others else ""
+        hint = f"; it has {others[0]}: load that with torch.load(..., mmap=True)" if others else ""
         raise WeightFileError(f"{folder}: no *.safetensors in this folder{hint}")
     return dict.fromkeys(found)
 
@@ -135,7 +135,7 @@ def _read_file(file: Path, names: set[str] | None) -> list[Laid]:
         raise WeightFileError(str(error)) from error
     lost = sorted((names or set()) - {laid.key for laid in tensors})
     if lost:
-        raise WeightFileError(f"{file} does not hold {lost[0]!r}, but its folder's index says so")
+        raise WeightFileError(f"{file} lacks {lost[0]!r}, which its folder's index lists there")
     for laid in tensors:
         if laid.dtype not in DTYPES:
             raise WeightFileError(f"{file}: {laid.key!r} has unsupported type {laid.dtype}")

@@ -84,7 +84,7 @@ def from_plain(value: Any, take: Callable[[str], Tensor] | None = None) -> Any:
 
 def _render_tensor(tensor: Tensor, path: str) -> tuple[str, list[int], str]:
     if tensor.numel() * tensor.element_size() > MAX_TENSOR_BYTES:
-        raise TypeError(f"{path} is a tensor of {list(tensor.shape)}: too large for this state")
+        raise TypeError(f"{path} is a tensor of {list(tensor.shape)}: too large for small state")
     held = tensor.detach().cpu().contiguous()
     data = base64.b64encode(view_bytes(held)).decode()
     return name_dtype(tensor.dtype, path), list(tensor.shape), data

@@ -67,7 +67,7 @@ class Choice:
         last, reason = max(damaged.items(), key=lambda one: _iteration_of(one[0]))
         raise DamagedCheckpoint(
             f"{self.store} holds no intact checkpoint: {len(damaged)} damaged, {last.name}: "
-            f"{reason}; to train from the beginning, give another folder"
+            f"{reason}; to train from the beginning, choose another folder"
         )
 
     def _set_aside(self) -> None:
@@ -81,7 +81,7 @@ class Choice:
                 log.warning("%s is damaged but cannot be renamed: %s", folder, error)
                 continue
             del self._refused[folder]
-            log.warning("a damaged checkpoint is set aside as %s: %s", aside, reason)
+            log.warning("a damaged checkpoint is renamed to %s: %s", aside, reason)
 
 
 def set_aside(folder: Path, reason: str) -> Path:

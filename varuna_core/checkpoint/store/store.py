@@ -110,7 +110,7 @@ def offer_good(folder: Path) -> str:
     good = find_good(folder.parent, folder)
     if good is None:
         return ""
-    return f"; load iteration {good.iteration} instead ({good.path}: all files there)"
+    return f"; load iteration {good.iteration} instead ({good.path}, which has all its files)"
 
 
 def list_wrong_sizes(folder: Path) -> list[str]:

@@ -158,7 +158,7 @@ def judge_steps(
     )  # fmt: skip
     done: Known[int] = Value(own.count, (seen,))
     if own.is_captured:
-        done = NotKnown("the optimizer runs in a CUDA graph, whose replays nobody counts", (seen,))
+        done = NotKnown("the optimizer runs in a CUDA graph, and replays are not counted", (seen,))
     if lines is None:
         total: Known[int] = NotKnown("no line says how many steps there will be")
         return Steps(done, total, done, own.last_at, Source.COUNTER, None, None, ranks)
@@ -173,7 +173,7 @@ def judge_steps(
         fit = Fit(Unit.STEP, 1.0, 0)  # the counter has come to the total of the lines
     is_evenly = fit is not None and fit.unit in (Unit.PART, Unit.SEVERAL)
     if not own.is_captured and not is_evenly and _starts_again(lines, own):
-        total = NotKnown("the lines count again from the start, as a bar of each epoch does")
+        total = NotKnown("the lines restart their count, as the bar of each epoch does")
         return Steps(done, total, done, own.last_at, Source.COUNTER, None, lines.step, ranks)
     if fit is None:
         if own.is_captured or (lines.unit == "step" and _may_be_steps(lines, own)):
@@ -285,7 +285,7 @@ def _convert(lines: Lines, fit: Fit) -> Known[int]:
         return NotKnown("no line says how many steps there will be")
     steps = lines.total / fit.ratio
     if abs(steps - round(steps)) > 1e-6 * steps:
-        return NotKnown(f"the lines count {name}, {lines.total} of which are no whole steps")
+        return NotKnown(f"the lines count {name}: {lines.total} are not a whole number of steps")
     return Value(round(steps), (Evidence("step lines", Sure.INFERRED, lines.file),))
 
 
@@ -298,7 +298,7 @@ def _take_lines(lines: Optional[Lines], ranks: Tuple[RankSteps, ...]) -> Steps:
     if lines.total is not None:
         total = Value(lines.total, (seen,))
     at = lines.points[-1][1] if lines.points else None
-    unknown = NotKnown("its optimizer steps were not counted")
+    unknown = NotKnown("the optimizer steps were not counted")
     return Steps(Value(lines.step, (seen,)), total, unknown, at, Source.LINES, None, None, ranks)
 
 

@@ -54,14 +54,14 @@ class Doubt(str, Enum):
     """Reasons why a log that grows does not show which step the training has reached."""
 
     FEW = "too few lines so far to tell which number counts steps"
-    RIVALS = "two counters are about as likely"
+    RIVALS = "two numbers are about equally likely to count steps"
     LOST = "the number that counted steps has stopped growing"
-    LENGTH = "steps are counted in each epoch, and nothing says how many it has"
-    UNNAMED = "a bar without a name was drawn again and again, and no line is about training"
-    UNTRAINED = "a number grows as steps do, and no line is about training"
+    LENGTH = "steps are counted within each epoch, and the number of steps in an epoch is not known"
+    UNNAMED = "an unnamed progress bar was repeated many times, and no line is about training"
+    UNTRAINED = "a number grows as steps do, but no line is about training"
     ONLY_LOSSES = "only lines with a loss"
-    FIRST_EPOCH = "steps are counted in each epoch, and the first epoch was not read"
-    FAR = "the end of the log has no line about a step, and what is before it was not all searched"
+    FIRST_EPOCH = "steps are counted within each epoch, but the first epoch was not read"
+    FAR = "the end of the log has no line about a step, and the part before it was not all searched"
 
 
 @dataclass(frozen=True)

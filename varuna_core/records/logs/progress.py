@@ -218,12 +218,12 @@ class PatternError(ValueError):
 
 
 GROUPS = {
-    "step": "the step that was done; needed",
-    "total": "number of steps in all",
-    "epoch": "epoch, where the step is counted in each",
+    "step": "the completed step (required)",
+    "total": "total number of steps",
+    "epoch": "epoch, if steps are counted within each epoch",
     "loss": "loss",
     "seconds": "seconds that the step took",
-    "ms": "the same in milliseconds",
+    "ms": "milliseconds that the step took",
     "per_second": "steps a second",
     "grad_norm": "norm of the gradients",
     "lr": "learning rate",
@@ -236,20 +236,20 @@ GROUPS = {
 def compile_pattern(text: str) -> Pattern[str]:
     """Compile a user's pattern of progress lines; raise PatternError if it cannot be used."""
     if len(text) > LONGEST:
-        raise PatternError(f"{text[:20]!r}... has {len(text):,} characters, more than any line")
+        raise PatternError(f"{text[:20]!r}... has {len(text):,} characters, longer than any line")
     try:
         pattern = re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
-        raise PatternError(f"{text!r} is no regular expression: {error}") from None
+        raise PatternError(f"{text!r} is not a regular expression: {error}") from None
     try:
         _choose_cut(text)
     except patterns.PatternError as error:
-        raise PatternError(f"{text!r} may take for ever on some line: {error}") from None
+        raise PatternError(f"{text!r} may take extremely long on some line: {error}") from None
     unknown = [name for name in pattern.groupindex if name not in GROUPS]
     if unknown:
-        raise PatternError(f"has no use for the group {unknown[0]!r}; groups: {', '.join(GROUPS)}")
+        raise PatternError(f"has an unknown group {unknown[0]!r}; groups: {', '.join(GROUPS)}")
     if "step" not in pattern.groupindex:
-        raise PatternError(r"needs a group of the step, such as (?P<step>\d+)")
+        raise PatternError("needs a group named step, such as (?P<step>\\d+)")
     return pattern
 
 

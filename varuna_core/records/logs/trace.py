@@ -365,7 +365,7 @@ class TraceWriter:
         self.is_stopped = True
         self._events.clear()
         self._waiting.clear()
-        log.warning("%s ends here, the training goes on: %s", self.path, reason)
+        log.warning("%s is no longer written, but the training continues: %s", self.path, reason)
 
     def _count_ns(self, seconds: float) -> int:
         return round((seconds - self._origin_s) * 1e9)
@@ -456,7 +456,7 @@ class TraceWriter:
         try:
             if step is not None and self._wants_details(step) and not self._is_full:
                 log.warning(
-                    "%s: step %d has too many spans; of the later ones only the sum is kept",
+                    "%s: step %d has too many spans; only the sum of the later ones is kept",
                     self.path,
                     step,
                 )

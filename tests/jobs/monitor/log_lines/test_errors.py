@@ -178,7 +178,7 @@ OTHERS = {
         "(stage 1, replica 1): OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
     ),
     "attempt ended": "n061: stopping the attempt: rank 3 on n061 was ended by SIGKILL",
-    "nothing to do": "0: nothing to do: train.steps is 1000, and so many are done",
+    "nothing to do": "0: nothing to do: train.steps is 1000, and all are done",
     "nccl warning": "n061:2193:2201 [1] NCCL WARN Cuda graphs are not supported",
     "launcher summary": "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
     "srun ends the step": "srun: error: n061: tasks 4-7: Killed",

@@ -98,7 +98,7 @@ def test_ranks_on_two_machines_run_and_meet(vjob: Vjob) -> None:
             assert b"s3cret" not in path.read_bytes(), path
     assert "COMPLETED" in vjob("list").stdout
     assert HERE in vjob("logs", "last").stdout
-    assert "are one machine" in run.scheduler_log().read_text()
+    assert "are the same machine" in run.scheduler_log().read_text()
 
 
 def test_the_program_of_the_page_runs_with_the_conf_of_the_page(vjob: Vjob) -> None:
@@ -222,7 +222,7 @@ def test_a_folder_that_is_not_shared_is_said_with_the_remedy(vjob: Vjob, tmp_pat
         reason = vjob.wait_over(vjob.submit(make("-1", "hang")))["outcome"]["reason"]
     finally:
         server.stop()
-    assert "it does not see the run folder" in reason and "name one with log_folder" in reason
+    assert "it does not see the run folder" in reason and "set log_folder to one" in reason
 
 
 @pytest.mark.charliecloud

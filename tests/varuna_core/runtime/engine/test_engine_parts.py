@@ -55,8 +55,8 @@ def test_stages_lie_round_and_round_or_down_and_up() -> None:
         ("0,1;2;", "as many ranks as stage 0"),
         ("0;2;", "each of the ranks 0 to 1 once"),
         ("0;0;", "each of the ranks 0 to 1 once"),
-        ("0;x;", "want ranks as in"),
-        ("", "want ranks as in"),
+        ("0;x;", "expected ranks as in"),
+        ("", "expected ranks as in"),
     ],
 )
 def test_a_wrong_stage_map_is_refused(text: str, said: str) -> None:

@@ -81,8 +81,8 @@ def test_an_entry_stands_for_neighbouring_ranks() -> None:
 @pytest.mark.parametrize(
     ("text", "world", "tensor", "said"),
     [
-        ("0;1;", 4, 3, "tensor 3: it must divide the 4 ranks"),
-        ("0;1;", 4, 0, "tensor 0: it must divide"),
+        ("0;1;", 4, 3, "tensor 3 must divide the 4 ranks"),
+        ("0;1;", 4, 0, "tensor 0 must divide"),
         ("0;1;2;3;", 4, 2, r"each of the entries 0 to 1 \(of 2 ranks each, of 4\) once"),
     ],
 )
