@@ -56,7 +56,7 @@ def test_a_split_that_is_none_says_what_one_is(text: str) -> None:
 def test_too_few_documents_for_a_part_that_is_needed(tmp_path: Path) -> None:
     write_counting(tmp_path / "a", [9] * 12)
     wanted = {"train": 5, "valid": 2}
-    with pytest.raises(DataError, match=r'of its 12, split "969,30,1" gives valid none'):
+    with pytest.raises(DataError, match=r'split "969,30,1" gives valid none of 12'):
         open_gpt(str(tmp_path / "a"), split="969,30,1", num_samples=wanted, sequence=4, seed=1)
     del wanted["valid"]
     open_gpt(str(tmp_path / "a"), split="969,30,1", num_samples=wanted, sequence=4, seed=1)

@@ -64,7 +64,7 @@ def test_a_text_counts_once_two_looks_in_a_row_found_it() -> None:
         ("", "no machine: write a host per line, 127.0.0.1 for this one; the last list is used"),
         ("# nobody\n", "lists no machine"),
         ("a\nb\na\n", "machines:3: a is on line 1 already"),
-        ("a\n-oProxyCommand=x\n", "machines:2: '-oProxyCommand=x': want HOST"),
+        ("a\n-oProxyCommand=x\n", "machines:2: '-oProxyCommand=x': expected HOST"),
     ],
 )
 def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_once(

@@ -289,7 +289,7 @@ def test_what_does_not_fit_at_all_is_an_error(tmp_path: Path) -> None:
 def test_time_ends_the_doubling_but_not_what_was_asked_for(tmp_path: Path) -> None:
     profile = run_profile(Ladder(), tmp_path, None, limit_s=0.0)
     assert set(profile.gpus["cpu"].cells) == {(1, 1)}
-    assert "2 left out" in read_details(tmp_path, "Ladder")[0]["stopped"]
+    assert "2 skipped" in read_details(tmp_path, "Ladder")[0]["stopped"]
     profile = run_profile(Ladder(), tmp_path, [1, 2, 4], limit_s=0.0)
     assert set(profile.gpus["cpu"].cells) == {(1, 1), (2, 1), (4, 1)}
 
@@ -301,7 +301,7 @@ def test_what_would_not_fit_is_not_tried(tmp_path: Path, monkeypatch: pytest.Mon
     )
     profile = run_profile(Ladder(), tmp_path, [1, 2, 3, 4])
     assert set(profile.gpus["cpu"].cells) == {(1, 1), (2, 1)}
-    assert read_details(tmp_path, "Ladder")[0]["stopped"].startswith("micro-batch 3 left out")
+    assert read_details(tmp_path, "Ladder")[0]["stopped"].startswith("micro-batch 3 skipped")
 
 
 def test_a_peak_is_what_was_held_at_once() -> None:

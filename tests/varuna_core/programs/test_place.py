@@ -33,7 +33,7 @@ def test_a_choice_of_a_backend_is_no_gpu() -> None:
 
 
 def test_gpus_of_another_vendor_are_gpus_too() -> None:
-    with pytest.raises(ProgramError, match="ROCR_VISIBLE_DEVICES=2, and torch"):
+    with pytest.raises(ProgramError, match="ROCR_VISIBLE_DEVICES=2, but torch"):
         refuse_missing_gpus({"ROCR_VISIBLE_DEVICES": "2"}, "13.0")
 
 

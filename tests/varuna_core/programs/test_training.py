@@ -274,7 +274,7 @@ def test_apex_is_refused_or_given_up_where_it_is_missing(
     where = "varuna_core.programs.building.why_no_apex"
     auto, gpu = replace(GPT, apex="auto"), torch.device("cuda")
     monkeypatch.setattr(where, lambda: "NVIDIA's apex is not installed")
-    with pytest.raises(ProgramError, match="apex is true: NVIDIA's apex is not installed; set it"):
+    with pytest.raises(ProgramError, match="apex is true, but NVIDIA's apex is not installed; use"):
         train_alone(replace(GPT, apex=True))
     expected = train_alone(GPT)
     assert "apex" not in capsys.readouterr().out

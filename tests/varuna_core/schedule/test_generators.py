@@ -314,7 +314,7 @@ def test_auto_recomputes_only_what_does_not_fit(limit: int, recomputed: int) -> 
 
 def test_a_limit_that_nothing_fits_is_refused_where_it_is_hit() -> None:
     memory = Memory(graphs=(10.0,), inputs=(1.0,), limits=(12.0,))
-    with pytest.raises(ScheduleError, match=r"rank 0, 0B0: 13 held .*, the limit is 12"):
+    with pytest.raises(ScheduleError, match=r"rank 0, 0B0: 13 is held .*, but the limit is 12"):
         apply_recompute(build_gpipe(1, 4), "auto", memory)
     with pytest.raises(ScheduleError, match="needs the memory of graphs"):
         apply_recompute(build_gpipe(1, 4), "auto")

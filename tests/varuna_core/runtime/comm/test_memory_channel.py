@@ -205,7 +205,7 @@ def test_a_channel_that_has_ended_holds_no_descriptors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "said"), [("full", "nothing goes to rank 1"), ("empty", "cannot receive from rank 1")]
+    ("how", "said"), [("full", "cannot send to rank 1"), ("empty", "cannot receive from rank 1")]
 )
 def test_a_peer_that_is_killed_is_named(tmp_path: Path, how: str, said: str) -> None:
     before = set(SHARED_MEMORY.iterdir())

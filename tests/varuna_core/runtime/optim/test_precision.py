@@ -125,7 +125,7 @@ def test_what_is_frozen_stays_in_half_precision_alone() -> None:
     varuna.step(make_inputs())
     assert frozen.grad is None and varuna.masters()["wte.weight"].grad is not None
     frozen.requires_grad_(True)
-    with pytest.raises(RuntimeError, match=r"'wpe\.weight' was frozen when Varuna was made"):
+    with pytest.raises(RuntimeError, match=r"'wpe\.weight' was frozen when Varuna was created"):
         varuna.step(make_inputs())
 
 

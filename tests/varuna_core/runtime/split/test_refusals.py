@@ -391,7 +391,7 @@ class Nested(nn.Module):
 
 
 def test_sparse_gradients_are_refused_by_name() -> None:
-    with pytest.raises(SplitError, match=r"module 'wte' makes sparse gradients.*sparse=False"):
+    with pytest.raises(SplitError, match=r"module 'wte' has sparse gradients.*sparse=False"):
         split_all(Sparse(), make_inputs(), 2)
 
 

@@ -125,7 +125,7 @@ def test_weights_without_a_source_are_refused() -> None:
         split.make_stage(0)
     with pytest.raises(SplitError, match="no rule of the model initializes 'shift': pass init"):
         split.make_stage(0, seed=1)
-    with pytest.raises(SplitError, match=r"'shift' is \[1\] in the state dict"):
+    with pytest.raises(SplitError, match=r"'shift' has shape \[1\] in the state dict"):
         split.make_stage(0, state_dict={"shift": torch.ones(1)})
 
     def init(name: str, tensor: Tensor) -> None:
@@ -181,7 +181,7 @@ def test_a_rule_that_needs_other_tensors_is_told() -> None:
 
     with parameters_on_meta():
         model = Needy()
-    with pytest.raises(SplitError, match=r"of 'the model' that fills 'wte\.weight' fails"):
+    with pytest.raises(SplitError, match=r"of 'the model' that initializes 'wte\.weight' fails"):
         split_model(model, INPUTS, 1).make_stage(0, seed=7)
 
 
