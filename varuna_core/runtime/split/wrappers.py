@@ -57,8 +57,8 @@ def take_plain(model: Any) -> Any:
         for kind, (place, word) in SHARDED.items():
             if _is_a(module, place, word):
                 raise SplitError(
-                    f"{shown} is sharded by {kind}: give Varuna the model as it was before, and "
-                    "say zero=1, 2 or 3 to share weights over replicas"
+                    f"{shown} is sharded by {kind}: pass Varuna the unsharded model, and set "
+                    "zero=1, 2 or 3 to shard over replicas"
                 )
         if getattr(module, "_compiled_call_impl", None) is not None:
             log.warning(
@@ -94,8 +94,8 @@ def with_loss(model: M, criterion: Callable[[Any, Any], Tensor], target: str = "
     signature = inspect.signature(plain.forward)
     if hasattr(model, CRITERION) or target in signature.parameters:
         raise SplitError(
-            f"this {plain.__name__} has {CRITERION!r}, or an input {target!r}, already: "
-            "with_loss(model, criterion, target=NAME) names the new input"
+            f"this {plain.__name__} already has {CRITERION!r} or an input {target!r}: choose "
+            "another name with with_loss(model, criterion, target=NAME)"
         )
 
     def forward(self: nn.Module, *args: Any, **by_name: Any) -> Any:
