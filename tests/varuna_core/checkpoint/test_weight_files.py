@@ -85,7 +85,7 @@ def test_of_a_folder_with_an_index_its_files_alone_are_read(tmp_path: Path) -> N
     with pytest.raises(WeightFileError, match=r"two.safetensors is missing, but model.*lists it"):
         open_weights(tmp_path)
     write(tmp_path / "two.safetensors", {"other": torch.zeros(3)})
-    with pytest.raises(WeightFileError, match=r"two.safetensors does not hold 'y'"):
+    with pytest.raises(WeightFileError, match=r"two.safetensors lacks 'y'"):
         open_weights(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("[]")
     with pytest.raises(WeightFileError, match="not an index of safetensors files"):

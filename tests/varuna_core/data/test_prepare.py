@@ -180,7 +180,7 @@ def test_a_full_disk_midway_says_so_and_the_same_command_goes_on(
 
     with monkeypatch.context() as patch:
         patch.setattr(PartFolder, "append", append)
-        with pytest.raises(DataError, match=r"No space left on device\. Free space"):
+        with pytest.raises(DataError, match=r"No space left on device\. Free some space"):
             run(make_settings(tmp_path))
     assert not list(tmp_path.glob("out_text_document.[bi]*"))
     run(make_settings(tmp_path))

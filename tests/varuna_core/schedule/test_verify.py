@@ -125,11 +125,11 @@ def test_whatever_passes_after_a_random_swap_can_be_simulated(
         ("0F0\n1F0,1B0\n", "rank 0: stage 0 ends with a graph of micro-batch 0; 0B0 or 0I0"),
         (
             "0B0,0F0\n",
-            r"rank 0, 0B0 \(action 0\): it needs a graph and the micro-batch has nothing",
+            r"rank 0, 0B0 \(action 0\): it needs a graph, but the micro-batch has nothing",
         ),
         ("0F0,0I0,0B0\n", "rank 0, 0B0 .*: it needs a graph and .* has its input gradient"),
-        ("0F0,0R0,0B0\n", "rank 0, 0R0 .*: it needs its inputs and the micro-batch has a graph"),
-        ("0f0,0B0\n", "rank 0, 0B0 .*: it needs a graph and the micro-batch has its inputs"),
+        ("0F0,0R0,0B0\n", "rank 0, 0R0 .*: it needs its inputs, but the micro-batch has a graph"),
+        ("0f0,0B0\n", "rank 0, 0B0 .*: it needs a graph, but the micro-batch has its inputs"),
         (
             "0F0,0F1,0B0,0B1\n1F1,1B1,1F0,1B0\n",
             "rank 1, 1F1 .*: the next activation that rank 0 sends is for micro-batch 0 of stage 1",

@@ -96,14 +96,14 @@ def render_table() -> list[str]:
 def test_a_pattern_without_any_module_is_refused_with_those_that_there_are() -> None:
     model = ResNet()
     with pytest.raises(
-        SplitError, match=r"called 'layers\.\*': there are 'layer1\.\*' \(2 of Resid"
+        SplitError, match=r"matches 'layers\.\*': there are 'layer1\.\*' \(2 of Resid"
     ):
         cut_before(model, "layers.*")
-    with pytest.raises(SplitError, match=r"called 'conv\.\*': there are 'layer1\.\*'"):
+    with pytest.raises(SplitError, match=r"matches 'conv\.\*': there are 'layer1\.\*'"):
         cut_before(model, "conv.*")
-    with pytest.raises(SplitError, match="Linear is called '0': there are none"):
+    with pytest.raises(SplitError, match="Linear matches '0': there are none"):
         cut_before(nn.Linear(2, 2), "0")
-    with pytest.raises(SplitError, match=r"carry names 'memory'; these modules take x$"):
+    with pytest.raises(SplitError, match=r"carry names 'memory', but these modules take x$"):
         cut_before(model, "layer1.*", carry="memory")
     with pytest.raises(TypeError, match="a model and then patterns"):
         cut_before("layer1.*", model)  # type: ignore[call-overload]

@@ -105,7 +105,7 @@ def test_every_fault_of_a_lazy_file_is_told_before_anything_is_read() -> None:
     del state["module.blocks.2.up.bias"]
     with pytest.raises(SplitError) as caught:
         match(model, Lazy(state))
-    assert "'module.wte.weight' is [7, 3] in the state dict, [" in str(caught.value)
+    assert "'module.wte.weight' has shape [7, 3] in the state dict, [" in str(caught.value)
     assert "the state dict has no 'blocks.2.up.bias'; it has 'module.w" in str(caught.value)
 
 
