@@ -101,7 +101,7 @@ def test_of_a_folder_with_one_model_file_that_one_is_read(tmp_path: Path) -> Non
 def test_a_folder_of_other_files_says_what_it_has(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").touch()
     with pytest.raises(
-        WeightFileError, match=r"no \*.safetensors .* it has pytorch_model.bin: pass"
+        WeightFileError, match=r"no \*.safetensors .* it has pytorch_model.bin: load"
     ):
         open_weights(tmp_path)
 
