@@ -359,7 +359,10 @@ def escape_placeholders(word: str) -> str:
 
 LAYOUT_KEYS = ("parallel.pipeline", "parallel.data", "parallel.partition")
 """Keys of a conf whose values depend on the current nodes of a run that may morph."""
-NODE_KEYS = ("node.rank", "node.count", "node.ranks", "master.address", "master.port")
+NODE_KEYS = (
+    *("node.rank", "node.count", "node.ranks", "master.address", "master.port"),
+    "run.name",
+)
 """References in a program's words and environment that each node resolves at its start."""
 _MARK = re.compile("\0([a-z.]+)\0")
 
@@ -383,6 +386,7 @@ def compute_node_values(plan: Plan, node: NodePlan, address: str, port: int) -> 
         "node.ranks": str(node.group.inner_ranks or node.group.ranks),
         "master.address": address,
         "master.port": str(port),
+        "run.name": plan.run,
     }
 
 

@@ -213,14 +213,15 @@ def test_slurms_variables_alone_need_slurm() -> None:
 
 def test_a_launcher_is_one_process_a_node_and_knows_the_ranks_of_its_node() -> None:
     words = "torchrun --nnodes ${node.count} --node_rank=${node.rank} --nproc ${node.ranks}"
-    conf, lines = read(f"{{command: '{words} --d ${{master.address}}:${{master.port}} %{{rank}}'}}")
+    words += " --d ${master.address}:${master.port} %{rank} ${run.name}.pt"
+    conf, lines = read(f"{{command: '{words}'}}")
     plan = make_plan(conf, written=lines)
     assert (plan.world, plan.num_nodes, plan.pipeline, plan.data) == (2, 2, 1, 2)
     assert [(group.ranks, group.inner_ranks) for group in plan.groups] == [(1, 4)]
     site = make_site(plan, 1)
     assert fill_in(plan.command, site, 1) == (
         *("torchrun", "--nnodes", "2", "--node_rank=1", "--nproc", "4"),
-        *("--d", f"{site.master.address}:{site.master.port}", "%{rank}"),
+        *("--d", f"{site.master.address}:{site.master.port}", "%{rank}", f"{plan.run}.pt"),
     )
 
 
