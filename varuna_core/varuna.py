@@ -383,7 +383,8 @@ class Varuna(RankModule):
             raise form.problem
         if outputs not in (False, True, "last"):
             raise ValueError(f"outputs {outputs!r}: want False, True or 'last'")
-        return self._guarded(inputs, collect if outputs else run, bounded=False)
+        with self._span("evaluate"):
+            return self._guarded(inputs, collect if outputs else run, bounded=False)
 
     def forward(self, *inputs: Any, **by_name: Any) -> Any:
         """Evaluate the replica's batch without gradients, like a plain model's call: the same as

@@ -12,7 +12,7 @@ import logging
 import signal
 import weakref
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -197,12 +197,16 @@ class RankModule(nn.Module):
         store = self._conf.choose_folder("checkpoint", global_store)
         number = self.iteration if step is None else step
         options: dict[str, Any] = {"shard": shard, "keep": self._conf.choose_keep(keep)}
-        with self._steps.span("checkpoint") if self._steps is not None else nullcontext():
+        with self._span("checkpoint"):
             if on_demand:
                 self.saving.save_whole(self._build_progress(), store, number, **options)
                 return None
             options["tempdir"] = self._conf.choose_tempdir(tempdir)
             return self.saving.save(self._build_progress(), store, number, **options)
+
+    def _span(self, kind: str) -> AbstractContextManager[Any]:
+        """Open a span of the rank's trace, if one is written."""
+        return self._steps.span(kind) if self._steps is not None else nullcontext()
 
     def load_checkpoint(
         self,

@@ -1,7 +1,8 @@
 """Write a trace of a script's steps to one file per rank in the run folder.
 
 A step lasts from one `Varuna.step` to the next, including the optimizer, data loading and
-checkpoints between the two. If a script passes `trace=`, it must write steps itself.
+checkpoints between the two; an evaluation ends it at its last activity. If a script passes
+`trace=`, it must write steps itself.
 """
 
 from __future__ import annotations
@@ -93,6 +94,9 @@ class StepTrace:
 
     @contextmanager
     def span(self, kind: str) -> Iterator[None]:
+        """Record a span; an evaluation first ends the open step, which it is no part of."""
+        if kind == "evaluate" and self._last is not None and self.writer.is_in_step:
+            self.writer.end_step(self._last)
         with self._span(kind):
             yield
         self.touch()

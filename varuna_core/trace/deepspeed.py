@@ -8,7 +8,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from varuna_core.trace.recorder import Call, Recorder, wrap
+from varuna_core.trace.recorder import Call, Recorder, is_training, wrap
 
 PIPELINE = "deepspeed.runtime.pipe.engine"
 ENGINE = "deepspeed.runtime.engine"
@@ -99,10 +99,8 @@ class Engine:
         wrap(owner, "save_checkpoint", partial(self._recorder.span, "checkpoint"))
 
     def _forward(self, call: Call, engine: Any, /, *args: Any, **kwargs: Any) -> Any:
-        import torch
-
         recorder = self._recorder
-        if recorder.is_busy() or not (engine.training and torch.is_grad_enabled()):
+        if recorder.is_busy() or not (engine.training and is_training()):
             return call(engine, *args, **kwargs)
         if not recorder.is_driven:
             rank = os.environ.get("RANK", "")

@@ -14,7 +14,8 @@ from types import ModuleType
 from typing import Any
 
 from varuna_core import trace
-from varuna_core.trace.recorder import Call, Recorder, is_compiling, wrap
+from varuna_core.records.logs.trace import CONTINUED
+from varuna_core.trace.recorder import Call, Recorder, is_compiling, is_training, wrap
 
 OPTIMIZERS = "torch.optim.optimizer"
 BACKWARD = "torch.autograd"
@@ -34,6 +35,8 @@ class Loop:
         """The optimizer that ends a step, while it lives."""
         self._read_at: tuple[float, float] | None = None
         """Begin and end of the last read of a batch before the first step, to which it belongs."""
+        self._evaluated: float | None = None
+        """End of the last read without gradients since the last step: evaluation goes on."""
         self._is_open = False
         self._num_forwards = 0
         self._free: float | None = None
@@ -94,11 +97,14 @@ class Loop:
             writer = trace.get_writer()
             if writer is not None and read_at:
                 writer.add("data", *read_at)
+            self._evaluated = None
 
     def _read(self, call: Call, /, *args: Any, **kwargs: Any) -> Any:
         if self._is_off or trace.has_own:
             return call(*args, **kwargs)
         began, is_ours = time.perf_counter(), self._is_ours()
+        if is_ours and trace.is_open() and not self._is_open and not is_training():
+            return self._evaluate(began, call, *args, **kwargs)
         if is_ours and trace.is_open():
             self._begin()
         try:
@@ -109,10 +115,21 @@ class Loop:
                 # An engine may take the first batch, and say where the rank stands.
                 self._read_at = None if trace.is_open() else (began, self._free)
 
-    def _forward(self, call: Call, /, *args: Any, **kwargs: Any) -> Any:
-        import torch
+    def _evaluate(self, began: float, call: Call, /, *args: Any, **kwargs: Any) -> Any:
+        """Record the evaluation from the last read without gradients, or from this one if it is the
+        first, to the end of this one."""
+        self._recorder.end_step()
+        since, what = (began, "") if self._evaluated is None else (self._evaluated, CONTINUED)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            self._evaluated = time.perf_counter()
+            writer = trace.get_writer()
+            if writer is not None:
+                writer.add("evaluate", since, self._evaluated, what=what)
 
-        if not self._is_ours() or not torch.is_grad_enabled():
+    def _forward(self, call: Call, /, *args: Any, **kwargs: Any) -> Any:
+        if not self._is_ours() or not is_training():
             return call(*args, **kwargs)
         self._begin()
         self._free = None
@@ -120,11 +137,9 @@ class Loop:
         return self._recorder.act("F", 0, self._num_forwards - 1, call, *args, **kwargs)
 
     def _begin_forward(self, call: Call, state: Any, /, *args: Any, **kwargs: Any) -> Any:
-        import torch
-
         if state is self._sharded and not getattr(state, "_modules_to_run_forward", None):
             self._close_forward()  # its last forward has raised
-        if self._is_ours() and torch.is_grad_enabled():
+        if self._is_ours() and is_training():
             self._begin()
             self._free = None
             self._num_forwards += 1
@@ -163,9 +178,7 @@ class Loop:
     def _wait(self, what: str, call: Call, /, *args: Any, **kwargs: Any) -> Any:
         """Record a wait, even if an engine drives the loop (torch's pipelining), but not in
         evaluation."""
-        import torch
-
-        is_part = self._recorder.is_busy() or torch.is_grad_enabled()
+        is_part = self._recorder.is_busy() or is_training()
         if self._is_off or trace.has_own or not is_part:
             return call(*args, **kwargs)
         return self._recorder.wait_within(what, call, *args, **kwargs)

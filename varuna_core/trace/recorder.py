@@ -73,6 +73,12 @@ class Recorder:
         writer.begin_step(self._number, at)
         self._last = time.perf_counter()
 
+    def end_step(self) -> None:
+        """End a step that was done at its last activity, since what follows is no part of it."""
+        writer = trace.get_writer() if self._last is not None and not self.is_cut else None
+        if writer is not None and writer.is_in_step:
+            writer.end_step(self._last)
+
     def run_step(self, number: int | None, call: Call, /, *args: Any, **kwargs: Any) -> Any:
         """Run a function of an engine that does one step, and record the step."""
         self.begin_step(number)
@@ -101,6 +107,8 @@ class Recorder:
         """Run and record anything else of a known kind."""
         if self.is_busy():
             return call(*args, **kwargs)
+        if kind == "evaluate":
+            self.end_step()
         return self._span_between(kind, call, *args, **kwargs)
 
     def read(self, call: Call, /, *args: Any, **kwargs: Any) -> Any:
@@ -165,13 +173,10 @@ class Recorder:
     def _end(self) -> None:
         """End the last step at its last activity instead of the end of the process; a step that has
         only begun, as with the read that finds no further batch, is dropped."""
-        writer = trace.get_writer() if self._last is not None else None
-        if writer is None or not writer.is_in_step:
-            return
-        if self.is_cut:
+        self.end_step()
+        writer = trace.get_writer()
+        if writer is not None and self.is_cut:
             writer.drop_step()
-        else:
-            writer.end_step(self._last)
 
 
 def is_compiling() -> bool:
@@ -179,6 +184,13 @@ def is_compiling() -> bool:
     import torch
 
     return torch.compiler.is_dynamo_compiling()
+
+
+def is_training() -> bool:
+    """Return True if autograd records, which scripts turn off while they evaluate."""
+    import torch
+
+    return torch.is_grad_enabled()
 
 
 def wrap(owner: Any, name: str, around: Around) -> bool:

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.models.small import Gpt, make_inputs
 from tests.varuna_core.trace.streams import build_clock, put_clock
 from varuna_core.records.logs import trace as records
 from varuna_core.records.logs.trace import TraceWriter
+from varuna_core.runtime import step_trace
 from varuna_core.runtime.engine import engine
 from varuna_core.runtime.step_trace import StepTrace
 from varuna_core.varuna import Varuna
@@ -30,6 +32,41 @@ def test_a_step_that_failed_is_no_step_of_the_trace(tmp_path: Path) -> None:
     writer.close()
     lines = map(json.loads, (tmp_path / "0.jsonl").read_text().splitlines())
     assert [line["step"] for line in lines if isinstance(line, dict) and "sums" in line] == [1]
+
+
+def test_an_evaluation_between_two_steps_is_no_part_of_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of 180 ms was said to take 875, as the evaluation after it took the rest."""
+    clock = put_clock(monkeypatch, records, step_trace)
+    path = tmp_path / "0.jsonl"
+    writer = TraceWriter(path, 0, log_every=1)
+    varuna = Varuna(Gpt(), "0;", make_inputs(), 4, 2, device="cpu", trace=writer)
+    varuna._steps = StepTrace(writer, writer.span)
+    evaluate = varuna.engine.evaluate
+
+    def evaluate_slowly(*given: Any) -> Any:
+        clock.rest(0.7)
+        return evaluate(*given)
+
+    monkeypatch.setattr(varuna.engine, "evaluate", evaluate_slowly)
+    for _ in range(2):
+        varuna.step(make_inputs())
+        clock.rest(0.2)
+        with varuna._steps.span("optimizer"):
+            pass
+        clock.rest(0.1)  # the script reads what it evaluates
+        varuna.evaluate(make_inputs())
+        with torch.no_grad():
+            varuna(*make_inputs().values())
+    varuna.close()
+    writer.close()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    steps = [line for line in lines if isinstance(line, dict) and "sums" in line]
+    assert [round(step["took"] / 1e6) for step in steps[:2]] == [200, 200]
+    assert [step["sums"].get("evaluate") for step in steps] == [
+        None, [2, 0, 1_400_000_000], [2, 0, 1_400_000_000],
+    ]  # fmt: skip
 
 
 def test_an_action_of_the_engine_lasts_as_long_as_the_device_takes(

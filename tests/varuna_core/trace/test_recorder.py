@@ -12,7 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from tests.varuna_core.trace.streams import put_clock
 from varuna_core import trace
+from varuna_core.records.logs import trace as records
+from varuna_core.trace import loops
+from varuna_core.trace import recorder as recorders
 from varuna_core.trace.loops import Loop
 from varuna_core.trace.recorder import Recorder, wrap
 
@@ -109,6 +113,46 @@ def test_an_engine_says_where_its_rank_stands_after_a_batch_was_read(path: Path)
     assert (header["stages"], header["replica"]) == ([3], 1)
     assert [step["step"] for step in steps] == [0, 1]
     assert [step["sums"]["F"][1] for step in steps] == [0, 0], "no wait of the step before"
+
+
+def test_an_evaluation_ends_the_step_before_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = put_clock(monkeypatch, records, recorders)
+    recorder = Recorder()
+    recorder.is_driven = True
+    recorder.place([0], 0)
+    for _ in range(2):
+        recorder.run_step(None, lambda: None)
+        recorder.span("optimizer", lambda: None)
+        recorder.span("evaluate", lambda: clock.rest(0.7))
+    _, steps = read(path, recorder)
+    assert all(step["took"] == 0 for step in steps)
+    assert [step["sums"].get("evaluate") for step in steps] == [None, [1, 0, 700_000_000]]
+
+
+def test_a_loop_that_reads_without_gradients_evaluates(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its batches and models are no part of the training step before them or after."""
+    clock = put_clock(monkeypatch, records, recorders, loops)
+
+    class Optimizer: ...
+
+    recorder, optimizer = Recorder(), Optimizer()
+    loop = Loop(recorder)
+    for _ in range(3):
+        loop._read(lambda: None)
+        loop._backward(lambda: None)
+        loop._begin_update(optimizer)
+        loop._end_update(optimizer)
+        with torch.no_grad():
+            for _ in range(2):
+                loop._read(lambda: clock.rest(0.7))
+    _, steps = read(path, recorder)
+    assert [step["step"] for step in steps] == [0, 1, 2]
+    assert all(step["took"] == 0 for step in steps)
+    whole = [1, 0, 1_400_000_000]
+    assert [step["sums"].get("evaluate") for step in steps] == [None, whole, whole]
+    assert all(step["sums"]["data"][0] == 1 for step in steps)
 
 
 def test_torch_compile_sees_nothing_of_what_is_wrapped() -> None:
