@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,6 +75,59 @@ def suggest_partition(
     if not now or then >= now * 0.999:
         return None
     return Suggestion(partition=Partition(counts), slowest_now_s=now, slowest_then_s=then)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagePaces:
+    """Work of the stages over all recorded steps of an attempt but its first."""
+
+    num_steps: int
+    work_s: tuple[float, ...]
+    """Median work of each stage: the mean over its ranks, slow ranks excluded."""
+    stage: int
+    """The stage of `rank`."""
+    rank: int
+    """The rank with the longest median work."""
+    rank_s: tuple[float, float, float]
+    """The lower quartile, the median and the upper quartile of that rank's work."""
+    num_longest: int
+    """Number of steps in which a rank of that stage worked longest."""
+
+    @property
+    def is_known(self) -> bool:
+        """True if the stage works longest in more steps than chance explains, with two stages."""
+        least = self.num_steps / 2 + self.num_steps**0.5
+        return self.num_steps >= LEAST_PACED and self.num_longest >= min(self.num_steps, least)
+
+
+LEAST_PACED = 3
+"""The number of steps needed to name the stage that sets the pace."""
+
+
+def measure_stage_paces(works: pd.DataFrame, slow: Collection[int]) -> StagePaces | None:
+    """Measure the paces of an attempt's stages; None if it has one stage. `works` has step, stage,
+    rank and work_s; `slow` are ranks that are slower than their peers."""
+    table = works.pivot_table(index="step", columns=["stage", "rank"], values="work_s")
+    table = (table.iloc[1:] if len(table) > 1 else table).dropna()
+    stages = table.columns.get_level_values("stage")
+    if table.empty or stages.nunique() < 2:
+        return None
+    medians = table.median()
+    is_slow = table.columns.get_level_values("rank").isin(list(slow))
+    by_stage = medians[~is_slow].groupby("stage").mean()
+    by_stage = by_stage.combine_first(medians.groupby("stage").mean())
+    by_stage = by_stage.reindex(range(int(by_stage.index.max()) + 1), fill_value=0.0)
+    stage, rank = medians.idxmax()
+    longest = stages[table.to_numpy().argmax(axis=1)]
+    low, middle, high = np.quantile(table[stage, rank], (0.25, 0.5, 0.75))
+    return StagePaces(
+        num_steps=len(table),
+        work_s=tuple(map(float, by_stage)),
+        stage=int(stage),
+        rank=int(rank),
+        rank_s=(float(low), float(middle), float(high)),
+        num_longest=int((longest == stage).sum()),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ from varuna_core.records.formatting import format_duration, format_pace
 from varuna_core.records.formatting import format_seconds as in_units
 from varuna_core.records.formatting import format_share as percent
 from varuna_core.records.record import read_pause_s
+from vjob.reports.analysis.balance import LEAST_PACED
 from vjob.reports.analysis.headline import (
     LAYER_LAUNCH_S,
     find_state,
@@ -416,42 +417,50 @@ def _on_pipeline(job: Job, analysis: Analysis) -> Iterator[Finding]:
         evidence=f"{where}: {many} micro-batches, {len(step.stage_work_s)} stages",
         key="train.global_batch_size or parallel.schedule" if even > MUCH_BUBBLE else "",
     )
-    if not step.slowest:
+
+
+def _on_pace(job: Job, analysis: Analysis) -> Iterator[Finding]:
+    """Yield a finding on the stage that sets the pace, or on why it is not known."""
+    step, found = analysis.find_step("median"), analysis.paces
+    if step is None or not step.bubbles or found is None:
         return
-    slowest = max(range(len(step.slowest)), key=lambda stage: step.slowest[stage][1])
-    rank, work_s = step.slowest[slowest]
-    mean = sum(step.stage_work_s) / len(step.stage_work_s)
-    is_slow = any((x.attempt, x.rank) == (step.attempt, rank) for x in analysis.stragglers)
-    own = rank if work_s > 1.02 * step.stage_work_s[slowest] else None
-    on_path: Counter[int] = Counter()
-    for piece in step.path:
-        if piece.what == "work":
-            on_path[piece.stage] += piece.seconds  # type: ignore[assignment]  # seconds, not counts
+    mean, (low_s, work_s, high_s) = sum(found.work_s) / len(found.work_s), found.rank_s
     length = sum(piece.seconds for piece in step.path)
-    if length and mean:
-        share = on_path[slowest] / length
-        above = work_s / mean - 1
-        yield Finding(
-            rule="pace",
-            values={
-                "step": step.step,
-                "stage": slowest,
-                "rank": rank,
-                "above": above,
-                "share": share,
-            },
-            weight=min(above, MOST_PACE) if above > 0.02 else 0.0,
-            sentence=(
-                f"Stage {slowest} sets the pace: {'it' if own is None else f'its rank {own}'} "
-                f"works {in_units(work_s)} per step, {percent(above)} more than the mean stage, "
-                f"and {'is' if own is None else 'the stage is'} {percent(share)} of the "
-                "critical path."
-            ),
-            evidence=f"{where}: {len(step.path)} pieces on the path",
-            key=_advise_partition(job, analysis)
-            if step.stage_work_s[slowest] / mean - 1 > MUCH_BUBBLE and not is_slow
-            else "",
+    if not length or not mean:
+        return
+    who = f"its rank {found.rank}" if work_s > 1.02 * found.work_s[found.stage] else "it"
+    steps = f"{found.num_longest} of {found.num_steps} steps"
+    works = f"{in_units(work_s)} per step, the median of {found.num_steps}"
+    works += f" (half of them {in_units(low_s)} to {in_units(high_s)})"
+    above, key = work_s / mean - 1, ""
+    share = sum(p.seconds for p in step.path if (p.what, p.stage) == ("work", found.stage)) / length
+    if found.is_known:
+        said = (
+            f"Stage {found.stage} sets the pace: {who} works {works}, {percent(above)} more than "
         )
+        said += f"the mean stage, and the stage is {percent(share)} of the critical path of step "
+        said += f"{step.step}."
+        is_slow = any(
+            (x.attempt, x.rank) == (step.attempt, found.rank) for x in analysis.stragglers
+        )
+        if found.work_s[found.stage] / mean - 1 > MUCH_BUBBLE and not is_slow:
+            key = _advise_partition(job, analysis)
+    elif found.num_steps < LEAST_PACED:
+        said = f"Which stage sets the pace is not known from {found.num_steps} of the steps."
+    else:
+        said = "Which stage sets the pace is not known, for the steps disagree: stage "
+        said += f"{found.stage} works longest in only {steps}, {works}."
+    yield Finding(
+        rule="pace",
+        values={
+            **{"step": step.step, "stage": found.stage, "rank": found.rank, "above": above},
+            **{"share": share, "steps": found.num_steps, "longest": found.num_longest},
+        },
+        weight=min(above, MOST_PACE) if above > 0.02 and found.is_known else 0.0,
+        sentence=said,
+        evidence=f"sums of the traces: the stage works longest in {steps}",
+        key=key,
+    )
 
 
 def _advise_partition(job: Job, analysis: Analysis) -> str:
@@ -946,6 +955,7 @@ MAKERS = (
     _on_processors,
     _on_silence,
     _on_pipeline,
+    _on_pace,
     _on_balance,
     _on_communication,
     _on_stragglers,

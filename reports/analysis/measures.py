@@ -22,9 +22,11 @@ from vjob.reports.analysis.accounting import (
     name_class,
 )
 from vjob.reports.analysis.balance import (
+    StagePaces,
     Straggler,
     Suggestion,
     find_stragglers,
+    measure_stage_paces,
     suggest_partition,
 )
 from vjob.reports.analysis.headline import (
@@ -75,8 +77,6 @@ class StepAnalysis:
     communication: pd.DataFrame
     stage_work_s: tuple[float, ...]
     """Work of each stage: the mean over its ranks, slow ranks excluded."""
-    slowest: tuple[tuple[int, float], ...]
-    """For each stage, the rank that worked longest, and its seconds."""
     trouble: str
     """The reason why pipelines or bubbles are missing."""
 
@@ -121,6 +121,8 @@ class Analysis:
     stragglers: tuple[Straggler, ...]
     partition: tuple[int, ...]
     """Layers of each stage in the attempt of the median step."""
+    paces: StagePaces | None
+    """The paces of the stages in that attempt; None with one stage."""
     suggestion: Suggestion | None
     goodput: Goodput
     accounting: Accounting
@@ -163,6 +165,7 @@ def analyse(job: Job) -> Analysis:
     median = next((step for step in steps if step.name == "median"), None)
     found = job.find_partition(median.attempt if median else "")
     partition = () if found is None else found.counts
+    paces = _measure_paces(job, works, median.attempt, slow) if median else None
     goodput = measure_goodput(
         whole,
         iterations,
@@ -194,7 +197,8 @@ def analyse(job: Job) -> Analysis:
         outliers=tuple(outliers),
         stragglers=tuple(stragglers),
         partition=partition,
-        suggestion=_suggest(job, partition, median) if median else None,
+        paces=paces,
+        suggestion=_suggest(job, partition, paces) if paces and paces.is_known else None,
         goodput=goodput,
         accounting=accounting,
         headline=summarise(job, accounting, goodput, times, _measure_idle(bubbles, median)),
@@ -350,16 +354,32 @@ def _list_log_lines(job: Job) -> pd.DataFrame:
     return pd.concat([times, others.assign(took_s=float("nan"), count=1)], ignore_index=True)
 
 
-def _suggest(job: Job, partition: Sequence[int], step: StepAnalysis) -> Suggestion | None:
+def _measure_paces(
+    job: Job, works: Sequence[pd.DataFrame], attempt: str, slow: Collection[tuple[str, int]]
+) -> StagePaces | None:
+    """Measure the stages' paces, from all steps if each rank has one stage, else from the detailed
+    steps alone."""
+    own = [trace for trace in job.traces.ranks if trace.attempt == attempt and trace.has_header]
+    if all(len(trace.stages) == 1 for trace in own) and works:
+        table = pd.concat(works)
+    else:
+        table = job.events[job.events["kind"].isin(COMPUTE)]
+        table = table.assign(work_s=table["end_s"] - table["ready_s"])
+        table = table.groupby(["attempt", "step", "stage", "rank"])["work_s"].sum().reset_index()
+    table = table[(table["attempt"] == attempt) & table["stage"].between(0, MOST_STAGES)]
+    return measure_stage_paces(table, {rank for label, rank in slow if label == attempt})
+
+
+def _suggest(job: Job, partition: Sequence[int], paces: StagePaces) -> Suggestion | None:
     """Suggest a partition if its numbers are known to count like layers: those of a built-in
     program or of Megatron. The segments of a user's model may be unlike each other."""
     promised = job.plan.prediction
-    if promised is not None and promised.covers(len(step.stage_work_s)):
+    if promised is not None and promised.covers(len(paces.work_s)):
         return None
     if job.training is not None:
-        return suggest_partition(partition, step.stage_work_s, count_head(job.training))
+        return suggest_partition(partition, paces.work_s, count_head(job.training))
     if job.traces.is_log:  # the timers of Megatron
-        return suggest_partition(partition, step.stage_work_s, None)
+        return suggest_partition(partition, paces.work_s, None)
     return None
 
 
@@ -411,7 +431,6 @@ def _analyse_step(
     stages = range(int(by_stage.index.max()) + 1 if len(by_stage) else 0)
     # A stage of which no rank wrote did nothing that is known.
     by_stage = by_stage.reindex(stages, fill_value=0.0)
-    longest = [by_rank.xs(stage) for stage in stages if stage in by_rank.index.levels[0]]
     return StepAnalysis(
         name="",
         attempt=attempt,
@@ -421,9 +440,6 @@ def _analyse_step(
         path=tuple(find_critical_path(last)) if last is not None else (),
         communication=measure_communication(events, pipelines),
         stage_work_s=tuple(float(seconds) for seconds in by_stage),
-        slowest=tuple((int(own.idxmax()), float(own.max())) for own in longest)
-        if len(longest) == len(stages)
-        else (),
         trouble=f"replica {min(troubles)}: {troubles[min(troubles)]}" if troubles else "",
     )
 

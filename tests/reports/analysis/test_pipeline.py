@@ -48,7 +48,7 @@ def test_equal_stages_have_the_bubble_of_the_books(tmp_path: Path) -> None:
 def test_a_slow_stage_sets_the_pace_and_is_named(tmp_path: Path) -> None:
     costs = Costs(forward=(1, 1, 3, 1), input_grad=(1, 1, 3, 1), weight_grad=(1, 1, 3, 1))
     schedule = build_schedule("1f1b", 4, 6)
-    write_simulated(tmp_path, schedule, costs, partition="2-2-5-2")
+    write_simulated(tmp_path, schedule, costs, partition="2-2-5-2", steps=(10, 20, 30, 40))
     job, analysis = read(tmp_path)
     median = analysis.find_step("median")
     assert median is not None
@@ -68,7 +68,38 @@ def test_a_slow_stage_sets_the_pace_and_is_named(tmp_path: Path) -> None:
     assert on_two == pytest.approx(6 * 9 / 1000)
     sentences = [finding.sentence for finding in find_all(job, analysis)]
     (pace,) = [sentence for sentence in sentences if "sets the pace" in sentence]
-    assert pace.startswith("Stage 2 sets the pace: it works 54 ms per step, 100 % more")
+    assert pace.startswith(
+        "Stage 2 sets the pace: it works 54 ms per step, the median of 3 (half of them 54 ms to "
+        "54 ms), 100 % more"
+    )
+
+
+@pytest.mark.parametrize(
+    ("works", "said"),
+    [
+        # In the step nearest to the median stage 0 works longest, and in all others stage 1.
+        ([(1, 2)] * 4 + [(2.5, 1)] + [(1, 3)] * 4, "Stage 1 sets the pace: it works"),
+        ([(1, 2), (2, 1)] * 4, "Which stage sets the pace is not known, for the steps disagree"),
+        ([(1, 3)] * 2, "Which stage sets the pace is not known from 2 of the steps."),
+    ],
+)
+def test_the_stage_that_sets_the_pace_is_that_of_most_steps(
+    tmp_path: Path, works: list[tuple[float, float]], said: str
+) -> None:
+    """One step decided, and named stage 0 where stage 1 worked 92.7 ms against 68.6."""
+
+    def build_costs(step: int, replica: int) -> Costs:
+        work = [(9, 1), *works][step]
+        return Costs(forward=work, input_grad=work, weight_grad=work)
+
+    schedule, steps = build_schedule("1f1b", 2, 4), range(len(works) + 1)
+    write_simulated(tmp_path, schedule, build_costs, steps=steps, partition="4-4")
+    job, analysis = read(tmp_path)
+    median = analysis.find_step("median")
+    assert median is not None and (median.step == 5 or len(works) != 9)
+    (found,) = [finding for finding in find_all(job, analysis) if finding.rule == "pace"]
+    assert found.sentence.startswith(said)
+    assert bool(found.key) == bool(found.weight) == said.startswith("Stage 1")
 
 
 # The embedding is a segment too, and takes much less time than a block.
@@ -80,7 +111,8 @@ def test_segments_of_a_port_are_not_taken_to_be_alike(
 ) -> None:
     costs = Costs(forward=work, input_grad=work, weight_grad=work)
     schedule = build_schedule("1f1b", len(work), 4)
-    write_simulated(tmp_path / "attempt-0", schedule, costs, partition=partition)
+    steps = (10, 20, 30, 40)
+    write_simulated(tmp_path / "attempt-0", schedule, costs, partition=partition, steps=steps)
     plan: dict[str, Any] = {"pipeline": len(work), "partition": partition, "program": "script"}
 
     def find(**more: Any) -> Finding:
@@ -288,7 +320,7 @@ def test_steps_of_all_ranks_are_looked_at_and_the_layout_is_that_of_their_attemp
         folder = tmp_path / f"attempt-{number}"
         slow = (3,) + (1,) * (stages - 1)
         costs = Costs(forward=slow, input_grad=slow, weight_grad=slow)
-        write_simulated(folder, build_schedule("1f1b", stages, 6), costs, steps=(1, 2, 3))
+        write_simulated(folder, build_schedule("1f1b", stages, 6), costs, steps=(1, 2, 3, 4))
         partition = "-".join(["2"] * (stages - 1) + ["3"])
         (folder / "n0.out").write_text(f"0: NODE_RANK: 0\n0: PARTITION: {partition}\n")
     killed = tmp_path / "attempt-0/trace/3.jsonl"
