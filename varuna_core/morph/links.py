@@ -1,7 +1,7 @@
 """Connections of a run that may morph: the manager is the hub of all daemons and their agents.
 
     daemon of a seat      presence, each beat          ──► manager
-                          ◄── orders, at each change
+                          ◄── orders, at each change, with no node's name but its own
     agent of an attempt   a sign of life, "look"       ──► manager
                           ◄── the attempt's stop and signal
 
@@ -54,6 +54,11 @@ class ManagerLink:
         self._hub: Optional[Hub] = None
         self._presences: Dict[str, Presence] = {}
         """Presences by connection; the last one of an ended connection is kept."""
+        self._by_seat: Dict[int, Set[str]] = {}
+        """Connections that had a presence, by seat."""
+        self._orders: Optional[Orders] = None
+        self._places: Dict[str, int] = {}
+        """Index in the attempt's plan of each node that takes part."""
         self.closed: Dict[str, int] = {}
         """By node whose connection was closed from its end, the count of its last sign of life,
         until it sends another."""
@@ -93,16 +98,23 @@ class ManagerLink:
                 self._done.add(name)
             presence = parse_presence(line.get("presence"))
             if presence is not None:
-                seat = presence.seat
-                for other in [n for n, item in self._presences.items() if item.seat == seat]:
-                    if other not in self._hub.names:
-                        del self._presences[other]
-                self._presences[name] = presence
-                self.closed.pop(presence.name, None)
+                self._take_presence(name, presence, asks=bool(line.get("asks")))
         for name in self._hub.take_hung_up():
-            if name in self._presences and name not in self._hub.names:
+            if name in self._presences and not self._hub.has(name):
                 presence = self._presences[name]
                 self.closed[presence.name] = presence.count
+
+    def _take_presence(self, name: str, presence: Presence, *, asks: bool) -> None:
+        assert self._hub is not None
+        here = self._by_seat.setdefault(presence.seat, set())
+        for other in [other for other in here if not self._hub.has(other)]:
+            here.remove(other)
+            del self._presences[other]
+        here.add(name)
+        self._presences[name] = presence
+        self.closed.pop(presence.name, None)
+        if asks:
+            self._send_orders(name)
 
     def list_seats(self) -> Set[int]:
         """Return the seats whose daemons are connected."""
@@ -145,9 +157,24 @@ class ManagerLink:
         )
 
     def tell_orders(self, orders: Orders) -> None:
-        """Send orders; the hub adds its own sign of life."""
-        if self._hub is not None:
-            self._hub.say("orders", asdict(replace(orders, beat=0.0)))
+        """Send orders if they have changed; the hub adds its own sign of life."""
+        orders = replace(orders, beat=0.0)
+        if self._hub is not None and orders != self._orders:
+            self._orders = orders
+            self._places = {node: at for at, node in enumerate(orders.nodes)}
+            for name in self._presences:
+                self._send_orders(name)
+
+    def _send_orders(self, name: str) -> None:
+        """Send one daemon the orders without other nodes' names: there may be thousands of both."""
+        if self._hub is None or self._orders is None:
+            return
+        node = self._presences[name].name
+        at = self._places.get(node)
+        nodes = () if at is None else (node,)
+        fenced = (node,) if node in self._orders.fenced else ()
+        own = replace(self._orders, nodes=nodes, first=at or 0, fenced=fenced)
+        self._hub.answer(name, {"topic": "orders", "value": asdict(own)})
 
     def tell_requests(self, number: int, asked: Any, stop: Any) -> None:
         """Send the attempt's signal and stop, as they are in its folder."""
@@ -231,6 +258,9 @@ class DaemonLink:
         path, silent_s = run.morph.link, compute_silence_s(plan.timing.lost_s)
         name = f"seat-{me.seat}-{me.key}"
         self._member = Member(lambda: read_place(path), name, silent_s, say)
+        self._me = me
+        self._has_asked = False
+        """True once the manager that is connected was asked for this node's orders."""
         self._orders: Optional[Orders] = None
         self._beat = 0.0
 
@@ -245,7 +275,8 @@ class DaemonLink:
 
     @property
     def orders(self) -> Optional[Orders]:
-        """The manager's last orders, with a sign of life that changes while the manager lives."""
+        """The manager's last orders, with no other node's name, and with a sign of life that
+        changes while the manager lives."""
         return None if self._orders is None else replace(self._orders, beat=self._beat)
 
     def step(self) -> None:
@@ -255,10 +286,14 @@ class DaemonLink:
             if line.get("topic") == "orders":
                 self._orders = parse_orders(line.get("value"))
         if not self._member.is_up:
-            self._orders = None
+            self._orders, self._has_asked = None, False
+        elif not self._has_asked:
+            self.tell(self._me)
 
     def tell(self, me: Presence) -> None:
-        self._member.send({"presence": asdict(me)})
+        asks = not self._has_asked or me.name != self._me.name
+        self._me, self._has_asked = me, self._member.is_up
+        self._member.send({"presence": asdict(me), "asks": asks})
 
     def close(self) -> None:
         self._member.close()

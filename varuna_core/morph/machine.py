@@ -18,7 +18,6 @@ phase (a late word of a node that is fenced) changes nothing.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import replace
 from typing import Callable, List, Optional, Sequence, Tuple
 
@@ -135,11 +134,9 @@ def repeat(state: ManagerState) -> List[Action]:
 
 def _apply_input(state: ManagerState, said: Input, now: float, rules: Rules) -> Step:
     if isinstance(said, Joined):
-        at = bisect_left(state.nodes, said.node)  # they are sorted; thousands come at once
-        if state.nodes[at : at + 1] == (said.node,) or said.node in state.fenced:
-            return state, []
-        state = replace(state, nodes=(*state.nodes[:at], said.node, *state.nodes[at:]))
-        if state.phase == RUNNING:
+        new = {*said.nodes}.difference(state.nodes, state.fenced)
+        state = replace(state, nodes=tuple(sorted((*state.nodes, *new))))
+        if new and state.phase == RUNNING:
             state = replace(state, grow_at=now + rules.settle_s)
         return state, []
     if isinstance(said, Lost):
@@ -149,11 +146,12 @@ def _apply_input(state: ManagerState, said: Input, now: float, rules: Rules) -> 
     if isinstance(said, (RanksEnded, RankFailed)) and said.attempt != state.attempt:
         return state, []  # seen in the same look as the end of its attempt, and told after it
     if isinstance(said, RanksEnded):
-        if state.phase not in ATTEMPTING or said.node not in state.living:
+        ended = {*said.nodes}.intersection(state.living)
+        if state.phase not in ATTEMPTING or not ended:
             return state, []
         if state.phase == RUNNING and state.deadline is None and rules.finish_s:
             state = replace(state, deadline=now + rules.finish_s)
-        return replace(state, ended=(*state.ended, said.node)), []
+        return replace(state, ended=(*state.ended, *sorted(ended))), []
     if isinstance(said, RankFailed):
         return _stop(state, said.reason, now, rules)
     if isinstance(said, CalledToLeave):

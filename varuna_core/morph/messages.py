@@ -42,11 +42,12 @@ class Rules:
 
 
 # Inputs. A node is named by seat and key (`orders.name_node`): one that comes back is another one.
+# What may happen to thousands of nodes at once is one input for all of them.
 
 
 @dataclass(frozen=True)
 class Joined:
-    node: str
+    nodes: Tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,9 @@ class AskedToLeave:
 
 @dataclass(frozen=True)
 class RanksEnded:
-    """All ranks of a node have ended, well or badly."""
+    """All ranks of these nodes have ended, well or badly."""
 
-    node: str
+    nodes: Tuple[str, ...]
     attempt: int
 
 

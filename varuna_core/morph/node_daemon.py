@@ -228,7 +228,7 @@ class NodeDaemon:
     def _exchange(self) -> None:
         was_up = self._link.is_up
         self._link.step()
-        if self._link.is_up != was_up:  # the manager is to know us; or the file is to say it
+        if was_up and not self._link.is_up:  # the file is to say that we live
             self._next_beat = 0.0
 
     def _read_orders(self) -> Optional[Orders]:
@@ -287,12 +287,12 @@ class NodeDaemon:
     def _prepare_next(self, orders: Orders) -> None:
         """Start the standby agent once the ranks train, which need the node for themselves
         before."""
-        me = self._me
-        is_member = orders.attempt == me.attempt and me.name in orders.nodes
+        me, place = self._me, orders.find_place(self._me.name)
+        is_member = orders.attempt == me.attempt and place is not None
         if not is_member or self._next_since == me.attempt or not can_stand_by(self._plan):
             return
         self._next_since = me.attempt
-        node = str(orders.nodes.index(me.name))
+        node = str(place)
         options = ["--run", str(self._run.path), "--attempt", str(me.attempt), "--node", node]
         with contextlib.suppress(OSError):  # the next attempt starts without
             words = [str(self._run.agent), "morph", "standby", *options]

@@ -8,6 +8,8 @@ again.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import groupby
 from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
 
 from varuna_core.facts.cause import EndCause
@@ -89,14 +91,14 @@ class NodeObserver:
                 said.append(Lost(name, f"{item.host} takes part already, in another job"))
             else:
                 hosts.add(item.host)
-                said.append(Joined(name))
+                said.append(Joined((name,)))
         for name in state.nodes:
             said += self._find_changes(state, sight, name, present.get(name), now, living)
         if state.phase in (RUNNING, SAVING) and sight.stop is not None:
             reason = str(sight.stop.get("reason"))
             is_asked = sight.stop.get("kind") == "cancel"
             said.append(CalledToEnd(reason) if is_asked else RankFailed(reason, state.attempt))
-        return said
+        return _merge(said)
 
     def find_last_sign(self, node: str) -> Optional[float]:
         """Return when this node last gave a sign of life, by our clock."""
@@ -143,9 +145,10 @@ class NodeObserver:
             said.append(AskedToLeave(name, sight.leave[seat]))
         has_ended = item is not None and (item.state, item.attempt) == (ENDED, state.attempt)
         if item is not None and has_ended and name in living and state.phase in ATTEMPTING:
-            said.append(RanksEnded(name, state.attempt))
+            said.append(RanksEnded((name,), state.attempt))
             # Else an agent says so itself, in a file that may come later than its presence.
-            if item.code not in (0, NOT_READY) and sight.stop is None:
+            is_asked = sight.stop is not None or state.phase == STOPPING
+            if item.code not in (0, NOT_READY) and not is_asked:
                 reason = f"the agent of {host} ended with {item.code}"
                 said.append(RankFailed(reason, state.attempt))
         return said
@@ -157,3 +160,15 @@ class NodeObserver:
         last, closed_at = self._closed.get(name, (-1, now))
         has_hung_up = count <= last and now - closed_at > self._closed_s
         return has_hung_up or now - since > self._suspect_s
+
+
+def _merge(said: List[Input]) -> List[Input]:
+    """Merge nodes that joined one after the other, and those whose ranks ended, into one input."""
+    found: List[Input] = []
+    for _, alike in groupby(said, type):
+        first, *rest = alike
+        if isinstance(first, (Joined, RanksEnded)):
+            nodes = [node for one in rest if isinstance(one, type(first)) for node in one.nodes]
+            first, rest = replace(first, nodes=(*first.nodes, *nodes)), []
+        found += [first, *rest]
+    return found

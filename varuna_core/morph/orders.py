@@ -68,6 +68,13 @@ class Orders:
     """True if the attempt has done a step; nodes then prepare for the next attempt."""
     epoch: int = -1
     """The manager's epoch; orders of the latest one count."""
+    first: int = 0
+    """Index of the first of `nodes` in the attempt's plan; over a connection, `nodes` has no other
+    node than its own."""
+
+    def find_place(self, node: str) -> Optional[int]:
+        """Return the node's index in the attempt's plan; None if it takes no part."""
+        return self.first + self.nodes.index(node) if node in self.nodes else None
 
 
 class Task(NamedTuple):
@@ -169,8 +176,9 @@ def follow(orders: Optional[Orders], me: Presence, *, knows_session: bool) -> Ta
         return Task(None, 0, "this node was taken out of the run")
     if orders.end:
         return Task(None, 0, "the run has ended")
-    if orders.attempt > me.attempt and me.name in orders.nodes:
-        return Task(orders.attempt, orders.nodes.index(me.name), "")
+    place = orders.find_place(me.name)
+    if orders.attempt > me.attempt and place is not None:
+        return Task(orders.attempt, place, "")
     return WAIT
 
 

@@ -211,7 +211,7 @@ def test_a_line_put_into_a_connection_ends_it(pair: Pair) -> None:
 def test_a_line_played_again_ends_the_connection(pair: Pair) -> None:
     member = pair.connect("n1")
     assert member._outward is not None and member._wire is not None
-    line = member._outward.close({"sign": 8})
+    line = member._outward.close(b'{"sign": 8}')
     member._wire.put(line)
     member._wire.put(line)
     pair.turn_until(lambda: not pair.hub.names, "the hub hangs up")

@@ -9,7 +9,7 @@ live on, frozen or cut off, and wake later; killed managers are started again by
 
 What is held:
 - an agent obeys nothing of an earlier epoch, or of an earlier session, after a later one;
-- the agents that run an attempt are of one session, and were given the same list of nodes;
+- the agents that run an attempt are of one session, and each has a place of its own in its plan;
 - no attempt does a step after a later one has begun to: in one session never, else only as long
   as none of its agents has seen that the run went on;
 - nobody goes home, and no manager ends, because of what an earlier session writes, and no script
@@ -207,8 +207,8 @@ class World:
     problems: list[str] = field(default_factory=list)
     done: dict[int, int] = field(default_factory=dict)
     """Steps by attempts."""
-    given: dict[int, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
-    """Session and nodes by attempts, as those who started them knew."""
+    given: dict[int, tuple[str, dict[int | None, str]]] = field(default_factory=dict)
+    """Session and nodes by place, by attempts, as those who started them knew."""
     keys: int = 0
     is_calm: bool = False
     has_recovered: bool = False
@@ -400,10 +400,11 @@ class World:
             stopped = self.disk.has(self.run.attempt(child.attempt).stop)
             if child.code is None and (child.is_told or stopped) and not child.actor.is_frozen:
                 child.code = 143
-        for number, (session, nodes) in self.given.items():
+        for number, (session, _) in self.given.items():
+            plan = self.disk.versions[str(self.run.attempt(number).plan)][-1]
             members = [one for one in self.children if one.attempt == number]
             running = [one for one in members if one.code is None and not one.actor.is_frozen]
-            if len(running) == len(nodes) and not any(one.is_told for one in running):
+            if len(running) == int(plan or 0) and not any(one.is_told for one in running):
                 self._do_step(number, session, running)
 
     def _do_step(self, number: int, session: str, running: Sequence[Child]) -> None:
@@ -424,10 +425,11 @@ class World:
         return actor.wake_at > self.now and session in actor.sessions
 
     def check_start(self, told: orders.Orders, me: orders.Presence) -> None:
-        key = (told.session, tuple(told.nodes))
-        if self.given.setdefault(told.attempt, key) != key:
-            was = self.given[told.attempt]
-            self.problems.append(f"attempt {told.attempt} is {was}, and {key} for {me.name}")
+        place = told.find_place(me.name)
+        session, nodes = self.given.setdefault(told.attempt, (told.session, {}))
+        if (session, nodes.setdefault(place, me.name)) != (told.session, me.name):
+            was = f"of {session}, with {nodes[place]} at {place}"
+            self.problems.append(f"attempt {told.attempt} is {was}, not {me.name}")
         last, now = self.current.obeyed, (int(told.session.rpartition(".")[2]), told.epoch)
         if now < last:
             self.problems.append(f"{self.current.name} obeys {now} after {last}")
@@ -538,8 +540,12 @@ class SimHub:
         for member in self.members.values():
             member.queue.append(json.loads(json.dumps(line)))
 
-    def answer(self, *_: Any) -> None:
-        pass
+    def has(self, name: str) -> bool:
+        return name in self.members
+
+    def answer(self, name: str, line: dict[str, Any]) -> None:
+        if name in self.members:
+            self.members[name].queue.append(json.loads(json.dumps(line)))
 
     def close(self) -> None:
         for member in list(self.members.values()):

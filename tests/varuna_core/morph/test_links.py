@@ -59,9 +59,8 @@ class Linked:
     def connect(self, me: Presence) -> DaemonLink:
         daemon = DaemonLink(self.run, self.plan, me, self.said.append)
         self.daemons.append(daemon)
-        self.turn_until(lambda: daemon.is_up, "a daemon is up")
-        daemon.tell(me)
-        self.turn_until(lambda: me.seat in self.manager.list_seats(), "and known")
+        self.turn_until(lambda: daemon.is_up, "a daemon is up, which tells who it is")
+        assert me.seat in self.manager.list_seats()
         return daemon
 
     def connect_agent(self, index: int) -> Member:
@@ -100,7 +99,8 @@ def linked(tmp_path: Path) -> Iterator[Linked]:
 
 def test_orders_and_signs_of_life_go_over_the_connection(linked: Linked) -> None:
     daemon = linked.connect(make_presence(0, "a"))
-    assert daemon.orders is not None and replace(daemon.orders, beat=5.0) == ORDERS
+    own = replace(ORDERS, nodes=("0/a",))
+    assert daemon.orders is not None and replace(daemon.orders, beat=5.0) == own
     daemon.tell(make_presence(0, "a", 7))
     found = linked.turn_until(
         lambda: (told := linked.manager.merge({}, SESSION)) and told[0].count == 7 and told,
@@ -121,6 +121,21 @@ def test_the_managers_beat_changes_as_long_as_it_lives_and_orders_are_sent_once(
     linked.manager.tell_orders(replace(ORDERS, beat=6.0))
     linked.manager.beat()
     linked.turn_until(lambda: daemon.orders and daemon.orders.beat != before, "a beat")
+
+
+def test_orders_have_no_name_but_that_of_the_node_that_they_go_to(linked: Linked) -> None:
+    """Or the manager of ten thousand nodes would send a hundred million names."""
+    second = linked.connect(make_presence(1, "b"))
+    third = linked.connect(make_presence(2, "c"))
+    assert second.orders is not None and third.orders is not None
+    assert (second.orders.nodes, second.orders.find_place("1/b")) == (("1/b",), 1)
+    assert (third.orders.nodes, third.orders.find_place("2/c")) == ((), None)
+    linked.manager.tell_orders(replace(ORDERS, nodes=("0/a", "2/n"), fenced=("1/b",)))
+    linked.turn_until(lambda: second.orders and second.orders.fenced == ("1/b",), "the fence")
+    third.tell(make_presence(2, "n"))  # a guest takes part under another name
+    linked.turn_until(lambda: third.orders and third.orders.find_place("2/n") == 1, "its place")
+    third.tell(make_presence(2, "n", 2))
+    assert linked.manager.merge({}, SESSION)[2].name == "2/n"
 
 
 def test_a_hub_that_is_gone_leaves_its_daemons_to_files(linked: Linked) -> None:

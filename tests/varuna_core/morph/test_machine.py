@@ -70,11 +70,11 @@ class Story:
         return self.tell(Tick())
 
     def start(self) -> None:
-        self.tell(*map(Joined, NODES))
+        self.tell(Joined(NODES))
         assert self.state.phase == RUNNING
 
     def ended(self, *nodes: str) -> list[Input]:
-        return [RanksEnded(node, self.state.attempt) for node in nodes]
+        return [RanksEnded((node,), self.state.attempt) for node in nodes]
 
     def failed(self, reason: str) -> Input:
         return RankFailed(reason, self.state.attempt)
@@ -85,15 +85,15 @@ class Story:
 
 def test_all_nodes_start_at_once_and_a_normal_end_is_the_end() -> None:
     story = Story()
-    assert story.tell(*map(Joined, NODES)) == [Start(0, NODES)]
+    assert story.tell(Joined(NODES)) == [Start(0, NODES)]
     assert story.end_ranks() == [Judge(0)]
     assert story.tell(Saved(10), Judged(DONE, 0, "fine")) == [End(0, "fine", False)]
-    assert story.tell(*map(Joined, ("9/x",)), CalledToLeave("late")) == []
+    assert story.tell(Joined(("9/x",)), CalledToLeave("late")) == []
 
 
 def test_a_late_node_is_waited_for_and_then_gone_without() -> None:
     story = Story()
-    assert story.tell(*map(Joined, NODES[:2])) == []
+    assert story.tell(Joined(NODES[:2])) == []
     assert story.wait(9) == []
     assert story.wait(1) == [Start(0, NODES[:2])]
 
@@ -106,7 +106,7 @@ def test_a_lost_node_is_fenced_and_the_others_go_on_once_they_have_ended() -> No
     assert story.tell(*story.ended("2/c")) == [Judge(0)]
     assert story.tell(Saved(10), Judged(FAILED, 113, "lost")) == [Start(1, NODES[:2])]
     # What is fenced does not come back; another agent in its seat does, at the next attempt.
-    assert story.tell(Joined("3/d"), *story.ended("3/d"), Joined("3/e")) == []
+    assert story.tell(Joined(("3/d",)), *story.ended("3/d"), Joined(("3/e",))) == []
     assert story.state.nodes == ("0/a", "1/b", "2/c", "3/e")
 
 
@@ -165,9 +165,9 @@ def test_preempted_it_saves_and_comes_back_even_if_the_save_takes_too_long() -> 
 def test_nodes_that_join_while_ranks_train_are_taken_together_after_a_checkpoint() -> None:
     story = Story()
     story.start()
-    assert story.tell(Joined("4/e")) == []
+    assert story.tell(Joined(("4/e",))) == []
     assert story.wait(2) == []
-    assert story.tell(Joined("5/f")) == []
+    assert story.tell(Joined(("5/f",))) == []
     assert story.wait(2) == []  # three seconds after the last of them
     assert story.wait(1) == [AskToSave(0)]
     assert story.state.why == "2 more nodes are here"
@@ -178,10 +178,10 @@ def test_nodes_that_join_while_ranks_train_are_taken_together_after_a_checkpoint
 
 def test_nodes_that_no_plan_would_use_or_that_come_at_the_end_are_left_alone() -> None:
     story = Story()
-    story.tell(Joined("0/a"), Joined("1/b"))
+    story.tell(Joined(("0/a",)), Joined(("1/b",)))
     assert story.wait(10) == [Start(0, NODES[:2])]
-    assert story.tell(Joined("2/c")) == [] and story.wait(3) == []  # three would make two
-    assert story.tell(Joined("3/d"), *story.ended("0/a")) == [] and story.wait(3) == []
+    assert story.tell(Joined(("2/c",))) == [] and story.wait(3) == []  # three would make two
+    assert story.tell(Joined(("3/d",)), *story.ended("0/a")) == [] and story.wait(3) == []
     story.tell(*story.ended("1/b"))
     assert story.tell(Saved(9), Judged(DONE, 0, "fine")) == [End(0, "fine", False)]
 
@@ -189,7 +189,7 @@ def test_nodes_that_no_plan_would_use_or_that_come_at_the_end_are_left_alone() -
 def test_a_node_that_joined_and_is_gone_again_costs_nothing() -> None:
     story = Story()
     story.start()
-    assert story.tell(Joined("4/e"), Lost("4/e", "cancelled")) == [Fence("4/e")]
+    assert story.tell(Joined(("4/e",)), Lost("4/e", "cancelled")) == [Fence("4/e")]
     assert story.wait(3) == [] and story.state.phase == RUNNING
 
 

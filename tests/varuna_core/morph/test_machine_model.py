@@ -110,7 +110,7 @@ class Cluster(RuleBasedStateMachine):
             self.nodes.remove(old)
             self.tell(Lost(old, "replaced"))
         self.nodes.append(name)
-        self.tell(Joined(name))
+        self.tell(Joined((name,)))
 
     @rule()
     def fill(self) -> None:
@@ -146,8 +146,8 @@ class Cluster(RuleBasedStateMachine):
     def speak_late(self, data: st.DataObject) -> None:
         """A node that was cut off and fenced is heard again."""
         node = data.draw(st.sampled_from(sorted(self.fenced)))
-        self.tell(Joined(node))
-        self.tell(RanksEnded(node, self.state.attempt))
+        self.tell(Joined((node,)))
+        self.tell(RanksEnded((node,), self.state.attempt))
 
     @precondition(lambda self: self.busy)
     @rule()
@@ -156,7 +156,7 @@ class Cluster(RuleBasedStateMachine):
         self.fail()
         while self.busy:
             node = min(self.busy)
-            self.tell(RanksEnded(node, self.busy.pop(node)))
+            self.tell(RanksEnded((node,), self.busy.pop(node)))
             if node in self.busy:  # the next attempt has begun
                 break
 
@@ -193,7 +193,7 @@ class Cluster(RuleBasedStateMachine):
         self.answer = (outcome, 0 if outcome != FAILED else 1)
         if self.busy:
             node = data.draw(st.sampled_from(sorted(self.busy)))
-            self.tell(RanksEnded(node, self.busy.pop(node)))
+            self.tell(RanksEnded((node,), self.busy.pop(node)))
 
     @rule()
     def fail(self) -> None:
@@ -209,7 +209,7 @@ class Cluster(RuleBasedStateMachine):
         before = self.state
         self.tell(RankFailed("a rank failed", number))
         for node in self.state.members:
-            self.tell(RanksEnded(node, number))
+            self.tell(RanksEnded((node,), number))
         assert self.state.living == before.living and self.state.phase == before.phase
 
     @precondition(lambda self: self.busy)

@@ -177,13 +177,13 @@ def test_a_new_agent_in_a_seat_is_another_node() -> None:
     observed.observe()
     other = replace(ME, key="new", count=1)
     joined, lost = observed.observe(beats=False, presences={2: other})
-    assert joined == Joined("2/new")
+    assert joined == Joined(("2/new",))
     assert isinstance(lost, Lost) and lost.node == "2/k" and "replaced" in lost.reason
 
 
 def test_an_agent_that_left_its_file_behind_does_not_join_again() -> None:
     observed = Observed(ManagerState(nodes=()))
-    assert observed.observe() == [Joined("2/k")]
+    assert observed.observe() == [Joined(("2/k",))]
     observed.observe(100, beats=False)
     assert observed.observe(beats=False) == []
 
@@ -201,7 +201,7 @@ def test_a_host_takes_part_once_whatever_jobs_are_on_it() -> None:
     other = replace(ME, seat=6, key="o", host="h6")
     both = {6: other, 7: replace(other, seat=7)}
     first, second = observed.observe(presences={2: ME, **both})
-    assert first == Joined("6/o") and isinstance(second, Lost)
+    assert first == Joined(("6/o",)) and isinstance(second, Lost)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_a_host_takes_part_once_whatever_jobs_are_on_it() -> None:
         ({"refused": {2: "disk"}}, Lost("2/k", "h2 is not fit: disk", EndCause.PREFLIGHT)),
         ({"leave": {2: ""}}, AskedToLeave("2/k")),
         ({"leave": {2: "it is slow"}}, AskedToLeave("2/k", "it is slow")),
-        ({"presences": {2: replace(ME, state=ENDED)}}, RanksEnded("2/k", 0)),
+        ({"presences": {2: replace(ME, state=ENDED)}}, RanksEnded(("2/k",), 0)),
         (
             {"presences": {2: replace(ME, state=GONE)}},
             Lost(
@@ -226,6 +226,22 @@ def test_a_host_takes_part_once_whatever_jobs_are_on_it() -> None:
 )
 def test_each_file_is_an_input(changes: dict[str, object], said: Input) -> None:
     assert Observed(TRAINS).observe(beats=False, **changes) == [said]
+
+
+def test_what_happens_to_thousands_of_nodes_at_once_is_one_input() -> None:
+    """The machine takes as long for each input as there are nodes."""
+    lives = {seat: replace(ME, seat=seat, host=f"h{seat}") for seat in range(9)}
+    names = tuple(life.name for life in lives.values())
+    assert Observed(ManagerState()).observe(beats=False, presences=lives) == [Joined(names)]
+    ended = {seat: replace(life, state=ENDED) for seat, life in lives.items()}
+    trains = replace(TRAINS, nodes=names, members=names)
+    said = Observed(trains).observe(beats=False, presences=ended)
+    assert said == [RanksEnded(names, 0)]
+    ended[3] = replace(ended[3], code=7)
+    failed = Observed(trains).observe(beats=False, presences=ended)
+    assert [type(one) for one in failed] == [RanksEnded, RankFailed, RanksEnded]
+    stopping = Observed(replace(trains, phase=STOPPING))
+    assert stopping.observe(beats=False, presences=ended) == said, "they were asked to end"
 
 
 def test_the_seat_is_in_the_name() -> None:

@@ -34,7 +34,7 @@ import socket
 import struct
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from varuna_core.records.files import read_json, write_json
 
@@ -58,6 +58,8 @@ SILENT_PART = 3.0
 part of it, which leaves the rest of the time for files."""
 LEAST_SILENT_S = 0.5
 BEATS_PER_SILENCE = 3.0
+CHECKS_PER_SILENCE = 20.0
+"""How often in that time all connections are looked at, however many messages come."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HEX = re.compile(r"[0-9a-f]{64}")
@@ -190,8 +192,7 @@ class Seal:
         key = prove(secret, f"lines of the {way}", hub, member, name)
         self._key, self._count = bytes.fromhex(key), 0
 
-    def close(self, value: Dict[str, Any]) -> bytes:
-        data = json.dumps(value).encode()
+    def close(self, data: bytes) -> bytes:
         return self._mark(data) + b" " + data + b"\n"
 
     def open(self, line: bytes) -> Dict[str, Any]:
@@ -209,6 +210,10 @@ class Seal:
     def _mark(self, data: bytes) -> bytes:
         number, self._count = struct.pack(">Q", self._count), self._count + 1
         return hmac.new(self._key, number + data, hashlib.sha256).hexdigest().encode()
+
+
+def _encode(value: Dict[str, Any]) -> bytes:
+    return json.dumps(value).encode()
 
 
 class _Guest:
@@ -249,7 +254,8 @@ class Hub:
         self._hung_up: List[str] = []
         self._word: Dict[str, Any] = {}
         self._count = 0
-        self._next_beat = 0.0
+        self._next_beat = self._next_check = 0.0
+        self._changed: Set[str] = set()
 
     def fileno(self) -> int:
         """Ready to read when `step` has something to do."""
@@ -259,6 +265,14 @@ class Hub:
     def names(self) -> List[str]:
         """Names of the members that are connected now."""
         return list(self._members)
+
+    def has(self, name: str) -> bool:
+        return name in self._members
+
+    def take_changed(self) -> Set[str]:
+        """Return the members that have come or gone since the last call."""
+        names, self._changed = self._changed, set()
+        return names
 
     def take_hung_up(self) -> List[str]:
         """Return the members that have closed their connections since the last call."""
@@ -280,24 +294,28 @@ class Hub:
                 self._accept(now)
             else:
                 self._serve(key.data, now, said)
+        if now >= self._next_check:
+            self._next_check = now + min(self._silent_s, HANDSHAKE_S) / CHECKS_PER_SILENCE
+            self._drop_silent(now)
+        return said
+
+    def _drop_silent(self, now: float) -> None:
         for guest in [*self._pending.values(), *self._members.values()]:
             limit_s = self._silent_s if guest.name else HANDSHAKE_S
             if now - guest.heard > limit_s:
                 self._drop(guest)
-        return said
 
     def say(self, topic: str, value: Any) -> None:
         """Send a topic's value, if it has changed, to all present and later members."""
         if topic in self._word and self._word[topic] == value:
             return
         self._word[topic] = value
-        for guest in list(self._members.values()):
-            self._send(guest, {"topic": topic, "value": value})
+        self._send_all({"topic": topic, "value": value})
 
     def answer(self, name: str, value: Dict[str, Any]) -> None:
         """Send a message to one member if the member is still connected."""
         if name in self._members:
-            self._send(self._members[name], value)
+            self._send(self._members[name], _encode(value))
 
     def beat(self, now: float) -> None:
         """Send a sign of life to all members if it is due. Call this in each round, provided that
@@ -306,13 +324,11 @@ class Hub:
             return
         self._next_beat = now + self._silent_s / BEATS_PER_SILENCE
         self._count += 1
-        for guest in list(self._members.values()):
-            self._send(guest, {"beat": self._count})
+        self._send_all({"beat": self._count})
 
     def close(self) -> None:
         """Say goodbye to the members, so that they report no failure, and close all connections."""
-        for guest in list(self._members.values()):
-            self._send(guest, {"bye": True})
+        self._send_all({"bye": True})
         for guest in [*self._pending.values(), *self._members.values()]:
             self._drop(guest)
         self._selector.close()
@@ -361,17 +377,23 @@ class Hub:
         if name in self._members:  # its earlier connection is dead and does not know it yet
             self._drop(self._members[name])
         guest.name, self._members[name] = name, guest
+        self._changed.add(name)
         guest.wire.most = LINE_BYTES
         guest.inward = Seal(self.place.secret, "member", *terms)
         guest.outward = Seal(self.place.secret, "hub", *terms)
         guest.wire.put(prove(self.place.secret, "hub", *terms).encode() + b"\n")
         for topic, value in self._word.items():
-            guest.wire.put(guest.outward.close({"topic": topic, "value": value}))
+            guest.wire.put(guest.outward.close(_encode({"topic": topic, "value": value})))
 
-    def _send(self, guest: _Guest, value: Dict[str, Any]) -> None:
+    def _send_all(self, value: Dict[str, Any]) -> None:
+        data = _encode(value)
+        for guest in list(self._members.values()):
+            self._send(guest, data)
+
+    def _send(self, guest: _Guest, data: bytes) -> None:
         assert guest.outward is not None
         with self._dropping(guest):
-            guest.wire.put(guest.outward.close(value))
+            guest.wire.put(guest.outward.close(data))
             self._await(guest)
 
     def _await(self, guest: _Guest) -> None:
@@ -394,6 +416,7 @@ class Hub:
         self._pending.pop(sock.fileno(), None)
         if self._members.get(guest.name) is guest:
             del self._members[guest.name]
+            self._changed.add(guest.name)
         self._selector.unregister(sock)
         sock.close()
 
@@ -459,7 +482,7 @@ class Member:
         if self._wire is None or self._outward is None:
             return
         try:
-            self._wire.put(self._outward.close(value))
+            self._wire.put(self._outward.close(_encode(value)))
             self._await(self._wire)
         except Broken as problem:
             self._lose(str(problem), time.monotonic())

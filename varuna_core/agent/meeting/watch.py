@@ -173,9 +173,10 @@ class AttemptWatch(threading.Thread):
         self._member: Member | None = None
         self._callers: list[str] = []
         """Connections that wait for the hub to read the state folder."""
-        self._ever_linked: set[int] = set()
-        self._cut: set[int] = set()
-        """Nodes without a connection, as told in cut.json."""
+        self._missing = set(range(1, plan.num_nodes))
+        """Nodes without a connection whose ranks have not ended."""
+        self._is_cut_known, self._next_cut = True, 0.0
+        """True if cut.json tells of them; it is written now and then."""
         self._done: set[int] = set()
         """Nodes that left the hub because their ranks have ended."""
         self._is_linked = False
@@ -280,17 +281,19 @@ class AttemptWatch(threading.Thread):
                 self._callers.append(name)
             if kind == "node" and line.get("state") == "done":
                 self._done.add(int(index))
-        linked = {int(name[5:]) for name in hub.names if name.startswith("node-")}
+        for name in hub.take_changed():  # of thousands of nodes few come or go
+            kind, _, index = name.partition("-")
+            if kind == "node":
+                is_here = hub.has(name) or int(index) in self._done
+                (self._missing.discard if is_here else self._missing.add)(int(index))
+                self._is_cut_known = False
         for peer in self._peers:
-            if peer.node.index in linked:
+            if self._is_peer_linked(peer):
                 peer.note_link(now)
-        self._ever_linked |= linked
-        if self._ever_linked:
-            cut = set(range(1, self._plan.num_nodes)) - linked - self._done
-            if cut != self._cut:
-                self._cut = cut
-                write_cut(self._attempt, cut)
-        return len(linked | self._done) >= self._plan.num_nodes - 1
+        if not self._is_cut_known and now >= self._next_cut:
+            self._is_cut_known, self._next_cut = True, now + self._look_s
+            write_cut(self._attempt, self._missing)
+        return not self._missing
 
     def _follow(self, member: Member, now: float) -> bool:
         """Follow the hub as a member: True while it is there and vouches for the files."""
