@@ -675,13 +675,17 @@ def _on_training(job: Job, analysis: Analysis) -> Iterator[Finding]:
     is_own = job.plan.program in OWN_PROGRAMS
     table = curves.table
     loss = pd.to_numeric(table["loss"], errors="coerce") if len(table) else table["loss"]
-    if curves.nan or (len(loss) and not loss.dropna().empty and loss.isin([float("inf")]).any()):
+    if curves.nan:
+        said, evidence = f"in {curves.nan} steps", "number of nan iterations in the log"
+        if curves.first_nan is not None:
+            said = f"in at least {curves.nan} steps, first printed at step {curves.first_nan:,}"
+            evidence = "lines with such a loss; the steps between them are not known"
         yield Finding(
             rule="not a number",
-            values={"iterations": int(curves.nan)},
+            values={"iterations": int(curves.nan), "first_printed": curves.first_nan},
             weight=2.0,
-            sentence=f"The loss was not a number in {curves.nan} steps.",
-            evidence="number of nan iterations in the log",
+            sentence=f"The loss was not a number {said}.",
+            evidence=evidence,
             key="the script's learning rate or precision"
             if is_own
             else "train.optimizer.lr or train.precision",

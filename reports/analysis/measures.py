@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from varuna_core.facts.known import Evidence, Known, NotKnown, Sure, Value, value_of
@@ -89,6 +90,10 @@ class Curves:
     """A row for each log line: step, loss, grad_norm, loss_scale, learning_rate, skipped, nan."""
     skipped: int
     nan: int
+    """Steps whose loss was not a number, as far as lines tell: a line without a count is one."""
+    first_nan: int | None
+    """The first step at which a line printed such a loss; None if the lines count all such steps,
+    as Megatron's do."""
     evaluations: pd.DataFrame
     """Metrics of evaluations, one a row: step (or epoch, by `unit`; NaN if it is not known), split
     (val, test, dev), metric, value."""
@@ -460,12 +465,16 @@ def _build_curves(iterations: pd.DataFrame, evaluations: pd.DataFrame) -> Curves
     names = ["attempt", "step", "loss", "grad_norm", "loss_scale", "learning_rate", "skipped"]
     if iterations.empty:
         table = pd.DataFrame(columns=[*names, "nan"])
-        return Curves(table=table, skipped=0, nan=0, evaluations=evaluations)
+        return Curves(table=table, skipped=0, nan=0, first_nan=None, evaluations=evaluations)
     table = iterations.drop_duplicates(["attempt", "step"])[[*names, "nan"]]
-    numbers = [pd.to_numeric(table[name], errors="coerce") for name in ("skipped", "nan")]
-    skipped, nan = (int(min(column.sum(), 2**53)) for column in numbers)
+    numbers = [pd.to_numeric(table[name], errors="coerce") for name in ("skipped", "nan", "loss")]
+    is_infinite = np.isinf(numbers[2]) & ~(numbers[0] > 0)
+    numbers[1] = numbers[1].fillna(0).clip(lower=is_infinite.astype(float))
+    skipped, nan = (int(min(column.sum(), 2**53)) for column in numbers[:2])
+    printed = table.loc[(numbers[1] > 0) & numbers[0].isna(), "step"]
     table = table.reset_index(drop=True)
-    return Curves(table=table, skipped=skipped, nan=nan, evaluations=evaluations)
+    first = int(printed.min()) if len(printed) else None
+    return Curves(table=table, skipped=skipped, nan=nan, first_nan=first, evaluations=evaluations)
 
 
 def _read_memory(job: Job) -> pd.DataFrame:

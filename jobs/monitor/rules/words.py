@@ -319,7 +319,7 @@ def _not_a_number(values: Values) -> str:
     what = f"the loss is {loss}" if _is_known(loss) else f"{count} {steps} with NaN"
     if not _is_known(values["step"]):
         return what
-    return f"{what} at step {values['step']}, first at step {values['first_step']}"
+    return f"{what} at step {values['step']}, first printed at step {values['first_step']}"
 
 
 def _loss_scale(values: Values) -> str:

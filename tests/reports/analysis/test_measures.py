@@ -201,6 +201,19 @@ def test_what_the_log_says_of_the_training_is_told(tmp_path: Path) -> None:
     assert analyse(load_job(tmp_path)).goodput.useful_s == pytest.approx(4.0)
 
 
+def test_lines_that_print_nan_are_no_count_of_steps(tmp_path: Path) -> None:
+    """Five lines about 451 steps without a loss were told as five steps."""
+    lines = [
+        f"step {step} loss {(2.5, 'inf', 'nan')[step // 100 - 1]} time 20 ms"
+        for step in range(100, 301, 50)
+    ]
+    (tmp_path / "n0.out").write_text("\n".join(lines))
+    found = find(report(tmp_path), "not a number")
+    assert found.sentence == (
+        "The loss was not a number in at least 3 steps, first printed at step 200."
+    )
+
+
 def test_a_promise_of_the_plan_is_held_against_the_steps(tmp_path: Path) -> None:
     write_simulated(tmp_path / "attempt-0", SCHEDULE, build_even_costs(2), steps=range(1, 6))
     plan = {"prediction": {"step_s": 0.010}, "groups": [{"count": 1, "ranks": 3}]}

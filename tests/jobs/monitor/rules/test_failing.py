@@ -55,7 +55,8 @@ def test_a_loss_that_is_no_number_fails() -> None:
     bad = (*points[:-1], replace(points[-1], loss=float("nan")))
     verdict = judge(with_points(healthy(checkpoint_step=40), bad))
     assert (verdict.health, verdict.rule) == (Health.FAILING, "not a number")
-    assert "step 50" in verdict.reason and "step 40" in verdict.advice
+    assert "at step 50, first printed at step 50" in verdict.reason
+    assert "step 40" in verdict.advice
     skipped = (*points[:-1], replace(points[-1], loss=float("inf"), skipped=1))
     assert judge(with_points(healthy(), skipped)).health is Health.HEALTHY
     recovered = (*points[:20], replace(points[20], loss=float("nan")), *points[21:])
