@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from varuna_core.facts.catalogue.known_line import KnownLine
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.facts.remedy import Context
 
 

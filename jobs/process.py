@@ -12,10 +12,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from varuna_core.facts.dataclasses import dataclass
 from vjob.jobs.errors import VjobError
 
 

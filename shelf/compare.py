@@ -6,10 +6,10 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from varuna_core.facts.dataclasses import dataclass, replace
 from varuna_core.records.files import read_bytes, write_atomic
 from varuna_core.records.formatting import wrap_text
 from varuna_core.records.logs.tail import fold

@@ -16,10 +16,10 @@ import stat
 import time
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from varuna_core.facts.dataclasses import asdict, dataclass
 from varuna_core.records import record as records
 from varuna_core.records.checkpoints import NAME, TRACKERS
 from varuna_core.records.files import list_files, read_json

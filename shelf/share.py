@@ -15,10 +15,10 @@ import json
 import os
 import stat
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from varuna_core.facts.dataclasses import asdict, dataclass, field
 from varuna_core.records.files import (
     PRIVATE_FOLDER,
     SHARED_FILE,

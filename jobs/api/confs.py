@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import ItemsView, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
-from varuna_core.facts.dataclasses import dataclass
 from vjob.jobs.conf.fates import list_changed
 from vjob.jobs.conf.loading.load import build_tree, read_text
 from vjob.jobs.conf.schema import JobConf

@@ -12,13 +12,13 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from submitit.core.core import Job
 from submitit.core.utils import FailedJobError, UncompletedJobError
 
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.functions.environment import VjobPaths
 from varuna_core.records import record as records
 from varuna_core.records.exits import read_exits

@@ -11,10 +11,10 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
-from varuna_core.facts.dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from vjob.jobs.conf import schema
 from vjob.jobs.conf.fates import Fate, find_variable, judge_fate, list_leaves
 from vjob.jobs.conf.parse import (

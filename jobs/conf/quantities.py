@@ -8,11 +8,10 @@ fractions instead of rounding.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from fractions import Fraction
 from typing import Literal
-
-from varuna_core.facts.dataclasses import dataclass
 
 _NUMBER = re.compile(r"\d{1,12}(\.\d{1,20})?(?:[eE][+-]?\d{1,2})?")
 _CLOCK = re.compile(r"(?:(\d{1,6})-)?(\d{1,6}):([0-5]?\d):([0-5]?\d)")

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
-from varuna_core.facts.dataclasses import asdict, dataclass, field
 from varuna_core.facts.partition import Partition
 from varuna_core.records.training import Llama as LlamaParts
 from vjob.jobs.conf.quantities import GIB, MIB, MINUTES, SECONDS

@@ -11,9 +11,8 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
-
-from varuna_core.facts.dataclasses import dataclass
 
 _GRES = re.compile(r"gpu(?::(?P<type>[A-Za-z0-9][A-Za-z0-9_.-]*))?:(?P<count>[1-9][0-9]{0,3})")
 _TIME = re.compile(r"(?:(?P<d>\d{1,4})-)?(?P<a>\d{1,6})(?::(?P<b>\d{1,2}))?(?::(?P<c>\d{1,2}))?")

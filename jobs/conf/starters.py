@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from varuna_core.facts.dataclasses import dataclass, field
 from vjob.jobs.conf.schema import NodeGroup
 from vjob.jobs.conf.write import dump_yaml
 from vjob.recipes import FOLDER

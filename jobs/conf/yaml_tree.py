@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import yaml
 
-from varuna_core.facts.dataclasses import dataclass, field
 from vjob.jobs.errors import ConfError, Problem
 
 MAX_CHARS = 256 * 1024

@@ -12,10 +12,10 @@ import platform
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from varuna_core.agent.meeting.link import call_hub
-from varuna_core.facts.dataclasses import dataclass, replace
 from varuna_core.records import record as records
 from varuna_core.records.files import (
     as_whole,

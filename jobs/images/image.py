@@ -12,9 +12,9 @@ import os
 import shlex
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from varuna_core.facts.dataclasses import dataclass, replace
 from varuna_core.records.files import list_files, open_file
 from vjob.containers.reference import BadReference, Reference, parse_reference
 from vjob.containers.runtime import ImageKind

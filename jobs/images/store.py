@@ -15,10 +15,10 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.records.files import list_files, list_names, read_text
 from varuna_core.records.formatting import align_columns, format_duration, format_size
 from vjob.containers.store import locate_base

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from varuna_core.facts.dataclasses import asdict, dataclass
 from varuna_core.facts.known import Evidence, Sure, Value, as_json
 from varuna_core.planner.model.tables import Tables
 from varuna_core.planner.profile.errors import PlanningError

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from varuna_core.facts.dataclasses import dataclass, replace
 from varuna_core.facts.partition import Partition
 from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.cluster import NodeKind, place_in_turn

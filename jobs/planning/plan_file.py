@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from varuna_core.facts.dataclasses import dataclass, replace
 from varuna_core.records.files import parse_json, read_bytes, write_atomic
 from varuna_core.records.plan import Plan, Prediction, parse_prediction
 from vjob.jobs.conf.references import find_value

@@ -13,9 +13,9 @@ import importlib.metadata
 import itertools
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from varuna_core.facts.dataclasses import dataclass, replace
 from varuna_core.facts.known import NotKnown
 from varuna_core.facts.not_covered import Lack, NotCovered
 from varuna_core.planner.model.cluster import Cluster, NodeKind

@@ -15,10 +15,10 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from varuna_core.facts.dataclasses import dataclass, field, replace
 from varuna_core.records.plan import Prediction
 from vjob.jobs.conf.fates import count_micro_batches
 from vjob.jobs.conf.loading.choose_queue import choose_queues

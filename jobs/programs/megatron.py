@@ -15,10 +15,10 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.records.training import Llama
 from vjob.jobs.conf.paths import split_blend
 from vjob.jobs.conf.schema import JobConf

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
 from varuna_core.facts.catalogue.known_line import KnownLine, Scope
 from varuna_core.facts.cause import EndCause
-from varuna_core.facts.dataclasses import dataclass, field
 from varuna_core.facts.remedy import Action, Remedy, Target
 from varuna_core.records.plan import escape_placeholders, fill_node_keys
 from varuna_core.records.runfolder import RunFolder

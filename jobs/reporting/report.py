@@ -8,11 +8,11 @@ import json
 import os
 import webbrowser
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.records import record as records
 from varuna_core.records.files import write_atomic
 from varuna_core.records.record import read_run_end

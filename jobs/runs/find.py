@@ -13,11 +13,11 @@ import platform
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from varuna_core.facts.catalogue.ends import explain_end
 from varuna_core.facts.cause import Actor, End, EndCause
-from varuna_core.facts.dataclasses import dataclass, replace
 from varuna_core.facts.deciding import has_own_cause
 from varuna_core.facts.known import Evidence, Sure, Value
 from varuna_core.facts.remedy import context_of

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from varuna_core.facts.cause import EndCause
 from varuna_core.facts.cluster import NodeState
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.facts.known import Known, NotKnown
 from varuna_core.records.plan import GroupPlan, Plan
 from varuna_core.records.record import JobLimits

@@ -20,10 +20,10 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from varuna_core.facts.dataclasses import asdict, dataclass, replace
 from varuna_core.records.files import (
     lock_file,
     open_file,

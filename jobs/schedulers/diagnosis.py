@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from varuna_core.facts.dataclasses import asdict, dataclass
 from varuna_core.records import files
 from vjob.jobs import process
 from vjob.jobs.errors import VjobError

@@ -7,8 +7,8 @@ is shown.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
-from varuna_core.facts.dataclasses import dataclass
 from vjob.jobs.schedulers.job import OVER, JobState, SchedulerJob
 
 

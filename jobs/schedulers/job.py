@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from varuna_core.facts.cause import EndCause
-from varuna_core.facts.dataclasses import dataclass, field
 from varuna_core.facts.known import Known, NotKnown, Value
 from varuna_core.records.files import as_whole
 from varuna_core.records.plan import GroupPlan

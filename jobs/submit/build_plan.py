@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from varuna_core.facts.catalogue.known_line import KnownLine, Scope
-from varuna_core.facts.dataclasses import asdict, dataclass, field, replace
 from varuna_core.records.plan import (
     ContainerPlan,
     GroupPlan,

@@ -7,9 +7,9 @@ dependencies on them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.records import record as records
 from varuna_core.records.logs.tail import fold
 from varuna_core.records.plan import read_plan

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from varuna_core.facts.dataclasses import dataclass, replace
 from varuna_core.records.files import read_text
 from varuna_core.records.plan import read_plan
 from varuna_core.records.record import RunRecord, format_commit, read_record

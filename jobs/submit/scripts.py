@@ -10,6 +10,7 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from typing import Any
 import jinja2
 
 from varuna_core import __version__
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.records.files import PRIVATE_FOLDER
 from varuna_core.records.plan import ContainerPlan, GroupPlan, Plan
 from varuna_core.records.record import JobLimits

@@ -14,9 +14,9 @@ import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from varuna_core.facts.dataclasses import dataclass, field, replace
 from varuna_core.records.files import read_json, read_text, write_atomic, write_json
 from varuna_core.records.record import CodeRecord, RunRecord, format_commit
 from varuna_core.records.runfolder import RunFolder

@@ -17,13 +17,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from varuna_core import __version__
 from varuna_core.agent.gpu.accelerator import GROUP as ACCELERATORS
 from varuna_core.agent.setup.known_lines import write_known_lines
-from varuna_core.facts.dataclasses import dataclass, replace
 from varuna_core.plugins import list_plugins
 from varuna_core.records import record as records
 from varuna_core.records.files import write_atomic, write_json

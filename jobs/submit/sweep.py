@@ -20,11 +20,11 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from varuna_core.facts.cause import Actor
-from varuna_core.facts.dataclasses import dataclass, replace
 from varuna_core.records import record as records
 from varuna_core.records.files import write_atomic
 from varuna_core.records.formatting import align_columns

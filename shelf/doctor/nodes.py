@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import varuna_core
-from varuna_core.facts.dataclasses import dataclass, replace
 from varuna_core.facts.remedy import Action, Context, Remedy, Target, render_all
 from varuna_core.records.files import read_json
 from varuna_core.records.runfolder import RunFolder

@@ -19,9 +19,9 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.facts.known import Value
 from varuna_core.records import record as records
 from varuna_core.records.files import lock_file, read_lines

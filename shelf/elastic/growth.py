@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.morph.gain import Forecast, forecast, pays, with_more
 from varuna_core.records.logs.slow_ranks import find_slow_ranks
 from varuna_core.records.plan import GroupPlan, Plan

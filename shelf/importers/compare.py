@@ -7,12 +7,12 @@ import posixpath
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from difflib import SequenceMatcher
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from varuna_core.facts.dataclasses import asdict, dataclass
 from varuna_core.records.plan import Plan
 from vjob.jobs.errors import InputError
 from vjob.shelf.importers.bash.recording import Command, Word, read_script

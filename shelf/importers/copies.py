@@ -9,8 +9,8 @@ from __future__ import annotations
 import posixpath
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from varuna_core.facts.dataclasses import dataclass, field
 from vjob.shelf.importers.bash.recording import Command, Recording
 
 ENTERED = ("enroot", "docker", "nvidia-docker", "podman", "apptainer", "singularity")

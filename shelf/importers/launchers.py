@@ -10,9 +10,9 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
-from varuna_core.facts.dataclasses import dataclass, field
 from vjob.jobs.programs.launchers import MODULES
 from vjob.shelf.importers.bash.recording import SHORT, Command, Word
 from vjob.shelf.importers.bash.wrappers import find_wrapper

@@ -6,10 +6,10 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from varuna_core.agent.gpu.accelerator import list_variables
-from varuna_core.facts.dataclasses import dataclass, replace
 from varuna_core.records.secrets import redact_string
 from vjob.jobs.conf.parse import find_text_problem
 from vjob.jobs.conf.slurm_words import WORDS, explain_option, to_gigabytes, to_number

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
-from varuna_core.facts.dataclasses import dataclass, field, replace
 from vjob.shelf.importers.bash.passes import Variable
 from vjob.shelf.importers.bash.recording import Command, Recording
 from vjob.shelf.importers.bash.wrappers import locate_program

@@ -13,9 +13,9 @@ import posixpath
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.plugins import list_plugins, load_plugin
 from varuna_core.records.files import open_file
 from varuna_core.records.secrets import is_secret, redact_string

@@ -9,9 +9,9 @@ divide evenly, or that would leave a choice to Slurm, is refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from varuna_core.facts.dataclasses import dataclass
 from vjob.jobs.conf.quantities import MINUTES, parse_duration
 from vjob.jobs.conf.slurm_words import (
     to_gigabytes,

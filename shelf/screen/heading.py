@@ -5,11 +5,11 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.cells import cell_len
 from rich.text import Text
 
-from varuna_core.facts.dataclasses import dataclass
 from vjob.jobs.monitor.model.snapshot import Line, Point, Progress, Scheduler, Snapshot, Verdict
 from vjob.jobs.monitor.model.text import format_queue_age
 from vjob.shelf.screen import theme

@@ -6,6 +6,7 @@ the screen's own, since they may wait for a file server; the threads answer with
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from rich.text import Text
@@ -13,7 +14,6 @@ from textual.app import ComposeResult
 from textual.message import Message
 from textual.widgets import Input
 
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.records import record as records
 from vjob.jobs.monitor.model.snapshot import Line, Snapshot, Verdict
 from vjob.shelf.screen import theme

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from rich.text import Text
@@ -16,7 +17,6 @@ from textual.app import ComposeResult
 from textual.message import Message
 from textual.widgets import Input
 
-from varuna_core.facts.dataclasses import dataclass, field
 from vjob.jobs.monitor.model.run_row import RunRow
 from vjob.shelf.screen import theme
 from vjob.shelf.screen.key_screen import FILTER, Failed, KeyApp, KeyScreen, Repeat

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Generic
 
 from rich.style import Style
@@ -10,7 +11,6 @@ from rich.text import Text
 from textual import events
 from textual.message import Message
 
-from varuna_core.facts.dataclasses import dataclass
 from vjob.shelf.screen import theme
 from vjob.shelf.screen.pane import ScrollPane
 from vjob.shelf.screen.theme import Marks

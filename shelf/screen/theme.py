@@ -8,12 +8,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from rich.color import Color
 from rich.style import Style
 
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.records.logs.tail import clean
 from vjob.jobs.monitor.model.snapshot import Health
 from vjob.shelf.view.table import Tone

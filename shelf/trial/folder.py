@@ -6,9 +6,9 @@ import contextlib
 import os
 import shutil
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 
-from varuna_core.facts.dataclasses import dataclass
 from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.errors import VjobError
 from vjob.jobs.submit.snapshot import find_here

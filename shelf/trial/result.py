@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from varuna_core.facts.cause import EndCause
-from varuna_core.facts.dataclasses import asdict, dataclass, field
 from varuna_core.records.formatting import wrap_text
 from varuna_core.records.logs.tail import clean
 

@@ -14,9 +14,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from typing import Any
 
-from varuna_core.facts.dataclasses import dataclass, replace
 from vjob.jobs.conf.schema import BUILT_IN, OWN, Cluster, JobConf, Morph, Notify, Train
 from vjob.jobs.conf.world_size import get_replicas, get_world, require_number
 

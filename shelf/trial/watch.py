@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
-from varuna_core.facts.dataclasses import dataclass, field, replace
 from varuna_core.records.record import ENDED, REFUSED
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import VjobError

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
-from varuna_core.facts.dataclasses import dataclass, replace
 from varuna_core.records.formatting import join_numbers
 from vjob.jobs.monitor.model.snapshot import Gpu, Line, Node, Rank, Snapshot, Verdict
 from vjob.shelf.view.formats import format_age, format_memory, format_seconds

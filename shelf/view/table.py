@@ -6,10 +6,10 @@ Views render them: a screen with bars and colours, a page as HTML.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
-from varuna_core.facts.dataclasses import dataclass
 from vjob.jobs.monitor.model.snapshot import Health
 
 REST = 0

@@ -14,13 +14,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import click
 
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.records.logs.tail import clean, clean_name
 from varuna_core.records.record import RunRecord, append_event, read_events, read_record
 from varuna_core.records.runfolder import RunFolder

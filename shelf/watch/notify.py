@@ -15,12 +15,12 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from email.message import EmailMessage
 from email.utils import formatdate, make_msgid
 from pathlib import Path
 from typing import Any
 
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.secrets import REDACTED, withhold
 from vjob.jobs import process

@@ -10,9 +10,9 @@ polls.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from varuna_core.facts.dataclasses import dataclass
 from vjob.jobs.errors import VjobError
 from vjob.jobs.monitor.model.snapshot import ENDED, Health, Snapshot, Verdict
 

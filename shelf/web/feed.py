@@ -13,10 +13,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from varuna_core.facts.dataclasses import dataclass, field, replace
 from vjob.jobs.errors import VjobError
 
 SHARE = 0.2

@@ -24,11 +24,11 @@ import socketserver
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from varuna_core.facts.dataclasses import dataclass, field
 from vjob.jobs.errors import InputError, VjobError
 from vjob.shelf.web.feed import Feed
 

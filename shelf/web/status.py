@@ -6,10 +6,10 @@ import math
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from varuna_core.facts.dataclasses import dataclass, replace
 from vjob.jobs.errors import InputError
 from vjob.jobs.monitor.model.run_row import RunRow
 from vjob.jobs.monitor.model.snapshot import ENDED, Line, Snapshot, Verdict

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Optional
 
@@ -26,7 +27,6 @@ from varuna_core.agent.restarts import (
 from varuna_core.agent.setup.site import group_of
 from varuna_core.facts.catalogue.ends import refine_end
 from varuna_core.facts.cause import Actor, End, EndCause
-from varuna_core.facts.dataclasses import dataclass, replace
 from varuna_core.facts.deciding import choose_end
 from varuna_core.facts.known import Evidence, Sure
 from varuna_core.facts.sentences import LEFT_SHORT

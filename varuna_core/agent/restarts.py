@@ -19,13 +19,13 @@ import os
 import re
 import sys
 import time
+from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, Iterable, List, Mapping, Optional, Tuple
 
 from varuna_core.agent.meeting.watch import Peer
 from varuna_core.agent.setup.site import STOPPED, WRONG_INPUT
 from varuna_core.facts.cause import End, EndCause
-from varuna_core.facts.dataclasses import asdict, dataclass
 from varuna_core.hang.signs import read_hang
 from varuna_core.records.checkpoints import find_full, list_full
 from varuna_core.records.exits import HUNG, NODE_LOST, Judgement, Outcome, read_exit, read_outcome

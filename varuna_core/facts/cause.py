@@ -5,10 +5,10 @@ Sentences about an end are rendered from it (`sentences.py`). Code compares caus
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, Mapping, Optional, Tuple, Type, TypeVar
 
-from varuna_core.facts.dataclasses import dataclass, fields
 from varuna_core.facts.known import Evidence, Sure
 
 END_VERSION = 1

@@ -5,10 +5,9 @@ The rows of `catalogue.slurm.REASONS` give each of Slurm's reasons a `Waiting` a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import Optional
-
-from varuna_core.facts.dataclasses import dataclass
 
 
 class Waiting(str, Enum):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 from varuna_core.facts.cause import EndCause
-from varuna_core.facts.dataclasses import asdict, dataclass, field
 from varuna_core.facts.known import Evidence, NotKnown, Value
 from varuna_core.facts.remedy import Context, Remedy, render
 

@@ -5,10 +5,9 @@ Its sentence is rendered by `sentences.describe_hang`; code compares witnesses, 
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, Dict, Mapping, Optional, Tuple
-
-from varuna_core.facts.dataclasses import asdict, dataclass
 
 HANG_VERSION = 1
 

@@ -6,10 +6,9 @@ Nothing is concluded from a `NotKnown`.
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, Dict, Generic, Optional, Tuple, TypeVar, Union
-
-from varuna_core.facts.dataclasses import asdict, dataclass
 
 T = TypeVar("T")
 

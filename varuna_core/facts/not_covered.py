@@ -6,10 +6,10 @@ taken from the benchmark that the evidence names, or the reason why there are no
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Dict, Optional, Tuple
 
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.facts.known import Bounded, Evidence, NotKnown, Sure, Within, as_json
 
 

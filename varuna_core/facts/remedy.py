@@ -10,10 +10,9 @@ To add a target of remedies, add a member to `Target` and a row to `SPELLINGS`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Callable, Dict, FrozenSet, Iterable, List, Mapping, Optional, Tuple
-
-from varuna_core.facts.dataclasses import dataclass, replace
 
 
 class Context(str, Enum):

@@ -11,9 +11,8 @@ a collective needs all of them.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any, Mapping
-
-from varuna_core.facts.dataclasses import dataclass
 
 DEFAULT = "default_pg"
 """torch's name of the group of all ranks."""

@@ -14,9 +14,9 @@ one computes, the others wait   SPINNING_S, or 10 x     an evaluation or a save 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any, Mapping, Sequence
 
-from varuna_core.facts.dataclasses import dataclass, replace
 from varuna_core.facts.hang import Hang, HangWitness
 from varuna_core.hang.flight import Flight, Gap, find_gap, find_last
 from varuna_core.hang.signs import NodeSigns, RankSigns

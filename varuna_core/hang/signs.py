@@ -8,9 +8,9 @@ when steps continue. Times are durations by the agent's own clock, since hosts' 
 from __future__ import annotations
 
 import contextlib
+from dataclasses import asdict, dataclass, field
 from typing import Any, Collection, Mapping
 
-from varuna_core.facts.dataclasses import asdict, dataclass, field
 from varuna_core.facts.hang import Hang, parse_hang
 from varuna_core.hang.flight import Calls, Flight
 from varuna_core.records.files import is_listed, read_json, write_first, write_json

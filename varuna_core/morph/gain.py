@@ -11,9 +11,9 @@ the planner predicted at submit, or from a count of the layouts' slots.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from typing import Optional, Sequence
 
-from varuna_core.facts.dataclasses import dataclass, replace
 from varuna_core.morph.layout import ParallelShape, count_slots, find_layout
 from varuna_core.records.plan import GroupPlan, Plan, name_nodes
 from varuna_core.records.training import TrainingFacts

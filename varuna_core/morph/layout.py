@@ -9,9 +9,9 @@ The planner itself needs numpy and time, so its choices for fewer nodes are part
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
-from varuna_core.facts.dataclasses import dataclass, replace
 from varuna_core.facts.partition import Partition
 from varuna_core.records.plan import GroupPlan, Plan, fill_layout, name_nodes
 from varuna_core.records.rank_map import build_stages, encode_stage_map

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Optional, Tuple, Union
 
 from varuna_core.facts.cause import EndCause
-from varuna_core.facts.dataclasses import dataclass, field
 
 DONE, LEFT, FAILED = "done", "left", "failed"
 """How an attempt ended: trained to its last step; saved and left when asked to; anything else."""

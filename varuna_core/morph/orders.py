@@ -15,9 +15,9 @@ a folder of 0700), or knows the secret that lies beside them, is the run's own u
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass, replace
 from typing import AbstractSet, Any, Dict, NamedTuple, Optional, Tuple
 
-from varuna_core.facts.dataclasses import asdict, dataclass, replace
 from varuna_core.records.files import list_names, make, read_json, write_json
 from varuna_core.records.morphing import name_node, read_claim, read_newest_epoch
 from varuna_core.records.runfolder import MorphFolder

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.plugins.installed import (
     GROUPS,
     Plugin,

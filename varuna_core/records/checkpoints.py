@@ -10,11 +10,11 @@ import contextlib
 import itertools
 import os
 import re
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, List, Optional
 
 from varuna_core.facts.cause import End
-from varuna_core.facts.dataclasses import asdict, dataclass, replace
 from varuna_core.records.files import (
     NO_ROOM,
     list_files,

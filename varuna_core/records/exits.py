@@ -10,12 +10,12 @@ import json
 import os
 import re
 import signal
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Tuple
 
 from varuna_core.facts import legacy
 from varuna_core.facts.cause import OF_RANK, Actor, End, EndCause, parse_cause, parse_end
-from varuna_core.facts.dataclasses import asdict, dataclass, replace
 from varuna_core.facts.deciding import FALLOUT
 from varuna_core.facts.known import Evidence, Sure
 from varuna_core.facts.sentences import LAST_LINE, NOTES, RAISED, STOP, describe_end, describe_exit

@@ -18,9 +18,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
-from varuna_core.facts.dataclasses import asdict, dataclass, replace
 from varuna_core.records.files import (
     as_whole,
     list_names,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from varuna_core.facts.dataclasses import asdict, dataclass, replace
 from varuna_core.records.files import as_whole, expect_types, list_names, read_json, write_json
 from varuna_core.records.runfolder import AttemptFolder
 

@@ -10,11 +10,11 @@ import contextlib
 import json
 import os
 import re
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
-from varuna_core.facts.dataclasses import asdict, dataclass, field, replace
 from varuna_core.facts.not_covered import Lack, NotCovered, read_not_covered
 from varuna_core.records.files import expect_types, is_closed, is_listed, read_json, write_json
 from varuna_core.records.runfolder import RunFolder, shared_copy

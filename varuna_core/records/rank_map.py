@@ -18,10 +18,9 @@ Python 3.8: agents and reports read both.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Dict, List, Sequence, Tuple
-
-from varuna_core.facts.dataclasses import dataclass, replace
 
 
 def balance(costs: Sequence[float], num_stages: int) -> List[range]:

@@ -13,13 +13,13 @@ slow-asked, withdrawn, tracking; of `vjob watch` verdict, notice, action.
 from __future__ import annotations
 
 import time
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
 from varuna_core.facts import legacy
 from varuna_core.facts.cause import Actor, End, EndCause, parse_cause, parse_end
-from varuna_core.facts.dataclasses import asdict, dataclass, field, fields, replace
 from varuna_core.facts.known import Evidence
 from varuna_core.records.exits import Outcome, end_of_stop
 from varuna_core.records.files import (

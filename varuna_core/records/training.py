@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Mapping, Optional, Tuple, Union
 
-from varuna_core.facts.dataclasses import asdict, dataclass, fields
 from varuna_core.facts.partition import Partition
 from varuna_core.records.files import parse_json, read_bytes
 

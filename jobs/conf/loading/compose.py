@@ -17,10 +17,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from varuna_core.facts.dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from varuna_core.records.secrets import is_secret
 from vjob.jobs.conf.parse import get_hints, get_members
 from vjob.jobs.conf.paths import resolve_path

@@ -13,9 +13,9 @@ import os
 import re
 import stat
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from varuna_core.facts.dataclasses import dataclass, replace
 from varuna_core.plugins.installed import warn_once
 from varuna_core.records.files import as_whole, list_files
 from vjob.jobs.conf.loading.check import check_conf, find_missing_paths, find_unset

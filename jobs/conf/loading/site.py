@@ -13,11 +13,11 @@ import fnmatch
 import os
 import socket
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from varuna_core.facts.dataclasses import dataclass, field, replace
 from vjob.jobs.conf.fates import (
     NEEDS,
     find_default,

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
 from varuna_core.facts.catalogue.known_line import KnownLine, Proof, Scope, Stream
 from varuna_core.facts.catalogue.patterns import MOST_CHARS
 from varuna_core.facts.catalogue.rank_output import ATTEMPT_ENDED, PYTHON_EXCEPTION
 from varuna_core.facts.catalogue.tables import compile_pattern
-from varuna_core.facts.dataclasses import dataclass, replace
 from varuna_core.facts.remedy import Action, Remedy
 from varuna_core.records.exits import RankExit
 from varuna_core.records.logs.literals import find_literals

@@ -10,9 +10,9 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.records import record as records
 from varuna_core.records.files import list_files
 from varuna_core.records.logs.rank_output import RankOutput, locate_output

@@ -16,9 +16,9 @@ import heapq
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from varuna_core.facts.dataclasses import dataclass, field, replace
 from varuna_core.records.formatting import join_numbers
 from varuna_core.records.logs.tail import READ_BYTES, SKIP_BYTES, Follower
 from varuna_core.records.logs.times import MarkReader

@@ -15,9 +15,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.records.files import open_file, open_to_read
 from varuna_core.records.logs.tail import clean
 

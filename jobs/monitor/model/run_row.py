@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.records.formatting import format_duration, format_pace, wrap_columns
 from varuna_core.records.logs.tail import clean_name, fold
 from vjob.jobs.monitor.model.snapshot import Health, Verdict

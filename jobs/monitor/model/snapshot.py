@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, TypeGuard
 
 from varuna_core.facts.cause import End
 from varuna_core.facts.cluster import NodeState
-from varuna_core.facts.dataclasses import asdict, dataclass, field
 from varuna_core.facts.finding import Finding, dump_finding, dump_value
 from varuna_core.facts.hang import Hang
 from varuna_core.facts.known import Known, NotKnown

@@ -10,12 +10,12 @@ import json
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from varuna_core.facts.catalogue.known_line import Proof, Scope
 from varuna_core.facts.catalogue.rank_output import ATTEMPT_ENDED, PYTHON_EXCEPTION
 from varuna_core.facts.cause import EndCause
-from varuna_core.facts.dataclasses import asdict, dataclass, replace
 from varuna_core.facts.finding import dump_value
 from varuna_core.facts.remedy import Target
 from varuna_core.facts.sentences import LAST_LINE

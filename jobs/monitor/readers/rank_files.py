@@ -11,10 +11,10 @@ import os
 import statistics
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.records.exits import Outcome
 from varuna_core.records.files import (
     as_number,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from varuna_core.facts.dataclasses import dataclass, replace
 from varuna_core.facts.known import Evidence, Known, NotKnown, Sure, Value
 from varuna_core.records import record as records
 from varuna_core.records.checkpoints import Damaged, Newest, find_newest, list_damaged

@@ -10,10 +10,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from varuna_core.facts.cause import EndCause
 from varuna_core.facts.cluster import NodeCondition, NodeState
-from varuna_core.facts.dataclasses import dataclass, replace
 from varuna_core.facts.known import NotKnown, Value
 from varuna_core.records.formatting import fold_names
 from varuna_core.records.record import ENDED, RunRecord

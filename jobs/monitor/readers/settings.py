@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.facts.partition import Partition
 from varuna_core.records.files import read_json, read_text
 from varuna_core.records.plan import Plan

@@ -13,11 +13,11 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from varuna_core.agent.gpu.accelerator import GpuSample, find_lost, list_accelerators
 from varuna_core.facts.cluster import NodeState
-from varuna_core.facts.dataclasses import dataclass, replace
 from varuna_core.facts.known import Known, NotKnown
 from varuna_core.records.logs.times import LineTimes
 from vjob.jobs.errors import UncertainError

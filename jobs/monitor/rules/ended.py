@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from varuna_core.facts.catalogue.ends import (
@@ -29,7 +30,6 @@ from varuna_core.facts.cause import (
     EndCause,
     parse_cause,
 )
-from varuna_core.facts.dataclasses import dataclass, replace
 from varuna_core.facts.deciding import Witness, choose_end
 from varuna_core.facts.finding import Finding
 from varuna_core.facts.known import Evidence, NotKnown

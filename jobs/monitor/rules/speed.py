@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from varuna_core.facts.catalogue.remedies import do
-from varuna_core.facts.dataclasses import dataclass, replace
 from varuna_core.facts.finding import Finding
 from varuna_core.facts.known import Evidence, Known, NotKnown, Sure, Value
 from varuna_core.facts.remedy import Action, Remedy, Target

@@ -8,10 +8,10 @@ that does something different. `find_suspect` tries several signs, the surest fi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from varuna_core.facts.catalogue.remedies import do
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.facts.finding import Finding
 from varuna_core.facts.known import Evidence, NotKnown, Sure
 from varuna_core.facts.remedy import Action, Remedy, Target

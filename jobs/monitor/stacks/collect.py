@@ -11,12 +11,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from varuna_core.agent.processes.evidence import describe_queues
 from varuna_core.agent.stacks import Unpacker
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.facts.sentences import describe_hang
 from varuna_core.hang.judge import judge_hang
 from varuna_core.hang.signs import read_hang, read_signs

@@ -10,9 +10,9 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from varuna_core.facts.dataclasses import asdict, dataclass
 from varuna_core.records.formatting import join_numbers
 from varuna_core.records.logs.tail import clean
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.records.secrets import redact_code
 from vjob.jobs import process
 from vjob.jobs.errors import VjobError

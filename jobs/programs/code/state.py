@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from varuna_core.facts.dataclasses import dataclass, field
 from varuna_core.records.record import CodeRecord
 from vjob.jobs.programs.code.repository import (
     Changes,

@@ -14,9 +14,9 @@ import shutil
 import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.records.files import PRIVATE_FOLDER
 from vjob.jobs.errors import VjobError
 from vjob.jobs.programs.code.repository import Git, is_inside_any, list_files, list_ignored

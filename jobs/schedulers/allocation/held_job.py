@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from varuna_core.facts.dataclasses import dataclass, replace
 from varuna_core.facts.known import Value
 from varuna_core.records.files import as_whole
 from varuna_core.records.formatting import fold_names, format_duration

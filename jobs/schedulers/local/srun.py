@@ -15,10 +15,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from varuna_core.facts.dataclasses import dataclass
 from vjob.jobs import process
 from vjob.jobs.schedulers.node_names import expand_nodes
 

@@ -10,11 +10,11 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from varuna_core.facts.dataclasses import dataclass, field
 from vjob.jobs.errors import InputError
 from vjob.jobs.process import talk
 from vjob.shelf.importers.bash.jail import find_tools

@@ -27,11 +27,11 @@ import re
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from itertools import takewhile
 from pathlib import Path
 
-from varuna_core.facts.dataclasses import dataclass, field, replace
 from varuna_core.records.files import read_bytes
 from varuna_core.records.secrets import is_secret
 from vjob.jobs.errors import InputError

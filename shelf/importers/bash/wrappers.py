@@ -5,8 +5,8 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from varuna_core.facts.dataclasses import dataclass
 from vjob.jobs.programs.launchers import LAUNCHERS, WRAPPERS, is_python
 
 

@@ -15,10 +15,10 @@ reading that lacks some of the devices is a `Value` whose evidence has `seen` be
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 from varuna_core.agent.gpu.names import CUDA_VISIBLE
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.facts.finding import Finding
 from varuna_core.facts.hardware import Fault, make_fault
 from varuna_core.facts.known import Evidence, Known, NotKnown, Sure, Value

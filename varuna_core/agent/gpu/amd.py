@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from varuna_core.agent.gpu.accelerator import GpuSample, make_lost_findings
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.facts.finding import Finding
 from varuna_core.facts.hardware import Fault, make_fault
 from varuna_core.facts.known import Evidence, Known, NotKnown, Sure, Value

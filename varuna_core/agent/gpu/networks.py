@@ -13,10 +13,10 @@ port whose rate is below that of all others of its make, of which there are two 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Dict, List, Mapping, Optional
 
-from varuna_core.facts.dataclasses import dataclass, field
 from varuna_core.facts.finding import Finding
 from varuna_core.facts.hardware import Fault, make_fault
 

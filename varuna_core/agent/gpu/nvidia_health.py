@@ -7,11 +7,11 @@ reset; and the driver's lines in the kernel's log.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from xml.etree import ElementTree
 
 from varuna_core.agent.gpu.accelerator import GpuSample, parse_number
-from varuna_core.facts.dataclasses import dataclass, replace
 from varuna_core.facts.finding import Finding
 from varuna_core.facts.hardware import Fault, make_fault
 

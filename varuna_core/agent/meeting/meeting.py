@@ -12,12 +12,12 @@ No rank starts before `go`, so none hangs in a rendezvous that a broken node nev
 from __future__ import annotations
 
 import time
+from dataclasses import asdict, dataclass
 from typing import Callable, Mapping, Tuple, TypeVar
 
 from varuna_core.agent.processes.signals import GONE, SILENT, Signals
 from varuna_core.agent.setup.site import STOPPED, Master, Refusal
 from varuna_core.facts.cause import EndCause
-from varuna_core.facts.dataclasses import asdict, dataclass
 from varuna_core.records.exits import NODE_LOST, NOT_READY
 from varuna_core.records.files import is_listed, list_names, read_json, write_json
 from varuna_core.records.nodes import FAIL, WARN, NodeReport, read_report

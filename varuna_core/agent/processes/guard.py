@@ -23,6 +23,7 @@ import re
 import threading
 import time
 from collections import deque
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import (
     Any,
@@ -46,7 +47,6 @@ from varuna_core.agent.processes.sockets import (
     read_received,
 )
 from varuna_core.facts.cause import EndCause
-from varuna_core.facts.dataclasses import dataclass, replace
 from varuna_core.facts.hang import Hang, HangAction, HangWitness
 from varuna_core.facts.sentences import describe_hang
 from varuna_core.hang.flight import read_flight

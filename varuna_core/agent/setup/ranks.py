@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Mapping, Tuple
 
@@ -26,7 +27,6 @@ from varuna_core.agent.setup.world import (
     leave_agent,
     place_rank,
 )
-from varuna_core.facts.dataclasses import dataclass, field
 from varuna_core.records.plan import (
     ContainerPlan,
     GroupPlan,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, List, Mapping, NamedTuple, Tuple
 
 from varuna_core.agent.gpu.accelerator import Accelerator, choose_accelerator
 from varuna_core.facts.cause import EndCause
-from varuna_core.facts.dataclasses import dataclass, field
 from varuna_core.records.plan import ContainerPlan, NodePlan, Plan, read_attempt_plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Dict, Mapping, Optional, Tuple
 
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.records.formatting import fold_names
 from varuna_core.records.plan import UNDER_SLURM, NodePlan, Plan
 

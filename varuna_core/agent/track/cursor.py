@@ -8,11 +8,11 @@ Pure but for the file that it is kept in.
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Dict, Optional
 
 from varuna_core.agent.track.points import Point
-from varuna_core.facts.dataclasses import asdict, dataclass, field, replace
 from varuna_core.records.files import make, read_json, write_json
 
 REPEATED = "repeated/"

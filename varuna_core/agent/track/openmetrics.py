@@ -11,10 +11,10 @@ exporter reads, and as OpenMetrics.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, Iterable, List, Mapping, Tuple
 
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.records.files import write_atomic
 
 READABLE = 0o644

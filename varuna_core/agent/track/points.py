@@ -14,10 +14,10 @@ import heapq
 import re
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.records.files import as_number, parse_object, read_json
 from varuna_core.records.logs.progress import NO_STEP, read_pattern, split_tag
 from varuna_core.records.logs.steps import StepReader, StepReading

@@ -11,13 +11,13 @@ import importlib
 import os
 import re
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, cast
 
 from varuna_core.agent.track.openmetrics import Gauge, build_gauge, write_gauges
 from varuna_core.agent.track.points import EVENTS, Point
 from varuna_core.agent.track.tensorboard import EventFile, render_scalars, render_text
-from varuna_core.facts.dataclasses import dataclass, field
 from varuna_core.plugins import load_plugin
 from varuna_core.records.files import read_json
 from varuna_core.records.plan import Plan, TrackPlan

@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections import deque
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Deque, Dict, List, Mapping, Optional
 
@@ -33,7 +34,6 @@ from varuna_core.agent.track.tools import (
     read_settings,
     shorten,
 )
-from varuna_core.facts.dataclasses import dataclass, field
 from varuna_core.records.exits import RankExit, read_exits
 from varuna_core.records.files import as_number, lock_file, read_json
 from varuna_core.records.plan import Plan, TrackPlan, read_attempt_plan

@@ -7,12 +7,12 @@ Otherwise it is a warning.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Optional, Tuple
 
 from varuna_core.facts.cause import EndCause
 from varuna_core.facts.cluster import Waiting
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.facts.remedy import Context, Remedy, explain
 
 

@@ -10,11 +10,10 @@ n061  Thu Jun  1 16:08:12 2023  535.54.03           a heading, which only gpusta
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, Iterator, Mapping, Match, Optional
-
-from varuna_core.facts.dataclasses import dataclass
 
 CPU = "cpu"
 """The index of the line for the processors."""

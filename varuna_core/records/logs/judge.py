@@ -16,10 +16,10 @@ many steps were made and when. `Fit` says how lines and counter are related:
 from __future__ import annotations
 
 import statistics
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Mapping, Optional, Sequence, Tuple
 
-from varuna_core.facts.dataclasses import dataclass, replace
 from varuna_core.facts.known import Evidence, Known, NotKnown, Sure, Value
 from varuna_core.records.logs.step_counts import StepCounts
 

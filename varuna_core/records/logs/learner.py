@@ -17,10 +17,10 @@ has the reason. Pure, bounded in memory and in time per line.
 from __future__ import annotations
 
 import re
+from dataclasses import astuple, dataclass, replace
 from enum import Enum
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from varuna_core.facts.dataclasses import astuple, dataclass, replace
 from varuna_core.records.logs.progress import names_loss, names_mean
 
 LEAST_READINGS = 3

@@ -7,11 +7,11 @@ what Slurm wrote about failed nodes into the logs of batch scripts.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Dict, Iterable, List, Optional
 
 from varuna_core.facts.cause import Actor, End, EndCause
-from varuna_core.facts.dataclasses import dataclass, replace
 from varuna_core.facts.known import Evidence, Sure
 from varuna_core.records.exits import NODE_LOST
 from varuna_core.records.files import list_files, open_file, read_json

@@ -20,9 +20,8 @@ PERSISTENT and STARK also require a loss of LEAST_S in a step, and of LEAST_SHAR
 from __future__ import annotations
 
 import statistics
+from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Sequence
-
-from varuna_core.facts.dataclasses import dataclass
 
 WARM_UP_STEPS = 5
 """First steps of an attempt, which say nothing about later ones."""

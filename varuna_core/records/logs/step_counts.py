@@ -21,11 +21,10 @@ import struct
 import time
 import zlib
 from collections import deque
+from dataclasses import dataclass
 from heapq import heappush, heapreplace
 from math import frexp
 from typing import Deque, List, Optional, Tuple
-
-from varuna_core.facts.dataclasses import dataclass
 
 MAGIC = b"VJS1"
 HEAD_S = 0.1

@@ -20,9 +20,9 @@ from __future__ import annotations
 import re
 import statistics
 from collections import deque
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Deque, Dict, Iterable, Mapping, Optional, Pattern, Sequence, Tuple
 
-from varuna_core.facts.dataclasses import astuple, dataclass, replace
 from varuna_core.records.logs.learner import FILE, HINTS, LONGEST, Counted, Doubt, Learner
 from varuna_core.records.logs.progress import (
     NO_STEP,

@@ -20,10 +20,10 @@ import os
 import re
 from bisect import bisect_right
 from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Deque, Dict, Iterable, List, Optional, Tuple
 
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.records.files import open_file
 
 MARK_S = 0.25

@@ -19,9 +19,9 @@ are not.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Optional
 
-from varuna_core.facts.dataclasses import dataclass
 from varuna_core.facts.deciding import FALLOUT
 
 MARK = "Traceback (most recent call last)"

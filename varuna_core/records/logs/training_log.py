@@ -22,10 +22,10 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Collection, Dict, Mapping, Optional, Sequence, Tuple
 
-from varuna_core.facts.dataclasses import dataclass, field, replace
 from varuna_core.records.files import as_whole
 
 TAG = r"(?:\d{1,9}: |\[[^\]\n]{1,40}\]:[ ]?)?"
