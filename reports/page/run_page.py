@@ -162,7 +162,9 @@ def draw_training(analysis: Analysis) -> Figure | None:
         ("learning_rate", "learning rate", PINK),
     )
     for name, title, colour in names:
-        rows.add(110, title, LEAN, draw_lines(table, name, title, colour))
+        if name != "loss_scale" or table[name].nunique() > 1:
+            lines = draw_lines(table, name, title, colour)
+            rows.add(110, title, LEAN, [{**line, "showlegend": False} for line in lines])
     if not rows.rows:
         return None
     buttons: Figure = {"updatemenus": [LOG_BUTTONS]} if losses else {}
@@ -285,7 +287,7 @@ MOST_FAILURES = 3
 """The most failed steps with a button of their own; the selector lists all."""
 SECTIONS = {
     "The run": (
-        ("figure", "run", "whole", "Ranks, steps and GPUs over time"),
+        ("figure", "run", "whole", "From start to end"),
         ("table", "steps", "half", ""),
         ("table", "pipeline", "half", ""),
     ),

@@ -21,6 +21,8 @@ from vjob.reports.analysis.measures import Analysis, list_ranks
 from vjob.reports.analysis.step_times import drop_first
 from vjob.reports.load.tables import Job
 
+QUIET = {"loss_scale": 1, "skipped": 0, "nan": 0}
+"""Columns of the training that are not worth showing if all their values are these."""
 OF_ONE_RANK = {*(("layout", "single"), ("pipeline", "1"), ("data", "1"), ("tensor", "1"))}
 """Facts of a plan not worth showing: there is one rank, one stage or one replica."""
 
@@ -167,6 +169,8 @@ def _list_stages(analysis: Analysis) -> ReportTable:
 def _list_training(analysis: Analysis) -> ReportTable:
     names = ("step", "loss", "grad_norm", "loss_scale", "learning_rate", "skipped", "nan")
     table = analysis.curves.table[list(names)].dropna(axis="columns", how="all")
+    quiet = [name for name in QUIET if name in table and (table[name] == QUIET[name]).all()]
+    table = table.drop(columns=quiet)
     rows = [tuple(map(_show, row)) for row in table.itertuples(index=False)]
     return ReportTable(title="training", columns=tuple(table.columns), rows=rows)
 

@@ -131,7 +131,8 @@ class Chart extends View {
       tools.append(button);
     };
     if (this.layout.showlegend) {
-      const named = new Map(this.series.map(({ trace }) => [trace.name, trace]));
+      const shown = this.series.filter(({ trace }) => trace.showlegend !== false);
+      const named = new Map(shown.map(({ trace }) => [trace.name, trace]));
       for (const [name, { line, marker }] of named) {
         const colour = line?.color ?? [marker.color].flat()[0];
         add(unescape(name), colour, () => !this.hidden.delete(name) ? !this.hidden.add(name) : true);
