@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
 import pandas as pd
@@ -53,7 +53,14 @@ def build_sections(job: Job, analysis: Analysis) -> list[ReportTable]:
         _list_failures(job),
         _list_skipped(job),
     )
-    return [table for table in tables if table.rows]
+    return [_drop_empty(table) for table in tables if table.rows]
+
+
+def _drop_empty(table: ReportTable) -> ReportTable:
+    """Drop the columns in which no row has anything."""
+    kept = [at for at, cells in enumerate(zip(*table.rows, strict=True)) if set(cells) - {"", "-"}]
+    rows = [tuple(row[at] for at in kept) for row in table.rows]
+    return replace(table, columns=tuple(table.columns[at] for at in kept), rows=rows)
 
 
 def shorten(rows: Sequence[tuple[str, ...]], most: int) -> tuple[list[tuple[str, ...]], int]:
