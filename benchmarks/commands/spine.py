@@ -1,6 +1,6 @@
 """Start-up time of the command, and growth of plan and render with the number of nodes.
 
-    python -m benchmarks.commands.spine [--rounds 15] [--write]
+    python -m benchmarks.commands.spine [--before TREE] [--rounds 15] [--write]
 
 Whole processes are timed in turn, A B A B, and compared pair by pair, so that a machine whose speed
 drifts drifts for both. Growth is the slope of a line through log(seconds) over log(nodes).
@@ -12,14 +12,15 @@ import argparse
 import math
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import RESULTS, ROOT
+from benchmarks import RESULTS
+from benchmarks.machine import compile_to
+from benchmarks.turns import Row, add_before, divide, list_envs, render_rows, time_in_turn
 from varuna_core.records.plan import render_plan
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.conf.loading.load import read_conf
@@ -39,19 +40,6 @@ cluster:
     - {{group: a, count: {half}, queue: gpu1, gpus: "a100:4"}}
     - {{group: b, count: {half}, queue: gpu2, gpus: "a10:4", cpus: 14}}
 """
-
-
-def time_process(command: Sequence[str]) -> float:
-    start = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
-    return time.perf_counter() - start
-
-
-def compare(ours: Sequence[str], other: Sequence[str], rounds: int) -> tuple[float, float, float]:
-    """Smallest, median and largest ratio over the rounds, after one warm-up of each."""
-    time_process(ours), time_process(other)
-    ratios = sorted(time_process(ours) / time_process(other) for _ in range(rounds))
-    return ratios[0], statistics.median(ratios), ratios[-1]
 
 
 def time_best(work: Callable[[], object], repeats: int) -> float:
@@ -103,6 +91,7 @@ def main() -> None:
     """Measure, print, and with --write keep the result file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
+    add_before(parser)
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -118,16 +107,19 @@ def main() -> None:
         lines = [
             f"Python {platform.python_version()}, {platform.machine()}, {options.rounds} rounds.",
             "",
-            "| what | bound | smallest | median | largest |",
-            "|---|---|---|---|---|",
         ]
         rows = (
             ("`vjob --help` over `python -c 'import click, yaml'`", 2.0, help_command, plain),
             ("`submit --dry-run`, 2 groups, 1,024 nodes, over `--help`", 6.0, dry, help_command),
         )
+        envs = list_envs(compile_to(folder / "compiled"), options.before)
+        figures: list[Row] = []
         for text, bound, ours, other in rows:
-            low, middle, high = compare(ours, other, options.rounds)
-            lines.append(f"| {text} | {bound} | {low:.2f} | {middle:.2f} | {high:.2f} |")
+            costs = [
+                time_in_turn([(ours, env), (other, env)], folder, options.rounds) for env in envs
+            ]
+            figures.append((text, bound, divide(costs[0])[0], divide(costs[-1])[0]))
+        lines += render_rows(options.before, figures)
         points = measure_growth(folder, repeats=21)
         lines += [
             "",
@@ -146,8 +138,8 @@ def main() -> None:
     if options.write:
         RESULT.write_text(
             "# The spine: start-up and growth\n\n"
-            f"Made by `python -m benchmarks.commands.spine --rounds {options.rounds} --write`. "
-            f"{text}\n"
+            "Made by `python -m benchmarks.commands.spine --before TREE "
+            f"--rounds {options.rounds} --write`. {text}\n"
         )
 
 

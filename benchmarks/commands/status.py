@@ -1,9 +1,9 @@
 """Cost of `vjob status` on a large job, beside `tail` over the same files; first and second look.
 
-    python -m benchmarks.commands.status [--nodes 1024] [--rounds 9] [--write]
+    python -m benchmarks.commands.status [--before TREE] [--nodes 1024] [--rounds 9] [--write]
 
 The files are sparse, 100 MB each, with lines as Megatron-LM, gpustat and Python's warnings print
-them at their ends. Whole processes are timed in turn, A B A B, over files that lie in memory.
+them at their ends, and lie in memory. Whole processes run in turn; their processor time counts.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ import argparse
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import RESULTS
-from benchmarks.commands.spine import ROOT
 from benchmarks.machine import compile_to
+from benchmarks.turns import Row, add_before, divide, list_envs, render_rows, time_in_turn
 from tests.megatron_lines import format_timers
 from varuna_core.records import record as records
 from varuna_core.records.files import write_json
@@ -33,6 +31,7 @@ from vjob.jobs.monitor.readers.job_reader import Reader, open_reader
 from vjob.jobs.monitor.readers.run import RunReader
 
 RESULT = RESULTS / "status.md"
+BOUND = 8.0
 FILE_BYTES = 100_000_000
 END_BYTES = 96 * 1024
 RANKS = 8
@@ -131,24 +130,6 @@ def make_plan(group: GroupPlan) -> Plan:
     )  # fmt: skip
 
 
-def time_process(command: Sequence[str], env: dict[str, str]) -> float:
-    start = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT, env=env)
-    return time.perf_counter() - start
-
-
-def compare(
-    ours: Sequence[str], other: Sequence[str], rounds: int, env: dict[str, str]
-) -> tuple[float, float, float, float]:
-    """Smallest, median and largest ratio, and our median seconds, after a warm-up of each."""
-    time_process(ours, env), time_process(other, env)
-    pairs = [(time_process(ours, env), time_process(other, env)) for _ in range(rounds)]
-    ratios = sorted(a / b for a, b in pairs)
-    return (
-        ratios[0], statistics.median(ratios), ratios[-1], statistics.median(a for a, _ in pairs)
-    )  # fmt: skip
-
-
 def time_looks(reader: Reader, num_again: int) -> tuple[float, list[float]]:
     """Seconds of the first look, and of those with nothing new once times have settled."""
     start = time.perf_counter()
@@ -163,15 +144,14 @@ def time_looks(reader: Reader, num_again: int) -> tuple[float, list[float]]:
     return first, again
 
 
-def measure_looks(run: RunFolder, rounds: int) -> tuple[float, float, float, float]:
-    """Smallest, median and largest ratio of a later look to the first, and the first's seconds."""
+def measure_looks(run: RunFolder, rounds: int) -> tuple[list[float], float]:
+    """The ratios of a later look to the first, and the first's seconds."""
     ratios, firsts = [], []
     for _ in range(rounds):
         first, again = time_looks(RunReader(run), 5)
         firsts.append(first)
         ratios.append(statistics.median(again) / first)
-    ratios.sort()
-    return ratios[0], statistics.median(ratios), ratios[-1], statistics.median(firsts)
+    return ratios, statistics.median(firsts)
 
 
 def count_calls(calls: Path, run: RunFolder, looks: int) -> dict[str, int]:
@@ -186,11 +166,16 @@ def count_calls(calls: Path, run: RunFolder, looks: int) -> dict[str, int]:
     return {name: names.count(name) for name in sorted(set(names))}
 
 
+LEFT = """\
+What is left."""
+
+
 def main() -> None:
     """Measure, print, and with --write keep the result file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=9)
+    add_before(parser)
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -203,30 +188,32 @@ def main() -> None:
             (tools / tool).chmod(0o755)
         os.environ["PATH"] = f"{tools}:{os.environ['PATH']}"
         env = {**compile_to(Path(name, "compiled")), "XDG_STATE_HOME": str(Path(name) / "state")}
+        envs = list_envs(env, options.before)
         write_logs(folder, options.nodes)
         status = [sys.executable, "-m", "vjob", "status", "--json"]
         tail = ["sh", "-c", f"exec tail -n 50 {folder}/*"]
-        bare = compare([*status, str(folder)], tail, options.rounds, env)
+        turns = [*(([*status, str(folder)], env) for env in envs), (tail, env)]
+        bare = time_in_turn(turns, Path(name), options.rounds)
         run = make_run(folder, options.nodes)
         tail = ["sh", "-c", f"exec tail -n 50 {run.attempt(0).path}/n*.*"]
-        whole = compare([*status, str(run.path)], tail, options.rounds, env)
-        looks = measure_looks(run, options.rounds)
+        turns = [*(([*status, str(run.path)], env) for env in envs), (tail, env)]
+        whole = time_in_turn(turns, Path(name), options.rounds)
+        looks, first_s = measure_looks(run, options.rounds)
         called = count_calls(calls, run, 5)
+    rows: list[Row] = [
+        ("`vjob status --json` of a bare folder over one `tail -n 50`", BOUND, *divide(bare)),
+        ("the same of a run: reports, beats and squeue too", BOUND, *divide(whole)),
+        ("a look with nothing new over the first, of the run", 0.05, looks, []),
+    ]
+    seconds = [statistics.median(each[0].seconds for each in costs) for costs in (bare, whole)]
     lines = [
         f"Python {platform.python_version()}, {platform.machine()}, {options.rounds} rounds; "
         f"{options.nodes:,} nodes of {RANKS} ranks, {3 * options.nodes:,} files of 100 MB.",
         "",
-        "| what | bound | smallest | median | largest |",
-        "|---|---|---|---|---|",
-        "| `vjob status --json` of a bare folder over one `tail -n 50` | 15 | "
-        f"{bare[0]:.1f} | {bare[1]:.1f} | {bare[2]:.1f} |",
-        "| the same of a run: reports, beats and squeue too | 15 | "
-        f"{whole[0]:.1f} | {whole[1]:.1f} | {whole[2]:.1f} |",
-        "| a look with nothing new over the first, of the run | 0.05 | "
-        f"{looks[0]:.3f} | {looks[1]:.3f} | {looks[2]:.3f} |",
+        *render_rows(options.before, rows),
         "",
-        f"The commands take {bare[3]:.2f} s and {whole[3]:.2f} s, the first look within a process "
-        f"{looks[3]:.2f} s.",
+        f"The commands take {seconds[0]:.2f} s and {seconds[1]:.2f} s, the first look within a "
+        f"process {first_s:.2f} s.",
         "",
         f"Five looks at a job of 16 components started: {called}.",
     ]
@@ -235,8 +222,8 @@ def main() -> None:
     if options.write:
         RESULT.write_text(
             "# A look at a large job\n\n"
-            f"Made by `python -m benchmarks.commands.status --rounds {options.rounds} --write`. "
-            f"{text}\n"
+            "Made by `python -m benchmarks.commands.status --before TREE "
+            f"--rounds {options.rounds} --write`. {text}\n\n{LEFT}\n"
         )
 
 

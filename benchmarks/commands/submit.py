@@ -1,12 +1,14 @@
-"""Time of a submit beside submitit's, imports included.
+"""Time of a submit beside submitit's, imports included, and of a local run to its first line.
 
-    python -m benchmarks.commands.submit [--rounds 9] [--write]
+    git worktree add ../before COMMIT
+    python -m benchmarks.commands.submit --before ../before [--rounds 9] [--write]
 
 Whole processes in turn: `vjob submit` of a conf, and a program that imports submitit and submits a
 function with its SlurmExecutor, the shortest way to its job. Slurm's tools are scripts that answer
 at once, so that what is left is the submitting side. Ours writes the run folder, the plan, the
 agent for the nodes and the scripts, and goes through submitit's own submission; submitit writes a
-pickle and a script. A profile of both processes' imports stands below the ratio.
+pickle and a script. A profile of both processes' imports stands below the ratio. A local run is
+timed from the start of `vjob run` until the first line of its script, less the same of `python`.
 """
 
 from __future__ import annotations
@@ -20,15 +22,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import RESULTS, ROOT
+from benchmarks import RESULTS
 from benchmarks.machine import compile_to
+from benchmarks.turns import (
+    Row,
+    add_before,
+    divide,
+    list_envs,
+    render_rows,
+    time_in_turn,
+    time_process,
+)
 
 RESULT = RESULTS / "submit.md"
 BOUND = 1.5
+BOUND_S = 0.6
 
 CONF = """\
 name: one
@@ -37,6 +49,11 @@ cluster:
   scheduler: slurm
   walltime_min: 10
   nodes: [{group: all, count: 4, queue: gpu1}]
+"""
+SCRIPT = """\
+import time
+with open("first", "w") as file:
+    file.write(repr(time.time()))
 """
 PEER = """\
 import submitit
@@ -56,13 +73,11 @@ ANSWERS = {
 }
 
 
-def time_process(command: Sequence[str], folder: Path, env: dict[str, str]) -> float:
-    start = time.perf_counter()
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
-    took = time.perf_counter() - start
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} exited {done.returncode}: {done.stderr}")
-    return took
+def time_first_line(command: Sequence[str], folder: Path, env: dict[str, str]) -> float:
+    """Seconds from the start of a command to the first line of the script that it runs."""
+    start = time.time()
+    time_process(command, folder, env)
+    return float((folder / "first").read_text()) - start
 
 
 def profile_imports(command: Sequence[str], folder: Path, env: dict[str, str]) -> dict[str, float]:
@@ -90,18 +105,15 @@ def render_imports(ours: dict[str, float], peer: dict[str, float]) -> str:
     return head + "".join(rows) + total
 
 
-def compare(
-    ours: Callable[[], float], peer: Callable[[], float], rounds: int
-) -> list[tuple[float, float]]:
-    """Seconds of each, round by round, after one of each that does not count."""
-    ours(), peer()
-    return [(ours(), peer()) for _ in range(rounds)]
+LEFT = """\
+What is left."""
 
 
 def main() -> None:
     """Measure, print, and with --write keep the result file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9)
+    add_before(parser)
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -111,44 +123,53 @@ def main() -> None:
             (tools / tool).write_text("#!/bin/sh\n" + body.format(calls=folder / "calls") + "\n")
             (tools / tool).chmod(0o755)
         (folder / "conf.yaml").write_text(CONF)
-        (folder / "train.py").touch()
+        (folder / "train.py").write_text(SCRIPT)
         (folder / "peer.py").write_text(PEER)
         env = {
             **compile_to(folder / "compiled"),
             "PATH": f"{tools}:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
             "XDG_STATE_HOME": str(folder / "state"),
         }
-        ours = [sys.executable, "-m", "vjob", "submit", "conf.yaml"]
-        peer = [sys.executable, "peer.py"]
-        pairs = compare(
-            lambda: time_process(ours, folder, env),
-            lambda: time_process(peer, folder, env),
-            options.rounds,
-        )
+        envs = list_envs(env, options.before)
+        python = sys.executable
+        ours, peer = [python, "-m", "vjob", "submit", "conf.yaml"], [python, "peer.py"]
+        turns = [*((ours, each) for each in envs), (peer, envs[0])]
+        costs = time_in_turn(turns, folder, options.rounds)
+        local, plain = [python, "-m", "vjob", "run", "train.py"], [python, "train.py"]
+        firsts = [
+            [time_first_line(local, folder, each) for each in envs]
+            + [time_first_line(plain, folder, env)]
+            for _ in range(options.rounds + 1)
+        ][1:]
         calls = (folder / "calls").read_text().split().count("sbatch")
         imports = render_imports(
-            profile_imports(ours, folder, env), profile_imports(peer, folder, env)
+            profile_imports(ours, folder, envs[0]), profile_imports(peer, folder, envs[0])
         )
-    if calls != 2 * len(pairs) + 2:
-        raise SystemExit(f"sbatch was called {calls} times in {len(pairs)} rounds")
-    ratios = sorted(ours / peer for ours, peer in pairs)
-    middle = statistics.median(ratios)
+    if calls != (options.rounds + 1) * len(turns):
+        raise SystemExit(f"sbatch was called {calls} times in {options.rounds} rounds")
+    now, then = ([each[at] - each[-1] for each in firsts] for at in (0, -2))
+    rows: list[Row] = [
+        ("`vjob submit` over submitit's submit, processor time", BOUND, *divide(costs)),
+        (
+            "seconds from `vjob run` to a script's first line, less those of `python`",
+            BOUND_S,
+            now,
+            then,
+        ),
+    ]
+    seconds, others = (statistics.median(each[at].seconds for each in costs) for at in (0, -1))
     text = (
         f"Python {platform.python_version()}, submitit {version('submitit')}, "
         f"{platform.machine()}, {options.rounds} rounds.\n\n"
-        "| what | bound | smallest | median | largest |\n|---|---|---|---|---|\n"
-        f"| `vjob submit` over submitit's submit, whole processes | {BOUND} | {ratios[0]:.2f} | "
-        f"{middle:.2f} | {ratios[-1]:.2f} |\n\n"
-        f"Ours takes {statistics.median(o for o, _ in pairs):.2f} s, submitit's "
-        f"{statistics.median(p for _, p in pairs):.2f} s.\n\n{imports.rstrip()}"
+        + "\n".join(render_rows(options.before, rows))
+        + f"\n\nOurs takes {seconds:.2f} s, submitit's {others:.2f} s.\n\n{imports.rstrip()}"
     )
     print(text)
     if options.write:
+        command = "python -m benchmarks.commands.submit --before TREE"
         RESULT.write_text(
             "# A submit, beside submitit's\n\n"
-            f"Made by `python -m benchmarks.commands.submit --rounds {options.rounds} --write`. "
-            f"{text}\n"
+            f"Made by `{command} --rounds {options.rounds} --write`. {text}\n\n{LEFT}\n"
         )
 
 

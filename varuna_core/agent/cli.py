@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import uuid
 from pathlib import Path
 from typing import NoReturn
 
@@ -314,7 +313,7 @@ def _run_signal(args: argparse.Namespace) -> int:
 
     attempt = open_run(args.run).attempt(args.attempt)
     attempt.make()  # over ssh the batch script does not open it
-    write_signal(attempt, args.name, args.key or uuid.uuid4().hex)
+    write_signal(attempt, args.name, args.key or os.urandom(16).hex())
     call_hub(attempt.link)
     return 0
 

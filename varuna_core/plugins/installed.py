@@ -8,7 +8,6 @@ changes the time of a folder when it installs into it.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
@@ -117,6 +116,8 @@ def remember_help(group: str, name: str, text: str) -> None:
 
 def _read_kept() -> Tuple[str, _CacheContent]:
     """Return the cache key for the state of sys.path, and what is installed there."""
+    import hashlib  # and OpenSSL, which a node without plug-ins of its own does not need
+
     times = [(entry or os.getcwd(), _read_time(entry or ".")) for entry in sys.path]
     key = hashlib.sha256(json.dumps([_FORMAT, times]).encode()).hexdigest()
     kept = _by_state.get(key) or _read_file(_name_file(key))
