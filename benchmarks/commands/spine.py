@@ -2,8 +2,9 @@
 
     python -m benchmarks.commands.spine [--before TREE] [--rounds 15] [--write]
 
-Whole processes are timed in turn, A B A B, and compared pair by pair, so that a machine whose speed
-drifts drifts for both. Growth is the slope of a line through log(seconds) over log(nodes).
+Whole processes run in turn, and their processor times are compared pair by pair, so that a machine
+whose speed drifts drifts for both. Growth is the slope of a line through log(seconds) over
+log(nodes).
 """
 
 from __future__ import annotations
