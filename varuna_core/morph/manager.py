@@ -111,6 +111,8 @@ from varuna_core.records.training import TrainingFacts
 
 SAVE_LOOK_S = 1.0
 """Seconds between looks at the folder of checkpoints."""
+REST_PER_TURN = 4.0
+"""How long the manager rests after a turn while all is calm, as a multiple of the turn's time."""
 HOME_S = 5.0
 """Seconds for nodes to see that the run has ended, before the batch script ends them."""
 KEY = "manager-save"
@@ -188,6 +190,7 @@ class Manager:
 
     def _lead(self) -> None:
         while self._state.phase != ENDED:
+            began = time.monotonic()
             self._link.step()
             is_calm = self._is_calm()
             attempt = self._run.attempt(self._state.attempt)
@@ -202,8 +205,11 @@ class Manager:
                 with contextlib.suppress(OSError):  # the disk may be full for a while
                     self._write_orders()
             self._link.beat()
-            if self._state.phase != ENDED:
-                self._signals.wait(poll_s(self._plan), self._link.fds)
+            if self._state.phase == ENDED:
+                return
+            if is_calm:  # or each sign of life of thousands of nodes would begin a turn of its own
+                self._signals.wait(REST_PER_TURN * (time.monotonic() - began))
+            self._signals.wait(poll_s(self._plan), self._link.fds)
 
     def _tell_cut(self, attempt: AttemptFolder) -> None:
         """Tell the agents which members lost their connection, though their files may still

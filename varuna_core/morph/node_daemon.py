@@ -27,6 +27,7 @@ import uuid
 from dataclasses import replace
 from typing import Optional, Sequence
 
+from varuna_core.agent.meeting.link import BEATS_PER_SILENCE, compute_silence_s
 from varuna_core.agent.meeting.opening import open_attempt
 from varuna_core.agent.node import run_node
 from varuna_core.agent.processes.process import own_environment, start_agent
@@ -136,6 +137,11 @@ def poll_s(plan: Plan) -> float:
 def beat_s(plan: Plan) -> float:
     """Return the seconds between two signs of life."""
     return max(BEAT_S, plan.num_nodes / BEATS_PER_S)
+
+
+def linked_beat_s(plan: Plan) -> float:
+    """Return the seconds between two signs of life over a connection, which ends with silence."""
+    return min(beat_s(plan), compute_silence_s(plan.timing.lost_s) / BEATS_PER_SILENCE)
 
 
 def run_node_daemon(
@@ -383,7 +389,8 @@ class NodeDaemon:
 
     def _beat(self) -> None:
         self._me = replace(self._me, count=self._me.count + 1)
-        self._next_beat = time.monotonic() + beat_s(self._plan)
+        every_s = linked_beat_s(self._plan) if self._link.is_up else beat_s(self._plan)
+        self._next_beat = time.monotonic() + every_s
         self._link.tell(self._me)
         if self._link.is_up and time.monotonic() < self._next_file:
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +20,9 @@ from tests.jobs.confs import (
     make_conf,
     make_plan,
 )
+from varuna_core.agent.meeting.link import compute_silence_s
 from varuna_core.morph.layout import count_asked
+from varuna_core.morph.node_daemon import linked_beat_s, poll_s
 from varuna_core.records.plan import parse_plan, render_plan
 from varuna_core.records.rank_map import decode_stage_map
 from vjob.containers.runtime import ImageKind
@@ -125,6 +128,17 @@ def test_ten_thousand_nodes_need_no_more_plan_than_two_groups() -> None:
     conf = make_conf(HETJOB)
     nodes = [replace(group, count=5000) for group in conf.cluster.nodes]
     assert len(build_groups(nodes)) == 2
+
+
+@pytest.mark.parametrize("count", [1, 100, 1200, 1500, 10240])
+def test_no_connection_is_silent_for_too_long_whatever_the_number_of_nodes(count: int) -> None:
+    """A daemon that is on time may still wait for its next turn before it gives a sign of life."""
+    conf = make_conf(MORPH)
+    nodes = tuple(replace(group, count=count) for group in conf.cluster.nodes)
+    plan = make_plan(replace(conf, cluster=replace(conf.cluster, nodes=nodes)))
+    assert plan.num_nodes >= count
+    latest_s = linked_beat_s(plan) + poll_s(plan)
+    assert latest_s < compute_silence_s(plan.timing.lost_s) < plan.timing.lost_s
 
 
 def test_groups_of_a_run_that_may_morph_are_jobs_of_their_own_unless_the_conf_says_otherwise() -> (
