@@ -287,22 +287,22 @@ SCENES = (
         after={**make_smi(apps=APPS, gone=[1]), "smi/end": LOST, "smi/code": "15"},
         stops=True, health="FAILING", verdict=r"GPU 1 of n1 \(rank 3\) is lost",
         shown={"0": 81559.0},
-        remarks=(r"GPU 1 of n1 \(rank 3\) had Xid 79: it has fallen off the bus",),
+        remarks=(r"GPU 1 of n1 \(rank 3\) had Xid 79: the GPU has fallen off the bus",),
         faults=(fault("gpu-lost", "1", ranks=[3]), fault("gpu-xid", "1", code=79, ranks=[3])),
     ),
-    on_kernel(48, "pid=4021, name=python, DBE (double bit error) ECC Error", "an error of its "
-              "memory that could not be corrected"),
+    on_kernel(48, "pid=4021, name=python, DBE (double bit error) ECC Error", "an uncorrected "
+              "error in the memory of this GPU"),
     on_kernel(63, "pid='<unknown>', name=<unknown>, Row Remapper: New row (0x7f2) marked for "
-              "remapping, reset gpu to activate.", "a row of its memory will be replaced"),
+              "remapping, reset gpu to activate.", "a row of the GPU's memory will be"),
     on_kernel(64, "pid=1201, name=python, Row Remapper: Error, row remapping failed",
-              "a row of its memory could not be replaced"),
+              "a row of the GPU's memory could not be replaced"),
     on_kernel(74, "pid=4021, name=python, NVLink: fatal error detected on link 6(0x10000, 0x0)",
               "a link to other GPUs failed", "NVRM 535.161"),
     on_kernel(95, "pid=1, Uncontained: FBHUB. RST: Yes, D-RST: No", "an error in the memory of "
               "this GPU may have affected other programs", "NVRM 570.86"),
     on_kernel(119, "pid=8123, name=nvidia-smi, Timeout after 6s of waiting for RPC response from "
-              "GPU1 GSP! Expected function 76 (GSP_RM_CONTROL)", "its own processor does not "
-              "answer", "NVRM 535.54"),
+              "GPU1 GSP! Expected function 76 (GSP_RM_CONTROL)", "the GPU's own processor "
+              r"\(GSP\) does not answer", "NVRM 535.54"),
     on_kernel(31, "pid=4021, name=python, Ch 00000008, intr 10000000. MMU Fault: ENGINE GRAPHICS "
               "faulted @ 0x7f2b_a0000000.", "most often the program's own access"),
     on_kernel(13, "pid='<unknown>', name=<unknown>, Graphics SM Warp Exception on (GPC 3, TPC 1, "
@@ -334,7 +334,7 @@ SCENES = (
     Scene(
         name="a row waits to be replaced", tool="nvidia-smi 550.54", before=make_smi(apps=APPS),
         now=make_smi(apps=APPS, states={1: ROWS.format(pending="Yes", failure="No")}),
-        remarks=(r"GPU 1 of n1 \(rank 3\) replaces a row of its memory at its next reset",),
+        remarks=(r"GPU 1 of n1 \(rank 3\) will replace a row of its memory at its next reset",),
         faults=(fault("gpu-remap", "1", detail="pending"),),
     ),
     Scene(
@@ -347,7 +347,7 @@ SCENES = (
         name="the driver asks for a reset", tool="nvidia-smi 580.82", before=make_smi(apps=APPS),
         after=make_smi(apps=APPS, states={
             0: "<gpu_recovery_action>Drain and Reset</gpu_recovery_action>"}),
-        remarks=(r"GPU 0 of n1 \(rank 2\) is not well: its driver asks for Drain and Reset",),
+        remarks=(r"GPU 0 of n1 \(rank 2\) needs a repair: its driver asks for Drain and Reset",),
         faults=(fault("gpu-reset", "0", detail="Drain and Reset"),),
     ),
     Scene(
@@ -426,8 +426,8 @@ SCENES = (
                 "(ERREVENT_ATHUB_INTERRUPT) detected!",
                 f"amdgpu 0000:{make_bus(0)}:00.0: amdgpu: GPU reset begin!"),
         shown=MI300,
-        remarks=(r"GPU 0 of n1 \(rank 2, .*\) had trouble in the kernel's log: uncorrectable error",
-                 r"GPU 0 of n1 \(rank 2, .*\) had trouble in the kernel's log: reset"),
+        remarks=(r"GPU 0 of n1 \(rank 2, .*\) had errors in the kernel's log: uncorrectable error",
+                 r"GPU 0 of n1 \(rank 2, .*\) had errors in the kernel's log: reset"),
         faults=(fault("gpu-kernel", "0", detail="uncorrectable error"),
                 fault("gpu-kernel", "0", detail="reset")),
     ),
@@ -461,7 +461,7 @@ SCENES = (
         before={**make_smi(apps=APPS), **make_ports()},
         after=make_ports(changes={2: {"state": "1: DOWN", "phys_state": "2: Polling",
                                       "counters/link_downed": "2"}}),
-        remarks=(r"mlx5_2/1 of n1 has no link any more",
+        remarks=(r"mlx5_2/1 of n1 has lost its link",
                  r"mlx5_2/1 of n1 counts errors: link_downed grew by 1"),
         faults=(fault("port-down", "mlx5_2/1"), fault("port-errors", "mlx5_2/1", count=1)),
     ),

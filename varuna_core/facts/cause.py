@@ -187,7 +187,7 @@ def parse_cause(word: Any) -> EndCause:
 
 def _parse_evidence(value: Any) -> Evidence:
     if not isinstance(value, dict):
-        raise TypeError("a piece of evidence is an object")
+        raise TypeError("a piece of evidence must be an object")
     sure = _parse_word(Sure, value.get("sure"), Sure.INFERRED)
     return Evidence(**{**_read_fields(Evidence, value), "sure": sure})
 

@@ -45,8 +45,8 @@ class Fault(str, Enum):
 class Xid(Enum):
     """Kind of a numbered message of NVIDIA's driver."""
 
-    PROGRAM = "caused by a program, most often"
-    CLEANUP = "follows the end of a process"
+    PROGRAM = "most often caused by a program"
+    CLEANUP = "caused by the end of a process"
     NOTICE = "memory was repaired"
     MEMORY = "an error of memory"
     LINK = "an error of a link to other GPUs"
@@ -57,21 +57,21 @@ _ACCESS = "most often the program's own access to GPU memory"
 _LINKS = "a link to other GPUs reports an error"
 XIDS: Mapping[int, Tuple[Xid, str]] = {
     **dict.fromkeys((13, 31, 68, 69), (Xid.PROGRAM, _ACCESS)),
-    43: (Xid.PROGRAM, "the program on it was stopped"),
-    45: (Xid.CLEANUP, "a process died while it used it"),
-    48: (Xid.MEMORY, "an error of its memory that could not be corrected"),
-    63: (Xid.NOTICE, "a row of its memory will be replaced at its next reset"),
-    64: (Xid.MEMORY, "a row of its memory could not be replaced"),
+    43: (Xid.PROGRAM, "the program on this GPU was stopped"),
+    45: (Xid.CLEANUP, "a process died while it used this GPU"),
+    48: (Xid.MEMORY, "an uncorrected error in the memory of this GPU"),
+    63: (Xid.NOTICE, "a row of the GPU's memory will be replaced at the next reset"),
+    64: (Xid.MEMORY, "a row of the GPU's memory could not be replaced"),
     74: (Xid.LINK, "a link to other GPUs failed"),
-    79: (Xid.GPU, "it has fallen off the bus"),
-    92: (Xid.NOTICE, "many errors of its memory were corrected"),
+    79: (Xid.GPU, "the GPU has fallen off the bus"),
+    92: (Xid.NOTICE, "many errors of the GPU's memory were corrected"),
     94: (
         Xid.MEMORY,
         "an error in the memory of this GPU ended the program that ran on it, and no other program",
     ),
     95: (Xid.MEMORY, "an error in the memory of this GPU may have affected other programs"),
-    119: (Xid.GPU, "its own processor does not answer"),
-    120: (Xid.GPU, "its own processor failed"),
+    119: (Xid.GPU, "the GPU's own processor (GSP) does not answer"),
+    120: (Xid.GPU, "the GPU's own processor (GSP) failed"),
     **dict.fromkeys(range(144, 151), (Xid.LINK, _LINKS)),
 }
 """Kinds and meanings of the numbers, in short. https://docs.nvidia.com/deploy/xid-errors/"""

@@ -85,7 +85,7 @@ def describe_lack(one: NotCovered) -> str:
         Lack.SIZE: f"micro-batch {one.wanted} was not measured on {one.subject}, only {sizes}",
         Lack.ESTIMATE: f"times of {one.subject} are from data sheets",
         Lack.LINK: f"the link between {one.subject} was not measured",
-        Lack.SUM: f"no sum over {one.subject} was measured",
+        Lack.SUM: f"no all-reduce over {one.subject} was measured",
         Lack.MEMORY: f"{one.subject}, which may have another amount of memory",
         Lack.MODEL: f"{one.subject}, whose model and sequence length are not compared",
         Lack.SOFTWARE: f"the versions of {one.subject} could not be compared",

@@ -38,7 +38,7 @@ class Partition:
     def __init__(self, counts: Sequence[int]) -> None:
         self.counts = tuple(counts)
         if not self.counts or min(self.counts) < 0:
-            raise PartitionError(f"partition {self.spell()!r}: want numbers, none below 0")
+            raise PartitionError(f"partition {self.spell()!r}: expected numbers of 0 or more")
 
     @classmethod
     def parse(cls, text: str) -> Partition:
@@ -48,7 +48,7 @@ class Partition:
             if not _NUMBER.fullmatch(word):
                 where = f"; number {at} is {word!r}" if len(words) > 1 else ""
                 raise PartitionError(
-                    f"partition {text!r}: want numbers joined by '-', such as {EXAMPLE}{where}"
+                    f"partition {text!r}: expected numbers joined by '-', such as {EXAMPLE}{where}"
                 )
         return cls([int(word) for word in words])
 

@@ -419,7 +419,7 @@ _CLAUSES: Mapping[Action, Callable[[Remedy, str], str]] = {
         f"release it with `scontrol release {remedy.value or 'JOB'}`"
     ),
     Action.RESUBMIT: _say("submit again"),
-    Action.RESUME: _say("submit again, and it goes on from its last checkpoint"),
+    Action.RESUME: _say("submit again, and it continues from its last checkpoint"),
     Action.CANCEL: _say("cancel it"),
     Action.WAIT: _say("wait"),
     Action.ASK_ADMIN: lambda remedy, name: "ask an admin",

@@ -36,7 +36,7 @@ def describe_end(end: End) -> str:
     """Return one sentence without a full stop; it is never empty."""
     clause = _OWN_WORDS[end.cause](end) if end.cause in _OWN_WORDS else _quote(end)
     if end.within and end.cause is not EndCause.ALLOCATION_ENDED:
-        clause = f"job {end.within}, which it ran inside, ended: {clause}"
+        clause = f"the enclosing job {end.within} ended: {clause}"
     before = " before it started" if end.started is False and end.cause in BY_SCHEDULER else ""
     notes = [one.text for one in end.evidence if one.source == NOTES and one.text]
     remedies = [f" -> {one.text}" for one in end.evidence if one.source == REMEDY]
@@ -63,7 +63,7 @@ PHRASES: Mapping[EndCause, str] = {
     EndCause.PREEMPTED: "preempted",
     EndCause.REQUEUED: "requeued",
     EndCause.REVOKED: "another cluster of the federation runs the job",
-    EndCause.ALLOCATION_ENDED: "the job that it ran inside ended before it",
+    EndCause.ALLOCATION_ENDED: "the enclosing job ended first",
     EndCause.NODE_FAIL: "the scheduler reports that a node failed",
     EndCause.BOOT_FAIL: "a node did not boot",
     EndCause.LAUNCH_FAILED: "the scheduler could not start the batch script",
@@ -80,17 +80,17 @@ PHRASES: Mapping[EndCause, str] = {
     EndCause.CONTAINER: "the container could not be prepared",
     EndCause.START_FAILED: "the ranks could not be started",
     EndCause.NODE_SILENT: "a node gave no sign of life",
-    EndCause.AGENT_DIED: "the agent of a node ended without a word",
+    EndCause.AGENT_DIED: "the agent of a node exited without a message",
     EndCause.BATCH_KILLED: "the batch script was ended by a signal",
     EndCause.NODE_LEFT: "a node has left",
     EndCause.NO_ROOM: "there was no room on a disk",
     EndCause.STOPPED: "stopped from outside before the ranks ended",
-    EndCause.SUPERVISOR_DIED: "the supervisor of the job is gone, and wrote no end",
+    EndCause.SUPERVISOR_DIED: "the job's supervisor exited without recording an end",
     EndCause.SUPERVISOR_NOT_STARTED: "the supervisor of the job did not start",
     EndCause.MACHINE_UNREACHABLE: "a machine could not be reached",
     EndCause.MACHINE_REBOOTED: "a machine was restarted",
     EndCause.MACHINE_LIST_EMPTY: "the list of machines is empty",
-    EndCause.UNKNOWN: "nothing tells why it ended",
+    EndCause.UNKNOWN: "it is not known why it ended",
 }
 """Phrases for causes about which nothing more is known."""
 
@@ -105,16 +105,16 @@ def describe_hang(hang: Hang) -> str:
     if hang.witness is HangWitness.STOPPED:
         return f"{who} is stopped (SIGSTOP)"
     if hang.witness is HangWitness.DEAD:
-        return f"{who} is dead, and nobody reaped it"
+        return f"{who} is dead, but its parent has not reaped it"
     if hang.witness is HangWitness.LOST:
-        return f"{hang.node} gives no sign of life or is cut off, and all other ranks wait"
+        return f"{hang.node} sends no heartbeat or is cut off, and all other ranks wait"
     if not hang.collective and hang.missing:
         others = (
             f"{_name_ranks(hang.missing)}, the first on {hang.node}," if hang.missing[1:] else who
         )
-        return f"{_name_ranks(hang.called_by)} met at the master's port, {others} did not come{at}"
+        return f"{_name_ranks(hang.called_by)} reached the master's port, but {others} did not{at}"
     if not hang.collective:
-        last = f"; the last collective of all is {hang.last_call}" if hang.last_call else ""
+        last = f"; the last collective all called is {hang.last_call}" if hang.last_call else ""
         if hang.witness is HangWitness.SPINNING:
             return f"{who} computes{at}, and all other ranks wait{last}"
         if hang.is_mute:
@@ -123,10 +123,10 @@ def describe_hang(hang: Hang) -> str:
                 f"{who} does not answer, as native code holds its Python{at}; the other ranks wait "
                 f"in collectives{waits}"
             )
-        return f"no rank does anything{at}{last}"
+        return f"no rank is active{at}{last}"
     called = f"{_name_ranks(hang.called_by)} called {hang.collective}"
     doing = "computes" if hang.witness is HangWitness.SPINNING else "waits"
-    instead = f" called {hang.other} in its place" if hang.other else f" did not, and {doing}"
+    instead = f" called {hang.other} instead" if hang.other else f" did not, and {doing}"
     if len(hang.missing) > 1:
         who = f"{_name_ranks(hang.missing)}, the first on {hang.node}," if hang.node else who
         instead = instead.replace("waits", "wait").replace("computes", "compute")
@@ -233,11 +233,11 @@ def _agent_died(end: End) -> str:
     missing = (lost.expected or 0) - lost.seen
     more = f" ({missing} ranks in all)" if missing > 1 else ""
     where = f"on {end.node}" if end.node else "of a node"
-    return f"the agent {where} ended without a word: rank {end.rank} left no exit code{more}"
+    return f"the agent {where} exited without a message: rank {end.rank} left no exit code{more}"
 
 
 def _allocation(end: End) -> str:
-    return f"job {end.within}, which it ran inside, ended before it" if end.within else _phrase(end)
+    return f"the enclosing job {end.within} ended first" if end.within else _phrase(end)
 
 
 def _waited_in_vain(end: End) -> str:
@@ -301,24 +301,24 @@ def _times(values: Mapping[str, Any]) -> str:
 
 
 def _describe_xid(values: Mapping[str, Any]) -> str:
-    _, meaning = XIDS.get(values.get("code", 0), (None, "a fault that NVIDIA's list explains"))
+    _, meaning = XIDS.get(values.get("code", 0), (None, "see NVIDIA's list of Xid errors"))
     return f"had Xid {values.get('code')}{_times(values)}: {meaning}"
 
 
 _FAULTS: Mapping[Fault, Callable[[Mapping[str, Any]], str]] = {
     Fault.LOST: lambda v: "is lost: the driver cannot reach it",
     Fault.XID: _describe_xid,
-    Fault.KERNEL: lambda v: f"had trouble in the kernel's log{_times(v)}: {v.get('detail')}",
+    Fault.KERNEL: lambda v: f"had errors in the kernel's log{_times(v)}: {v.get('detail')}",
     Fault.ECC: lambda v: f"has {v.get('count')} uncorrected ECC errors of this run",
     Fault.REMAP: lambda v: (
         "has a row of memory that could not be replaced"
         if v.get("detail") == "failed"
-        else "replaces a row of its memory at its next reset"
+        else "will replace a row of its memory at its next reset"
     ),
-    Fault.RESET: lambda v: f"is not well: its driver asks for {v.get('detail')}",
+    Fault.RESET: lambda v: f"needs a repair: its driver asks for {v.get('detail')}",
     Fault.NVLINK: lambda v: f"has {v.get('count')} {v.get('detail')} NVLinks down",
     Fault.NVLINK_ERRORS: lambda v: f"has {v.get('count')} errors of NVLinks: {v.get('detail')}",
-    Fault.PORT_DOWN: lambda v: "has no link any more",
+    Fault.PORT_DOWN: lambda v: "has lost its link",
     Fault.PORT_SLOW: lambda v: f"runs at {v.get('detail')}",
     Fault.PORT_ERRORS: lambda v: f"counts errors: {v.get('detail')} grew by {v.get('count')}",
     Fault.HOST_MEMORY: lambda v: (

@@ -229,7 +229,7 @@ def judge_state(state: dict[str, Any]) -> SchedulerJob:
     is_here = state.get("machine") == identify_machine()
     cause = None
     if word in ("PENDING", "RUNNING") and is_here and not is_alive(state):
-        word, reason = "FAILED", "the supervisor of this job is gone, and wrote no end"
+        word, reason = "FAILED", "the supervisor of this job exited without recording an end"
         cause = EndCause.SUPERVISOR_DIED
     if word == "PENDING" and not state.get("pid"):
         reason = "its supervisor starts"

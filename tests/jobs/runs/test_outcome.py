@@ -105,7 +105,11 @@ def test_who_was_told_to_end_learns_why(
 @pytest.mark.parametrize(
     ("stop", "code", "reason"),
     [
-        (("signal", 143), 113, "the agent on n1 ended without a word: rank 3 left no exit code"),
+        (
+            ("signal", 143),
+            113,
+            "the agent on n1 exited without a message: rank 3 left no exit code",
+        ),
         (("group", 143), 143, "group weak: SIGTERM from the scheduler (cancel or time limit)"),
         (("lost", 113), 113, f"n1 {HAS_LEFT}; SIGTERM from the scheduler"),
     ],
@@ -187,7 +191,7 @@ def test_a_failed_node_is_named_by_srun(tmp_path: Path) -> None:
     fallout = "slurmstepd-n0: error: *** JOB 7 ON n0 CANCELLED DUE TO NODE FAILURE ***\n"
     log = run.path / "scheduler.out"
     log.write_text(f"srun: error: Node failure on n9\nattempt 0: ranks meet at x\n{fallout}")
-    outcome = Outcome(113, "the agent on n0 ended without a word", 0, "n0", None, [0], 1.0)
+    outcome = Outcome(113, "the agent on n0 exited without a message", 0, "n0", None, [0], 1.0)
     assert explain(run, "NODE_FAIL", None) == "the scheduler reports that a node failed"
     log.write_text(log.read_text() + "srun: error: Node failure on n1\n")
     for left in (None, outcome):

@@ -354,7 +354,7 @@ def test_a_run_that_left_no_end_has_no_duration(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text(json.dumps(event) + "\n")
     job = load_job(tmp_path)
     assert isinstance(analyse(job).headline.duration_s, Value), "it may go on"
-    gone = RunState("FAILED", "the supervisor of the job is gone, and wrote no end")
+    gone = RunState("FAILED", "the job's supervisor exited without recording an end")
     ended = replace(job, state=gone)
     for figure in (analyse(ended).headline.duration_s, analyse(ended).headline.rank_hours):
         assert isinstance(figure, NotKnown) and "nothing tells when the run ended" in figure.reason

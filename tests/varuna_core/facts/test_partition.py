@@ -87,12 +87,12 @@ def test_a_problem_says_what_does_not_fit(text: str, problem: str | None) -> Non
 def test_an_error_names_the_number_that_is_none(text: str, where: str) -> None:
     with pytest.raises(PartitionError) as raised:
         Partition.parse(text)
-    said = f"partition {text!r}: want numbers joined by '-', such as 0-11-8-5-0{where}"
+    said = f"partition {text!r}: expected numbers joined by '-', such as 0-11-8-5-0{where}"
     assert str(raised.value) == said
     assert Partition.find(text.strip()) is None or text == " 1-2"
 
 
 @pytest.mark.parametrize("counts", [[], [1, -1]])
 def test_numbers_that_are_no_partition_are_refused(counts: list[int]) -> None:
-    with pytest.raises(PartitionError, match="want numbers, none below 0"):
+    with pytest.raises(PartitionError, match="expected numbers of 0 or more"):
         Partition.take(counts)

@@ -199,7 +199,7 @@ def test_a_stopped_process_below_a_rank_is_not_called_the_rank():
     [
         (
             [stands(0), stands(1, **OTHER)],
-            "rank 0 called all_reduce 2, rank 1 on n1 called barrier in its place at step (t.py:3)",
+            "rank 0 called all_reduce 2, rank 1 on n1 called barrier instead at step (t.py:3)",
         ),
         (
             [stands(0), stands(1, **SLEEPS), stands(2)],
@@ -207,7 +207,7 @@ def test_a_stopped_process_below_a_rank_is_not_called_the_rank():
         ),
         (
             [stands(0), stands(1)],
-            "no rank does anything at step (t.py:3); the last collective of all is all_reduce 2",
+            "no rank is active at step (t.py:3); the last collective all called is all_reduce 2",
         ),
         (
             [stands(0), stands(1, **MUTE)],

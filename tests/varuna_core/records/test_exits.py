@@ -95,7 +95,7 @@ def test_a_node_that_left_nothing_was_lost() -> None:
 def test_one_rank_that_left_nothing_means_its_node() -> None:
     outcome = judge(*map(make_exit, (0, 1, 3)))
     assert (outcome.code, outcome.culprit_node) == (NODE_LOST, "n61")
-    assert outcome.reason == "the agent on n61 ended without a word: rank 2 left no exit code"
+    assert outcome.reason == "the agent on n61 exited without a message: rank 2 left no exit code"
 
 
 def test_the_signal_that_follows_a_lost_node_does_not_hide_it() -> None:

@@ -53,7 +53,7 @@ ROWS = (
         UNPRIVILEGED,
         r"(?i)failed to create user namespace|can't init user\+mount namespaces"
         r"|cannot clone: |write failed /proc/self/[ug]id_map",
-        "the node does not let its users make user namespaces",
+        "the node does not allow its users to create user namespaces",
         ask_admin(
             "to set user.max_user_namespaces=15000, unprivileged_userns_clone=1 or "
             "apparmor_restrict_unprivileged_userns=0 there"
@@ -106,7 +106,7 @@ ROWS = (
         ("pyxis",),
         r"Can't find a (valid )?SQUASHFS superblock",
         "the nodes share pyxis' runtime_path and overwrite each other's image",
-        ask_admin("to set runtime_path= to a folder that each node has for itself"),
+        ask_admin("to set runtime_path= to a folder local to each node"),
         Remedy(Action.SET, Target.RUNTIME, "enroot", instead=True),
     ),
     container(
@@ -116,7 +116,7 @@ ROWS = (
         r"|image format not recognized",
         "the file is not a squashfs image",
         look_at("unsquashfs -s FILE"),
-        do("make the image with `vjob container import` or mksquashfs"),
+        do("create the image with `vjob container import` or mksquashfs"),
     ),
     container(
         "torn image",
@@ -131,7 +131,7 @@ ROWS = (
         ALL,
         r"image uses \w+ compression, this version supports only"
         r"|uses \w+ compression, this is unsupported|Compressor \"\w+\" is not supported",
-        "the tools there cannot read the compression of the image, such as enroot's lzo",
+        "the node's tools cannot read the compression of the image, such as enroot's lzo",
         do(
             "import the image again with `vjob container import --again`, and "
             "ENROOT_SQUASH_OPTIONS='-comp gzip -noD' in its environment"
@@ -142,7 +142,7 @@ ROWS = (
         ("enroot", "pyxis"),
         r"enroot-(aufs2ovlfs|mksquashovlfs): failed to"
         r"|(aufs2ovlfs|mksquashovlfs): command not found",
-        "enroot's import may not make overlays (no +caps package, or its folder is on NFS)",
+        "enroot cannot create overlays to import (no +caps package, or its folder is on NFS)",
         do("set ENROOT_TEMP_PATH to a local disk"),
         ask_admin("to install enroot+caps"),
         do("import on another machine and copy the file", instead=True),
@@ -203,21 +203,21 @@ ROWS = (
         "missing tool",
         UNPACKING,
         r"Command not found: (?!nvidia)|(unsquashfs|mksquashfs): (command )?not found",
-        "a program that the runtime needs is not installed there",
+        "a program that the runtime needs is not installed on the node",
         ask_admin("to install it on every node; unsquashfs is in squashfs-tools"),
     ),
     container(
         "no nvidia-container-cli",
         ("enroot", "pyxis"),
         r"Command not found: nvidia-container-cli",
-        "enroot's NVIDIA hook lacks its tool",
+        "enroot's NVIDIA hook does not find its tool, nvidia-container-cli",
         ask_admin("to install libnvidia-container-tools on the GPU nodes"),
     ),
     container(
         "nvidia driver",
         ALL,
         r"nvidia-container-cli: |Kernel module nvidia_uvm is not loaded",
-        "the NVIDIA driver is not loaded, or is not of its libraries' version",
+        "the NVIDIA driver is not loaded, or its libraries have another version",
         look_at("nvidia-smi", "and `nvidia-container-cli info` on that node"),
         Remedy(Action.EXCLUDE, Target.NODE, "it", "until it is fixed"),
     ),
@@ -225,7 +225,7 @@ ROWS = (
         "no compute libraries",
         ALL,
         r"libcuda\.so\.1: cannot open shared object file",
-        "the driver's compute libraries did not enter the container",
+        "the driver's compute libraries are missing in the container",
         Remedy(Action.SET, Target.GPUS),
         set_env(
             "NVIDIA_VISIBLE_DEVICES=all",
@@ -254,7 +254,7 @@ ROWS = (
         "docker daemon",
         ("docker",),
         r"connect to the [Dd]ocker (daemon|API)",
-        "docker's daemon does not run there, or you are not in its group",
+        "docker's daemon is not running on the node, or you are not in its group",
         ask_admin("to start docker and add you to the group docker"),
         Remedy(Action.SET, Target.RUNTIME, "podman", ", which needs no daemon", instead=True),
     ),
@@ -300,7 +300,7 @@ ROWS = (
         "no USER",
         ("charliecloud",),
         r"error: \$USER not set",
-        "ch-run starts only where USER is set",
+        "ch-run starts only if USER is set",
         do("put `export USER=$(id -un)` before it"),
     ),
     container(
@@ -325,7 +325,7 @@ ROWS = (
         "mount forbidden",
         ("enroot", "pyxis"),
         r"enroot-mount: failed to mount: .*Permission denied",
-        "you may not enter the source of a mount there; root may not on most NFS",
+        "you have no permission to enter the source of a mount; nor has root on most NFS",
         do("submit as the user who owns that path"),
         Remedy(Action.REMOVE, Target.MOUNTS, instead=True),
     ),
@@ -356,7 +356,7 @@ ROWS = (
         "folder of another",
         ("enroot",),
         r"/\.lock: (Permission denied|Read-only file system)",
-        "enroot writes into an image folder, and this one is not yours",
+        "enroot writes into an image folder, but this one is not yours",
         Remedy(Action.SET, Target.REUSE, "false", ", which copies the folder"),
         do("name a .sqsh file of it", instead=True),
     ),
@@ -366,7 +366,7 @@ ROWS = (
         r"mkdir: cannot create directory .?/(?!run\b)\S*: "
         r"(No such|Permission|Read-only|Not a)",
         "the folder of unpacked images is missing on that node, or you may not write there",
-        Remedy(Action.SET, Target.SCRATCH, "a node-local folder of yours", ", such as /tmp"),
+        Remedy(Action.SET, Target.SCRATCH, "a folder of yours on a local disk", ", such as /tmp"),
     ),
     container(
         "no pyxis",
@@ -391,7 +391,7 @@ ROWS = (
         ("pyxis",),
         r"File already exists: .*/pyxis_"
         r"|failed to execute: /bin/sh: Input/output error",
-        "a named container was torn by a killed start, or two jobs made it at once",
+        "a killed start left a named container incomplete, or two jobs made it at once",
         Remedy(Action.SET, Target.REUSE, "auto"),
         do("remove the pyxis_ container on that node with `enroot remove`"),
     ),
@@ -400,7 +400,7 @@ ROWS = (
         FETCHING,
         r"(?s)Querying registry.*curl: \(\d|pinging container registry|dial tcp: lookup",
         "the registry cannot be reached from there",
-        Remedy(Action.RUN, value="vjob container import", detail="on a host with a network"),
+        Remedy(Action.RUN, value="vjob container import", detail="on a host with network access"),
         Remedy(Action.SET, Target.IMAGE, "the file that it makes"),
     ),
     container(
@@ -408,7 +408,7 @@ ROWS = (
         FETCHING,
         r"returned error code: 40[13]|unauthorized: authentication required"
         r"|requested access to the resource is denied",
-        "the registry does not know you, or REGISTRY/IMAGE was meant as REGISTRY#IMAGE",
+        "the registry needs a login, or REGISTRY/IMAGE was written for REGISTRY#IMAGE",
         do(
             "put `machine REGISTRY login USER password TOKEN` in ~/.config/enroot/.credentials "
             "(nvcr.io needs one for authn.nvidia.com too); podman and docker have `login`"
@@ -429,7 +429,7 @@ ROWS = (
         "short name",
         ("podman",),
         r"short-name \S+ did not resolve",
-        "podman knows no registry for a bare name",
+        "podman has no default registry for a name without one",
         Remedy(
             Action.CHANGE,
             Target.IMAGE,

@@ -27,7 +27,7 @@ from varuna_core.facts.sentences import RAISED, describe_end
 RESUBMIT = Remedy(Action.RESUBMIT)
 LOGS = Remedy(Action.INSPECT, Target.LOGS)
 WITHOUT_NODE = (RESUBMIT, EXCLUDE)
-AFTER_ANY = do("submit again after a run that ends well; --after-any starts after any end")
+AFTER_ANY = do("submit again after a run that succeeds; --after-any starts after any end")
 
 REMEDIES: Mapping[EndCause, Tuple[Remedy, ...]] = {
     EndCause.SUBMIT_LOST: (RESUBMIT,),
@@ -102,7 +102,7 @@ def list_remedies(end: End, *, checkpoint_step: Optional[int] = None) -> Tuple[R
             if end.node or one.action is not Action.EXCLUDE
         )
     if end.cause in RESUMABLE and checkpoint_step is not None:
-        detail = f": it goes on from its checkpoint of step {checkpoint_step}"
+        detail = f": it continues from its checkpoint of step {checkpoint_step}"
         return tuple(
             replace(one, detail=detail) if one.action is Action.RESUBMIT else one for one in found
         )

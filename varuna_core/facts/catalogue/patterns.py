@@ -52,8 +52,8 @@ def check_pattern(pattern: str) -> None:
     """Raise PatternError if the pattern is invalid or may take too long on some line."""
     if count_steps(pattern) > MOST_STEPS:
         raise PatternError(
-            f"{pattern!r} may take long on a long line: have fewer repeats whose end is open, such "
-            "as .*, or bound them, as in .{0,80}"
+            f"{pattern!r} may take long on a long line: use fewer unbounded repeats, such as .*, "
+            "or bound them, as in .{0,80}"
         )
 
 
@@ -118,8 +118,8 @@ def _cost_of_repeat(
         return ways * (2 if overlaps else 1), steps
     if not _is_plain(body) and not _is_delimited(body):
         raise PatternError(
-            "a repeat holds another one, or alternatives, and no character that tells where each "
-            "turn ends"
+            "a repeat contains a repeat or alternatives, without a character that ends each "
+            "repetition"
         )
     length = min(most, MOST_CHARS)
     is_open = least != most and bool(_chars(body) & follow)

@@ -150,7 +150,7 @@ CUDA = (
         r"|no CUDA-capable device|No CUDA GPUs are available|Found no NVIDIA driver"
         r"|driver initialization failed|CUDA unknown error|couldn't communicate with the NVIDIA "
         r"driver|unsupported display driver",
-        "the driver and CUDA of this node do not fit each other, or no GPU is visible there",
+        "the driver and CUDA of this node are incompatible, or no GPU is visible there",
         look_at("nvidia-smi", "on it, and compare its CUDA version with that of torch"),
         Remedy(Action.INSPECT, Target.GPUS),
         fatal=True,
@@ -165,7 +165,7 @@ CUDA = (
     cause(
         "device number",
         r"invalid device ordinal",
-        "a rank asks for a GPU that its node does not show",
+        "a rank requests a GPU that is not visible on its node",
         Remedy(
             Action.INSPECT,
             Target.GPUS,
@@ -195,7 +195,7 @@ PROGRAM = (
         "loss scale",
         r"(?i)loss scale already at minimum|minimum loss scale (is |was )?reached"
         r"|loss[ _]scale .{0,40}below (the )?(minimum|threshold)",
-        "gradients overflow whatever the scale is",
+        "gradients overflow at any loss scale",
         Remedy(Action.LOWER, Target.LEARNING_RATE),
         Remedy(Action.SET, Target.PRECISION, "bf16", instead=True),
         fatal=True,
@@ -204,7 +204,7 @@ PROGRAM = (
     warning(
         "overflow",
         r"OVERFLOW!|[Gg]radient overflow\.|[Oo]verflow.{0,60}(reducing|skipping)",
-        "ordinary in the first steps of fp16, and now and then later",
+        "normal in the first steps of fp16, and occasionally later",
         stream=Stream.ANY,
     ),
     warning(
@@ -223,13 +223,13 @@ PROGRAM = (
             Action.ADD,
             Target.PROGRAM,
             "`--override-opt_param-scheduler`",
-            "to train by the new values",
+            "to train with the new values",
         ),
         Remedy(
             Action.ADD,
             Target.PROGRAM,
             "`--use-checkpoint-opt_param-scheduler`",
-            "to train by those of the checkpoint",
+            "to train with those of the checkpoint",
             instead=True,
         ),
         fatal=True,
@@ -339,7 +339,7 @@ NETWORK = (
         "name lookup",
         r"Name or service not known|Temporary failure in name resolution|\bgaierror\b"
         r"|nodename nor servname|[Cc]ould not resolve host",
-        "a host name means nothing on that node",
+        "a host name cannot be resolved on that node",
         do("check its /etc/hosts and DNS"),
     ),
     cause(
@@ -369,7 +369,7 @@ NETWORK = (
         r"|[Ff]light [Rr]ecorder|observed a timeout|\bTimed out waiting \d+ ?ms for (recv|send)"
         r"|monitored[Bb]arrier|^RuntimeError: Socket Timeout"
         r"|c10d::.{0,200}barrier.{0,200}timed out|Application timeout caused pair closure",
-        "a rank did not come to the collective",
+        "a rank did not join the collective",
         do("look at the rank that is not among those that timed out, and at its first error"),
         Remedy(Action.INSPECT, Target.STACKS, detail="while it hangs"),
     ),
@@ -388,14 +388,14 @@ NETWORK = (
         r"|(sendBytes|recvBytes|recvValue|recvVector).{0,40}failed|failed to recv, got 0 bytes"
         r"|[Ff]ailed to (check|get|set).{0,60}TCPStore|socket (was )?closed by peer"
         r"|Connection was (likely )?closed",
-        "the process at the other end went away",
+        "the process at the other end has exited",
         do("look at its first error"),
     ),
     fallout(
         "end of a stream",
         r"^EOFError:?$",
         "",
-        do("see the frame above it: another process went away, or a file ends too early"),
+        do("see the frame above it: another process exited, or a file ends too early"),
     ),
     cause(
         "no rank",
@@ -409,7 +409,7 @@ NETWORK = (
         r"|DistStoreError|DistNetworkError|client socket has (timed out|failed)"
         r"|wait timeout after \d+ ?ms|connectFullMesh|full mesh"
         r"|gloo.{0,80}connect.{0,20}(fail|time)",
-        "the ranks did not find each other",
+        "the ranks could not connect to each other",
         do("check that every node started and can reach the address and port of rank 0"),
         Remedy(Action.INSPECT, Target.LOGS, detail="for a node that writes nothing"),
     ),
@@ -472,7 +472,7 @@ ENDS = (
         "aborted",
         r"Fatal Python error: Aborted|\bAborted \(core dumped\)|^Aborted$|\bSIGABRT\b"
         r"|terminate called after|: Aborted$",
-        "a library gave up: the line before says why",
+        "a library aborted: the line before says why",
         fatal=True,
     ),
     fallout(
@@ -508,7 +508,7 @@ PYTHON = (
         "debugger",
         r"^(bdb\.)?BdbQuit$",
         "the program stops in a debugger, and a rank has no standard input",
-        do("take out breakpoint() and pdb.set_trace()"),
+        do("remove breakpoint() and pdb.set_trace()"),
         cause=EndCause.RANK_EXCEPTION,
         fatal=True,
     ),
@@ -516,7 +516,7 @@ PYTHON = (
         "cut file",
         r"^EOFError: (Ran out of input|Compressed file ended before)",
         "a file ends too early: it is empty, cut off, or still being written",
-        do("see which one in the traceback, and make it again"),
+        do("find the file in the traceback, and create it again"),
         cause=EndCause.RANK_EXCEPTION,
         fatal=True,
     ),
@@ -535,13 +535,13 @@ PYTHON = (
         r"|[Ss]izes? of tensors? \w{0,20} ?.{0,200}must match"
         r"|size of tensor a|shape '\[.*\]' is invalid|Expected input batch_size"
         r"|could not broadcast input array",
-        "sizes of the model, the data and the layout do not fit each other or the checkpoint",
+        "sizes of the model, data and layout do not match each other or the checkpoint",
     ),
     cause(
         "no such file",
         r"^FileNotFoundError\b|: No such file or directory\b|can't open file '",
         "a path is missing on that node",
-        do("check how it is written, and that the machine of the rank has it"),
+        do("check its spelling, and that it exists on the rank's machine"),
         Remedy(Action.ADD, Target.MOUNTS, when="the ranks run in a container"),
     ),
     cause(
@@ -553,7 +553,7 @@ PYTHON = (
         "command not found",
         r"\b(ba|z|da)?sh: .*: (command )?not found$|: command not found$|^env: .*: No such file",
         "that program is not on the PATH of the ranks",
-        do("give its whole path"),
+        do("give its full path"),
         Remedy(Action.CHANGE, Target.IMAGE, instead=True),
         fatal=True,
     ),
@@ -569,7 +569,7 @@ PYTHON = (
         REFUSED_BY_VJOB,
         r"^vjob agent: (?!the attempt was (?:asked|told) to stop)|^launch: cannot go on",
         "",
-        Remedy(Action.RESUBMIT, detail="once what the message names is corrected"),
+        Remedy(Action.RESUBMIT, detail="after you have corrected what the message names"),
         fatal=True,
         stream=Stream.ANY,
     ),
@@ -591,7 +591,7 @@ PYTHON = (
             Action.ADD,
             Target.PASSED_ENVIRONMENT,
             "the name",
-            when="it is a variable of the environment",
+            when="the key is an environment variable",
         ),
         cause=EndCause.RANK_EXCEPTION,
         within_s=TEARDOWN_S,
@@ -622,7 +622,7 @@ LOGGED = (
         "logged error",
         r"^(ERROR|CRITICAL|FATAL)\b|\[(ERROR|CRITICAL|FATAL)\]|- (ERROR|CRITICAL) -"
         r"|(^|\s)level=(error|fatal)\b|^(?i:error): \S|\b\w+: error: \S",
-        "the line calls itself an error; the training may continue",
+        "the line is logged as an error; the training may continue",
     ),
 )
 

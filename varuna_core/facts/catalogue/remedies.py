@@ -31,7 +31,7 @@ def set_env(assignment: str, detail: str = "", **more: Any) -> Remedy:
 
 TELL_ADMIN = tell_admin()
 EXCLUDE = Remedy(Action.EXCLUDE, Target.NODE)
-EXCLUDE_IF_ALONE = Remedy(Action.EXCLUDE, Target.NODE, "its node", when="only this GPU does it")
+EXCLUDE_IF_ALONE = Remedy(Action.EXCLUDE, Target.NODE, "its node", when="only this GPU has errors")
 MORE_MEMORY = Remedy(Action.RAISE, Target.MEMORY, detail="(0 is all)")
 FEWER_WORKERS = Remedy(Action.LOWER, Target.WORKERS)
 SHOW_KERNEL = set_env("CUDA_LAUNCH_BLOCKING=1", "to see where")

@@ -59,14 +59,14 @@ LOG_LINES = (
         "node failure",
         r"srun: error: Node failure on"
         r"|error: Nodes? \S+ (are |is )?not responding|\bwas lost: no sign of life\b",
-        "the node went away",
+        "the node was lost",
         Remedy(Action.EXCLUDE, Target.NODE, "it"),
         Remedy(Action.RESUBMIT),
         Remedy(
             Action.SET,
             Target.MORPH,
             "true",
-            "for a run that goes on without such a node",
+            "for a run that continues without such a node",
             instead=True,
         ),
         fatal=True,
@@ -75,7 +75,7 @@ LOG_LINES = (
     fallout(
         "ended after a node failure",
         r"DUE TO NODE FAIL|Job \S+ killed due to node failure",
-        "a node of the job failed; the node that printed this line need not be the one",
+        "a node of the job failed, which need not be the node that printed this line",
         Remedy(Action.RESUBMIT),
         fatal=True,
         cause=EndCause.NODE_FAIL,
@@ -104,7 +104,7 @@ LOG_LINES = (
         "the step could not start",
         Remedy(Action.INSPECT, Target.LOG_FOLDER, detail="on that node"),
         do("check that the job asks for what its nodes have"),
-        do("check that the clock and the Slurm version of that node fit the others"),
+        do("check that the clock and the Slurm version of that node match the others"),
         fatal=True,
         cause=EndCause.LAUNCH_FAILED,
     ),
@@ -114,7 +114,7 @@ LOG_LINES = (
         r"(Terminated|Killed|Exited|Aborted|Force)|srun: (Terminating|Force Terminated|Job step "
         r"aborted|First task exited)|srun: launch/slurm: _step_signal: Terminating"
         r"|slurmstepd: error: .*(Broken pipe|Unable to send|task_exit)",
-        "srun ended the others: look at the first rank that failed",
+        "srun ended the other tasks: look at the first rank that failed",
     ),
 )
 """Lines that Slurm and the kernel write into the logs of a job."""
@@ -162,7 +162,7 @@ REFUSALS = (
     refusal(
         "node configuration",
         r"(?i)requested node configuration is not available",
-        "no node of the queue has all that was asked for",
+        "no node of the queue has all that was requested",
         look_at("sinfo -o '%P %N %c %m %G'", "for CPUs, memory and GPUs"),
         Remedy(Action.LOWER, Target.CPUS),
         Remedy(Action.LOWER, Target.MEMORY, instead=True),
@@ -172,7 +172,7 @@ REFUSALS = (
     refusal(
         "number of jobs",
         r"(?i)submitjob",
-        "so many jobs may not wait and run at once (MaxSubmitJobs)",
+        "too many of your jobs wait or run (MaxSubmitJobs)",
         LIMITS,
         do("submit fewer jobs, or submit them later"),
     ),
@@ -193,14 +193,14 @@ REFUSALS = (
     refusal(
         "dependency",
         r"(?i)dependency problem",
-        "Slurm has forgotten a job that this one is to wait for",
+        "Slurm no longer knows a job that this one depends on",
         do("look at `vjob status` of that run"),
         Remedy(Action.RESUBMIT),
     ),
     refusal(
         "no cluster",
         r"(?i)configuration source",
-        "the commands of Slurm are here and know no cluster",
+        "Slurm's commands are here, but no cluster is configured",
         do("submit where `sinfo` answers"),
         Remedy(Action.SET, Target.SCHEDULER, "local", "to run on this machine", instead=True),
     ),
@@ -364,9 +364,8 @@ REASONS = (
     _passes(
         Waiting.BUDGET,
         r"(Assoc|QOS)Grp\w*Minutes(Limit)?",
-        "the budget of your account or QOS is used up by jobs of the past too; it passes only "
-        "where "
-        "use is forgotten with time",
+        "the budget of your account or QOS is used up, also by past jobs; this passes only if "
+        "usage decays with time",
         ask_admin("for more"),
         name="budget",
     ),
@@ -380,7 +379,7 @@ REASONS = (
     _passes(
         Waiting.ARRAY_LIMIT,
         "JobArrayTaskLimit",
-        "as many jobs of its sweep are running as are allowed at once",
+        "its sweep already has as many running jobs as are allowed",
     ),
     _passes(
         Waiting.BURST_BUFFER,
@@ -390,7 +389,7 @@ REASONS = (
     _passes(
         Waiting.SCHEDULER,
         "None|Cleaning|Prolog|FedJobLock|SchedDefer",
-        "the scheduler has yet to look at it, or to tidy up",
+        "the scheduler has not considered it yet, or has to clean up",
     ),
     _ended(
         "JobLaunchFailure|launch.failed",
@@ -401,16 +400,16 @@ REASONS = (
     # How slurmd spells that it could not make the output file: its error 4021 & 127.
     _ended(
         r"RaisedSignal:53\b",
-        "the output of the batch script could not be made on its node",
+        "the output file of the batch script could not be created on its node",
         SHARE_LOG_FOLDER,
         cause=EndCause.NO_OUTPUT,
         name="no output",
     ),
-    _ended("TimeLimit", "it reached its time limit before", cause=EndCause.TIME_LIMIT),
-    _ended("OutOfMemory", "it used up its memory before", cause=EndCause.OOM_JOB),
+    _ended("TimeLimit", "it has already reached its time limit", cause=EndCause.TIME_LIMIT),
+    _ended("OutOfMemory", "it has already used up its memory", cause=EndCause.OOM_JOB),
     _ended(
         r"InactiveLimit|NonZeroExitCode|SystemFailure|RaisedSignal\S*",
-        "that was the end of it before",
+        "it has already ended this way",
     ),
 )
 """All reasons in Slurm's job_reason_codes.html, and the sentences that slurmctld writes in place of

@@ -27,7 +27,7 @@ ROWS = (
         "its host key is not the one in known_hosts",
         do(
             "remove the old key with `ssh-keygen -R` and its name",
-            when="the machine was installed again",
+            when="the machine was reinstalled",
         ),
         LOG_IN,
     ),

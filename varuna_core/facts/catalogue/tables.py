@@ -53,7 +53,7 @@ def merge_rows(ours: Rows, theirs: Iterable[KnownLine]) -> Rows:
             raise CatalogueError(f"two rows of scope {row.scope.value} are named {row.name!r}")
         check_pattern(row.pattern)
         if row.before and row.before not in names:
-            raise CatalogueError(f"{row.name!r} is to come before {row.before!r}, which is no row")
+            raise CatalogueError(f"{row.name!r} is to come before {row.before!r}, an unknown row")
         general = GENERAL_FROM if GENERAL_FROM in names else ""
         before = row.before or general
         merged.insert(names.index(before) if before else len(merged), row)

@@ -256,7 +256,7 @@ def test_a_rank_that_failed_before_a_cancel_is_what_ended_it() -> None:
 
 
 def test_a_lost_node_is_a_cause() -> None:
-    why = "the agent on n003 ended without a word: rank 12 left no exit code"
+    why = "the agent on n003 exited without a message: rank 12 left no exit code"
     verdict = judge(over(healthy(), "NODE_FAIL", outcome=make_outcome(113, why, 12, "n003")))
     assert (verdict.health, verdict.node, verdict.rank) == (Health.DEAD, "n003", 12)
     assert "cluster.exclude" in verdict.advice
@@ -346,5 +346,5 @@ def test_a_supervisor_that_died_is_no_lost_node() -> None:
     ended = over(killed(), "FAILED", outcome=killed().outcome)
     ended = replace(ended, record_state="ended", end=End(EndCause.SUPERVISOR_DIED))
     verdict = judge(ended)
-    assert verdict.reason.startswith("the supervisor of the job is gone, and wrote no end")
+    assert verdict.reason.startswith("the job's supervisor exited without recording an end")
     assert "node" not in verdict.reason

@@ -161,7 +161,7 @@ def test_a_hang_that_the_agents_found_is_told_until_the_steps_go_on(
     if until is None:
         assert (verdict.health, verdict.node, verdict.rank) == (Health.STALLED, "n001", 6)
         assert verdict.reason.startswith(
-            "ranks 0-5, 7 called all_reduce 9, rank 6 on n001 called barrier in its place; no step"
+            "ranks 0-5, 7 called all_reduce 9, rank 6 on n001 called barrier instead; no step"
         )
 
 
@@ -371,7 +371,7 @@ def test_a_run_that_may_hang_is_not_called_healthy(action: HangAction, words: st
     hang = Hang(HangWitness.SILENT, NOW - 60, NOW, action=action, acts_at=NOW + 45)
     verdict = judge(replace(healthy(), suspected=hang))
     assert verdict.health is Health.RUNNING and "left" not in verdict.reason
-    assert "it may hang: no rank does anything; no step for 60 s" in verdict.reason
+    assert "it may hang: no rank is active; no step for 60 s" in verdict.reason
     assert words in verdict.reason
 
 

@@ -37,7 +37,7 @@ HERE = {"machine": identify_machine(), "pid": os.getpid(), "pid_start": start_ti
             {**HERE, "state": "RUNNING", "pid_start": "0"},
             JobState.FAILED,
             EndCause.SUPERVISOR_DIED,
-            "the supervisor of this job is gone, and wrote no end",
+            "the supervisor of this job exited without recording an end",
         ),
         ({**HERE, "state": "TIMEOUT"}, JobState.TIMEOUT, EndCause.TIME_LIMIT, ""),
         ({**HERE, "state": "CANCELLED"}, JobState.CANCELLED, EndCause.CANCELLED, ""),
@@ -55,7 +55,7 @@ def test_the_state_file_tells_what_became_of_a_job(
     [
         (
             EndCause.SUPERVISOR_DIED,
-            "the supervisor of the job is gone, and wrote no end",
+            "the job's supervisor exited without recording an end",
             "submit again",
         ),
         (
