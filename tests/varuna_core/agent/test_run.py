@@ -137,7 +137,7 @@ def test_ranks_die_with_a_killed_agent_and_close_names_its_node(make_stage: Make
     assert stage.wait() == [143, -signal.SIGKILL]
     outcome = stage.close(137)
     assert (outcome.code, outcome.culprit_node) == (NODE_LOST, "n1")
-    assert "the agent on n1 ended" in outcome.reason
+    assert "the agent on n1 exited" in outcome.reason
 
 
 def test_a_program_that_is_missing_is_found_by_preflight(make_stage: MakeStage) -> None:

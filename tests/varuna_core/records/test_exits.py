@@ -149,7 +149,7 @@ def test_the_end_of_an_attempt_that_nobody_judged_is_its_stop(attempt: AttemptFo
     write_stop(attempt, "signal", 143, "SIGTERM from the scheduler")
     assert read_reason(attempt) == "SIGTERM from the scheduler"
     write_judgement(attempt, judge_exits(PLAN, {}, None, NAMES, 3.0))
-    assert "the agent on n60 ended" in str(read_reason(attempt))
+    assert "the agent on n60 exited" in str(read_reason(attempt))
 
 
 def test_a_full_disk_does_not_hide_an_exit(
