@@ -1,9 +1,10 @@
 """Compare two commits on the same inputs; exit 1 on a difference that allowed.yaml does not have.
 
-    python -m benchmarks.same --before COMMIT [--after COMMIT] [--only PATTERN ...] [--page FILE]
+    python -m benchmarks.same [--before COMMIT] [--after COMMIT] [--only PATTERN ...] [--page FILE]
 
-Without --after the working tree is compared. --page lists every path that differs, allowed or not,
-by document. Each commit gets a worktree in a temporary folder,
+Without --before, the base that allowed.yaml is written for is compared; from any other commit,
+differences are listed and not judged. Without --after it is the working tree. --page lists every
+path that differs, allowed or not, by document. Each commit gets a worktree in a temporary folder,
 and both run in this Python, so it needs their dependencies.
 """
 
@@ -35,20 +36,22 @@ from benchmarks.same.difference import Difference, compare, read_allowances, sor
 from benchmarks.same.inputs import Case, make_runs, write_confs
 
 ALLOWED = Path(__file__).parent / "allowed.yaml"
+KINDS = ("came", "went", "changed")
 SHOWN = 5
 """Outputs named of those that differ in one place."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--before", required=True, metavar="COMMIT")
+    parser.add_argument("--before", metavar="COMMIT", help="default: the base of allowed.yaml")
     parser.add_argument("--after", metavar="COMMIT", help="default: the working tree")
     parser.add_argument("--allowed", type=Path, default=ALLOWED, help="default: allowed.yaml here")
     parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN",
                         help="outputs to show, such as 'status/*'")  # fmt: skip
     parser.add_argument("--page", type=Path, metavar="FILE", help="for the paths that differ")
     options = parser.parse_args(words)
-    allowances = read_allowances(options.allowed)
+    base, allowances = read_allowances(options.allowed)
+    options.before = options.before or base
     with ExitStack() as stack:
         temporary = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="same-")))
         checkouts = [
@@ -59,7 +62,12 @@ def main(words: Sequence[str] | None = None) -> int:
     found = [one for one in compare(before, after) if is_asked(one.name, options.only)]
     if options.page:
         commits = f"{options.before} and {options.after or 'the working tree'}"
-        options.page.write_text(render_page(commits, len(before), found))
+        options.page.write_text(render_page(commits, base, len(before), found))
+    if options.before != base:
+        show(found)
+        print(f"{len(before)} and {len(after)} outputs compared, {len(found)} differences, which "
+              f"allowed.yaml does not judge: its base is {base}")  # fmt: skip
+        return 0 if before else 1
     refused, allowed = sort_out(found, allowances)
     show(refused)
     for step, number in allowed.items():
@@ -123,9 +131,12 @@ def show(differences: Sequence[Difference]) -> None:
         print(f"{str(found[0])[:500]}\n    {len(found)} in {', '.join(names[:SHOWN])}{more}")
 
 
-def render_page(commits: str, num_outputs: int, differences: Sequence[Difference]) -> str:
-    """Render the paths of JSON documents that differ, and how many lines of texts, by document."""
-    paths: dict[str, set[str]] = {}
+def render_page(
+    commits: str, base: str, num_outputs: int, differences: Sequence[Difference]
+) -> str:
+    """Render the paths of JSON documents that came, went and have other values, and how many lines
+    of texts came and went, by document."""
+    paths: dict[str, dict[str, set[str]]] = {}
     lines: dict[str, Counter[str]] = {}
     for one in differences:
         first, *rest = one.name.split("/")
@@ -134,18 +145,24 @@ def render_page(commits: str, num_outputs: int, differences: Sequence[Difference
         if one.place[:1] in ("+", "-") or one.place.startswith("only "):
             lines.setdefault(document, Counter())[one.place[:1]] += 1
         else:
-            paths.setdefault(document, set()).add(re.sub(r"\[\d+\]", "[*]", one.place))
-    rows = ["| document | paths that differ |", "|---|---|"]
-    for document, found in sorted(paths.items()):
-        rows.append(f"| {document} | {', '.join(f'`{path}`' for path in sorted(found))} |")
+            kinds = paths.setdefault(document, {kind: set() for kind in KINDS})
+            kinds[one.kind].add(re.sub(r"\[\d+\]", "[*]", one.place))
+    rows = [f"| document | {' | '.join(KINDS)} |", "|---|---|---|---|"]
+    for document, kinds in sorted(paths.items()):
+        cells = (
+            ", ".join(f"`{path}`" for path in sorted(found)) or "-" for found in kinds.values()
+        )
+        rows.append(f"| {document} | {' | '.join(cells)} |")
     rows += ["", "| text | lines that went | lines that came |", "|---|---|---|"]
     for document, number in sorted(lines.items()):
         rows.append(f"| {document} | {number['-']} | {number['+']} |")
     return (
         f"# Outputs of two commits on the same inputs\n\nMade by `python -m benchmarks.same`: "
-        f"{num_outputs} outputs of {commits}. What is not listed is equal.\n\n"
-        + "\n".join(rows)
-        + "\n"
+        f"{num_outputs} outputs of {commits}. What is not listed is equal. A path came if it is in "
+        "some document of the second commit alone, went if in one of the first alone, and changed "
+        "if its values differ in one that both have; it may have done all three in different "
+        f"documents. `allowed.yaml` judges differences from {base} alone: from another commit "
+        "they are listed here, and nothing says that each was meant.\n\n" + "\n".join(rows) + "\n"
     )
 
 

@@ -19,6 +19,7 @@ import yaml
 
 MAX_DIFFED = 3000
 """Lines; difflib takes minutes on longer texts."""
+NOT_THERE = "(not there)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,13 @@ class Difference:
     place: str
     before: str = ""
     after: str = ""
+
+    @property
+    def kind(self) -> str:
+        """What happened to the place: it came, it went, or it has another value."""
+        if NOT_THERE in (self.before, self.after):
+            return "came" if self.before == NOT_THERE else "went"
+        return "changed"
 
     def __str__(self) -> str:
         if self.place[:1] in "-+":
@@ -48,16 +56,17 @@ class Allowance:
         return _matches(difference.name, self.outputs) and _matches(difference.place, self.places)
 
 
-def read_allowances(path: Path) -> list[Allowance]:
-    rows = yaml.safe_load(path.read_text()) or []
-    return [
+def read_allowances(path: Path) -> tuple[str, list[Allowance]]:
+    """The commit that the file is written for, and the differences from it that are meant."""
+    value = yaml.safe_load(path.read_text())
+    return value["base"], [
         Allowance(
             step=row["step"],
             why=row["why"],
             outputs=tuple(row["outputs"]),
             places=tuple(row["places"]),
         )
-        for row in rows
+        for row in value["meant"]
     ]
 
 
@@ -124,7 +133,7 @@ def sort_out(
 
 
 def _show(mapping: Mapping[str, Any], key: str) -> str:
-    return repr(mapping[key]) if key in mapping else "(not there)"
+    return repr(mapping[key]) if key in mapping else NOT_THERE
 
 
 def _matches(text: str, patterns: Iterable[str]) -> bool:

@@ -41,6 +41,14 @@ def test_texts_differ_by_line(number: int) -> None:
     assert compare_lines(f"{same}one\n", f"{same}two\n") == ["-one", "+two"]
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "kind"),
+    [({}, {"a": 1}, "came"), ({"a": 1}, {}, "went"), ({"a": 1}, {"a": 2}, "changed")],
+)
+def test_a_path_comes_goes_or_changes(before: Any, after: Any, kind: str) -> None:
+    assert [one.kind for one in compare({"x": before}, {"x": after})] == [kind]
+
+
 def test_an_output_that_one_commit_lacks_is_a_difference() -> None:
     assert [str(one) for one in compare({"a": "", "b": ""}, {"b": ""})] == ["only before:  -> "]
 
@@ -61,8 +69,8 @@ def test_the_page_lists_paths_by_document_and_counts_lines() -> None:
         {"status/a": {"jobs": [{"id": 1}, {"id": 2}]}, "submit/a/batch.sh": "one\n"},
         {"status/a": {"jobs": [{"id": 3}, {"id": 4}]}, "submit/a/batch.sh": "two\n"},
     )
-    page = render_page("x and y", 2, found)
-    assert "| status | `jobs[*].id` |" in page and "| submit/*/batch.sh | 1 | 1 |" in page
+    page = render_page("x and y", "x", 2, found)
+    assert "| status | - | - | `jobs[*].id` |" in page and "| submit/*/batch.sh | 1 | 1 |" in page
 
 
 def test_a_bracket_in_a_pattern_is_a_bracket() -> None:
@@ -72,4 +80,5 @@ def test_a_bracket_in_a_pattern_is_a_bracket() -> None:
 
 
 def test_the_stored_allowances_say_why() -> None:
-    assert all(one.step and one.why and one.places for one in read_allowances(ALLOWED))
+    base, allowances = read_allowances(ALLOWED)
+    assert base and all(one.step and one.why and one.places for one in allowances)
