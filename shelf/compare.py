@@ -37,7 +37,8 @@ def compare(*jobs: JobLike) -> dict[str, Any]:
     >>> [job["name"] for job in found["jobs"]] == [one.name for one in vjob.runs(2)]
     True
     """
-    return compare_as_json([str(job(one).folder) for one in jobs], Path.cwd())
+    folders = [str(job(one).folder) for one in jobs]
+    return _build_json(choose_jobs(folders, Path.cwd()))
 
 
 COMMIT = "commit"
@@ -70,11 +71,6 @@ def choose_jobs(names: Sequence[str], here: Path) -> Chosen:
         raise InputError("give a sweep, or at least two jobs, such as: vjob compare 4711 last")
     check_libraries("plotly", "jinja2")
     return Chosen(folders=tuple(folders), sweeps=tuple(sweeps))
-
-
-def compare_as_json(names: Sequence[str], here: Path) -> dict[str, Any]:
-    """Return the comparison as `vjob compare --json` prints it."""
-    return _build_json(choose_jobs(names, here))
 
 
 def _build_json(chosen: Chosen) -> dict[str, Any]:

@@ -196,7 +196,7 @@ class VjobJob(Job[R]):
         from vjob.jobs.monitor.log_lines import print_logs
         from vjob.jobs.monitor.readers.first_error import print_errors
 
-        wanted = print_logs.LineFilter.make(
+        wanted = print_logs.LineFilter(
             ranks=() if rank is None else (rank,), pattern=pattern, raw=rank is not None
         )
         found: list[str] = []

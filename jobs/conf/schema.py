@@ -433,6 +433,11 @@ class NodeGroup:
         return self.num_gpus or 1
 
 
+def spell_gpus(kind: str | None, count: int) -> str | int | None:
+    """Return GPUs of a node as `cluster.nodes` has them: `a100:4`, 4 of no named type, or None."""
+    return f"{kind}:{count}" if kind and count else count or None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
     """The machines that it runs on."""

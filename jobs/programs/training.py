@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from varuna_core.records.training import Training
@@ -75,9 +74,9 @@ def build_training(conf: JobConf, replicas: int) -> Training | None:
     )
 
 
-def name_model(model: Model, models: Mapping[str, Model] = MODELS) -> str:
+def name_model(model: Model) -> str:
     """Return the name of a model's shape, ignoring dropout; its numbers if it has none."""
-    for name, known in models.items():
+    for name, known in MODELS.items():
         if replace(model, dropout=known.dropout) == known:
             return name
     kind = "" if model.llama is None else "llama-"

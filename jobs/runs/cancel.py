@@ -54,7 +54,7 @@ def cancel_run(
     is_asked = False
     try:
         append_event(run.vjob_events, CANCEL_ASKED, now=now, by=by)
-        if not now and _can_checkpoint(view):
+        if not now and _find_saving([view]):
             say(f"asking {run.name} to checkpoint and leave, for at most {wait_s} s")
             write_signal(run.attempts()[-1], "USR1", f"cancel-{uuid.uuid4().hex}")
             is_asked = True
@@ -219,10 +219,6 @@ def _cancel_all(view: RunView, cancel: Callable[[str], None]) -> list[VjobError]
         except VjobError as error:  # gone already; the others are cancelled all the same
             problems.append(error)
     return problems
-
-
-def _can_checkpoint(view: RunView) -> bool:
-    return bool(_find_saving([view]))
 
 
 def _find_saving(views: Sequence[RunView]) -> list[RunView]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from varuna_core.records.exits import (
     Judgement,
     conclude,
     judge_exits,
+    name_signal,
     read_exits,
     read_judgement,
 )
@@ -121,23 +121,17 @@ def end_of_job(
         by = "" if is_asked else ask_canceller()
         actor = Actor.ADMIN if by == "root" else Actor.USER if by else Actor.UNKNOWN
         actor, text = (Actor.VJOB if is_asked else actor), ""
+    name = name_signal(job.signal or 0) or f"signal {job.signal}"
     return End(
         cause,
         actor,
         by=by,
         code=job.code or None,
-        signal=_name_signal(job.signal) if cause is EndCause.BATCH_KILLED else "",
+        signal=name if cause is EndCause.BATCH_KILLED else "",
         within=job.within,
         started=started,
         evidence=(Evidence(SCHEDULER, text=text),),
     )
-
-
-def _name_signal(number: int | None) -> str:
-    try:
-        return signal.Signals(number or 0).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def decide_end(run: RunFolder, judged: Judgement | None, job: End | None) -> End:

@@ -37,12 +37,12 @@ def is_provisional(info: SchedulerJob) -> bool:
     )
 
 
-def explain_reason(infos: Sequence[SchedulerJob], context: Context = Context.CONF) -> str:
+def explain_reason(infos: Sequence[SchedulerJob]) -> str:
     """Return a sentence about the first of these jobs that will never start by itself; empty if
     there is none."""
     for info in infos:
         row = find_reason(info.reason_text)
         if row is not None and is_permanent(info):
-            why = row.explain(context, info.id)
+            why = row.explain(Context.CONF, info.id)
             return f"job {info.id} will not start: {info.reason_text}; {why}"
     return ""

@@ -128,7 +128,8 @@ def build_plan(conf: JobConf, here: PlanContext) -> Plan:
         env={
             **starter.build_env(conf),
             **build_variables(conf, here.written),
-            **collect_passed_env(conf, here.environ),
+            # A missing one was refused, but in a dry run, which may be on another machine.
+            **{name: here.environ[name] for name in conf.pass_env if name in here.environ},
             **conf.env,
         },
         containers=containers,
@@ -303,15 +304,6 @@ def choose_layout(conf: JobConf) -> str:
     if conf.cluster.hetero == "auto":
         return "split" if conf.morph.enabled else "hetjob"
     return conf.cluster.hetero
-
-
-def collect_passed_env(conf: JobConf, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the submitting shell named in `pass_env`.
-
-    A missing one was refused when the conf was checked; a dry run, which may be on another machine
-    than the submit, continues without it.
-    """
-    return {name: environ[name] for name in conf.pass_env if name in environ}
 
 
 def find_needed_paths(

@@ -173,9 +173,7 @@ def is_code(path: Path) -> bool:
     return path.is_file() and (path.suffix in CODE or os.access(path, os.X_OK))
 
 
-def take_snapshot(
-    conf: JobConf, base: Path, environ: Mapping[str, str], python: str = sys.executable
-) -> Snapshot:
+def take_snapshot(conf: JobConf, base: Path, environ: Mapping[str, str]) -> Snapshot:
     """Choose what is kept, without writing; InputError if a requested copy is not possible."""
     git = Git(environ)
     log_folder = Path(conf.log_folder)
@@ -196,7 +194,7 @@ def take_snapshot(
             "the container does not see it; use none for a program in the image"
         )
     if asked == "auto" and conf.program.kind == "module":
-        problem = _find_import_problem(conf, base, python)
+        problem = _find_import_problem(conf, base, sys.executable)
         if problem:
             return Snapshot(state=state, note=f"not copied: {problem}")
     if asked == "git":
@@ -222,11 +220,11 @@ def take_snapshot(
         kept="git" if asked == "git" else "copy",
         tree=tree,
         root=root,
-        seen_root=map_to_ranks(root, conf, base),
+        seen_root=map_to_ranks(root, conf),
         program=program,
         moves_workdir=asked != "auto",
     )
-    editable = _find_editable(conf, found, python)
+    editable = _find_editable(conf, found, sys.executable)
     notes = [_note_arguments(conf, base, found)]
     if editable and conf.setup:
         # They may set PYTHONPATH, and what a plan sets would replace that.
@@ -350,7 +348,7 @@ def find_here(path: str | None, conf: JobConf, base: Path) -> Path | None:
     return Path(path) if is_seen else None
 
 
-def map_to_ranks(root: Path, conf: JobConf, base: Path) -> Path:
+def map_to_ranks(root: Path, conf: JobConf) -> Path:
     """Return a local folder as ranks see it: through the mount that holds it, or unchanged."""
     container = conf.container
     if container.image is None or container.runtime == "none" or container.workdir is None:

@@ -93,13 +93,18 @@ class Moment(click.ParamType):  # type: ignore[type-arg]  # generic since click 
         return found.timestamp()
 
 
-def write_commands(
-    formatter: click.HelpFormatter, title: str, commands: Iterable[click.Command], wide: int = 0
-) -> None:
-    """Write a section of a help text: the whole first sentence of each command's help."""
-    rows = [(str(one.name).ljust(wide), one.get_short_help_str(limit=1000)) for one in commands]
-    with formatter.section(title):
-        formatter.write_dl(rows)
+class OrderedGroup(click.Group):
+    """Command group that lists its commands in the order of use, each with the whole first sentence
+    of its help."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, one.get_short_help_str(limit=1000)) for name, one in self.commands.items()]
+            )
 
 
 def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -168,7 +173,7 @@ port_option = click.option(
 )
 
 
-def check_port(port: int | None, is_served: bool, option: str) -> None:
+def check_port(port: int | None, is_served: bool) -> None:
     """Raise UsageError if a port is given but no page is served."""
     if port is not None and not is_served:
-        raise click.UsageError(f"--port goes with {option}")
+        raise click.UsageError("--port goes with --web")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,22 +18,15 @@ from vjob.jobs.conf.quantities import DAYS
 from vjob.jobs.errors import InputError, VjobError
 from vjob.shelf.commands.arguments import (
     Duration,
+    OrderedGroup,
     json_option,
     print_object,
-    write_commands,
 )
 from vjob.shelf.commands.terminal import say
 
 
-class ContainerGroup(click.Group):
-    """Command group that lists its commands in the order of use, and says after Ctrl-C that nothing
-    was left behind."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        write_commands(formatter, "Commands", self.commands.values())
+class ContainerGroup(OrderedGroup):
+    """Command group that says after Ctrl-C that nothing was left behind."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -203,27 +195,21 @@ def clean(
     """
     from vjob.jobs.images import store as stores
 
-    say = _note if as_json else _prefix(platform.node())
+    node = platform.node()  # srun mixes the lines of nodes
     store = stores.NodeStore(scratch, os.getuid())
     cleaned = stores.clean(
         store,
-        say,
+        _note if as_json else lambda text: say(f"{node}: {text}"),
         image=_resolve(image),
         everything=everything,
         older_than_days=days,
         dry_run=dry_run,
     )
     if as_json:
-        facts = {"node": platform.node(), "store": str(store.roots), "is_dry_run": dry_run}
+        facts = {"node": node, "store": str(store.roots), "is_dry_run": dry_run}
         print_object({**facts, **cleaned.as_json()}, is_line=True)
     if image is not None and cleaned.kept:
         raise VjobError(f"{image} was kept")
-
-
-def _prefix(node: str) -> Callable[[str], None]:
-    """Return a function that prints lines after the node's name, since srun mixes the nodes'
-    lines."""
-    return lambda text: say(f"{node}: {text}")
 
 
 def _resolve(image: str | None) -> str | None:

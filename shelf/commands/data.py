@@ -14,22 +14,15 @@ from typing import Any
 import click
 
 from vjob.jobs.errors import InputError
-from vjob.shelf.commands.arguments import print_object, write_commands
+from vjob.shelf.commands.arguments import OrderedGroup, print_object
 from vjob.shelf.commands.terminal import say
 
 TOKENIZERS = ("bpe", "wordpiece-lower", "wordpiece-cased", "whitespace")
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-class DataGroup(click.Group):
-    """Click group that lists commands in order of use, and converts errors of varuna_core.data to
-    ours."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        write_commands(formatter, "Commands", self.commands.values())
+class DataGroup(OrderedGroup):
+    """Command group that converts errors of varuna_core.data to ours."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -86,7 +86,7 @@ def status(
     Exits 0 while all is well and when it is done, 10 when it failed, 11 when nothing is known,
     12 when it can never start as submitted; docs/verdicts.md has the rest.
     """
-    check_port(port, web, "--web")
+    check_port(port, web)
     if web:
         if once or every_s or as_json:
             raise click.UsageError("--web prints nothing: remove --once, --watch and --json")
@@ -216,7 +216,7 @@ def logs(
         click.echo(text, err=as_json and not text.startswith("{"))
 
     run = find_run_or_job(job, Path.cwd())
-    wanted = reading.LineFilter.make(
+    wanted = reading.LineFilter(
         nodes=nodes,
         ranks=ranks,
         pattern=pattern,

@@ -218,5 +218,5 @@ def _follow(resolved: Resolved, given: Given, *, as_json: bool) -> int:
         assert plan is not None, "the submit has written it"
         print_submitted(run, record, plan, {}, as_json=as_json, follow=False, err=True)
 
-    lines = LineFilter.make(as_json=True) if as_json else None
+    lines = LineFilter(as_json=True) if as_json else None
     return start_run(resolved, Screen("vjob"), announce, wanted=lines)

@@ -357,7 +357,7 @@ def _follow(run: RunFolder, record: RunRecord, *, as_json: bool) -> int:
         click.echo(text, err=as_json and not text.startswith("{"))
 
     try:
-        code = follow_run(run, say, LineFilter.make(as_json=as_json))
+        code = follow_run(run, say, LineFilter(as_json=as_json))
         for found in remark_new_files(find_new_files(run)):
             context = context_of(record.scheduler)
             say(f"-- {render_sentence(found)}; {render_advice(found, context, run.name)}")

@@ -15,27 +15,23 @@ from typing import Literal
 
 from vjob.jobs.programs.launchers import MODULES
 from vjob.shelf.importers.bash.recording import SHORT, Command, Word
-from vjob.shelf.importers.bash.wrappers import find_wrapper
+from vjob.shelf.importers.bash.wrappers import find_wrapper, names
 
 Kind = Literal["deepspeed", "varuna", "torch", "python", "command"]
 Options = dict[str, Word]
 """Values by long name without dashes; the word of a flag is empty."""
 
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 # Options of launchers that take no value: all others take the next word.
 FLAGS: Mapping[str, frozenset[str]] = {
-    "varuna": _names("no_morphing resume cpu kill"),
-    "torch": _names("use_env standalone m module no_python run_path use-env"),
-    "deepspeed": _names(
+    "varuna": names("no_morphing resume cpu kill"),
+    "torch": names("use_env standalone m module no_python run_path use-env"),
+    "deepspeed": names(
         "module no_python no_local_rank force_multi save_pid elastic_training no_ssh "
         "bind_cores_to_rank no_ssh_check quiet q"
     ),
 }
-PLAIN = _names("nohup exec time sudo eval builtin setsid env")
+PLAIN = names("nohup exec time sudo eval builtin setsid env")
 """Wrappers that have no effect of their own unless they have options."""
 _ENROOT: Mapping[str, str] = {"r": "root", "w": "rw", "m": "mount", "e": "env"}
 _DEEPSPEED: Mapping[str, str] = {

@@ -98,7 +98,7 @@ def start_run(
             run, record = submitting.submit(resolved, executor=executor, fill=made.append)
             announce(run, record)
             plan = read_plan(run.plan)
-            wanted = wanted or LineFilter.make(bare=plan is not None and plan.world == 1)
+            wanted = wanted or LineFilter(bare=plan is not None and plan.world == 1)
             return follow_run(run, screen, sigterms, wanted)
         except (KeyboardInterrupt, Terminated) as end:  # from submit it comes once the job is there
             is_sigterm = isinstance(end, Terminated)

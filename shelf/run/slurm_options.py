@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vjob.jobs.conf.quantities import MINUTES, parse_duration
+from vjob.jobs.conf.schema import spell_gpus
 from vjob.jobs.conf.slurm_words import (
     to_gigabytes,
     to_gpus,
@@ -140,7 +141,7 @@ def _build_group(read: _Reader) -> dict[str, Any]:
     found = {
         "count": count if count > 1 else None,
         "queue": read("partition", to_word, "a partition"),
-        "gpus": _spell_gpus(gpus),
+        "gpus": None if gpus is None else spell_gpus(*gpus),
         "ranks": None if gpus and gpus[1] == per_node else per_node,
         "cpus": cpus and cpus * (per_node or (gpus[1] if gpus else 1)),
         "memory_gb": read("mem", to_gigabytes, "a size such as 64G, or a number of MB"),
@@ -188,16 +189,10 @@ def _agree(gpus: Gpus | None, other: Gpus, said: str) -> Gpus:
     types = {kind for kind, _ in (gpus, other)} - {""}
     if gpus[1] != other[1] or len(types) > 1:
         raise InputError(
-            f"{said} is {_spell_gpus(other)} GPUs per node, but another option says "
-            f"{_spell_gpus(gpus)}: remove one of them"
+            f"{said} is {spell_gpus(*other)} GPUs per node, but another option says "
+            f"{spell_gpus(*gpus)}: remove one of them"
         )
     return "".join(types), gpus[1]
-
-
-def _spell_gpus(gpus: Gpus | None) -> str | int | None:
-    if gpus is None:
-        return None
-    return f"{gpus[0]}:{gpus[1]}" if gpus[0] else gpus[1]
 
 
 def _to_gres(text: str) -> Gpus | None:

@@ -21,7 +21,7 @@ from varuna_core.agent.gpu.accelerator import choose_accelerator, count_visible
 from varuna_core.facts.known import Value
 from varuna_core.records.record import INTENT, read_record, write_record
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.conf.schema import Cluster, JobConf, NodeGroup
+from vjob.jobs.conf.schema import Cluster, JobConf, NodeGroup, spell_gpus
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.interrupts import defer_interrupts
 from vjob.jobs.planning.question import find_nodes
@@ -34,7 +34,7 @@ from vjob.jobs.submit.submit import submit
 from vjob.shelf.trial.folder import CheckpointFolder, make_folder
 from vjob.shelf.trial.judgement import judge_try, quote_error
 from vjob.shelf.trial.result import Result
-from vjob.shelf.trial.smaller import Trial, keep_launch, shrink, spell_gpus
+from vjob.shelf.trial.smaller import Trial, keep_launch, shrink
 from vjob.shelf.trial.watch import Say, TryObservation, watch
 
 log = logging.getLogger(__name__)

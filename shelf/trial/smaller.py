@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vjob.jobs.conf.schema import BUILT_IN, OWN, Cluster, JobConf, Morph, Notify, Train
+from vjob.jobs.conf.schema import BUILT_IN, OWN, Cluster, JobConf, Morph, Notify, Train, spell_gpus
 from vjob.jobs.conf.world_size import get_replicas, get_world, require_number
 
 STEPS = 2
@@ -91,7 +91,7 @@ def shrink(conf: JobConf, cluster: Cluster, *, limit_min: int, checkpoint: str |
         group="try",
         count=1,
         ranks=world,
-        gpus=spell_gpus(node.gpu_type, num_gpus if wants_gpus else 0),
+        gpus=spell_gpus(node.gpu_type, num_gpus) if wants_gpus else None,
         devices=None if on_cpu or world != first.num_ranks else first.devices,
         interface=interface,
     )
@@ -119,13 +119,6 @@ def shrink(conf: JobConf, cluster: Cluster, *, limit_min: int, checkpoint: str |
         notify=Notify(),
     )
     return Trial(conf=tried, notes=tuple(notes), is_small=is_small)
-
-
-def spell_gpus(kind: str | None, count: int) -> str | int | None:
-    """Return GPUs as `cluster.nodes` has them."""
-    if not count:
-        return None
-    return f"{kind}:{count}" if kind else count
 
 
 def _compute_walltime_min(conf: JobConf, limit_min: int) -> int:

@@ -145,7 +145,8 @@ def run_watch(job: str, here: Path, options: WatchOptions, say: Say = click.echo
             expect_ours(run, "vjob acts only on your own runs")
         check_actions(actions, record)
         channels = choose_channels(run, Path(record.conf), given) if not options.quiet else given
-    end = find_end(options.for_min)
+    for_min = options.for_min
+    end = None if for_min is None else time.monotonic() + 60 * for_min
     desk = Desk(
         run, record, Channels() if options.quiet else channels, actions, end, options.as_json, say
     )
@@ -153,11 +154,6 @@ def run_watch(job: str, here: Path, options: WatchOptions, say: Say = click.echo
     if desk.channels.names:
         say(f"notices go to: {', '.join(desk.channels.names)}", err=True)
     return watch_job(look, desk, every_s=options.every_s, last_news=read_last_news(run))
-
-
-def find_end(for_min: float | None) -> float | None:
-    """Return the monotonic time in `for_min` minutes; None without a limit."""
-    return None if for_min is None else time.monotonic() + 60 * for_min
 
 
 def open_look(job: str, here: Path) -> Look:

@@ -164,7 +164,8 @@ def open_place(path: str, job: str | None, here: Path) -> LivePage | None:
     """Return the page of a link: `report` of `job`, `run/NAME`, its report, `compare/A/B`."""
     compared = COMPARED.fullmatch(path)
     if compared is not None:
-        return open_comparison(compared[1].split("/")[1:], here)
+        names = compared[1].split("/")[1:]
+        return LivePage(document=lambda: render_compared(names, here).encode())
     found = PATH.fullmatch(path)
     name = found and (found["run"] or job)
     if found is None or name is None:
@@ -178,11 +179,6 @@ def open_report(job: str, here: Path) -> LivePage:
     """Return a page that renders a job's report at each request; raise InputError if no job."""
     folder, run = find_folder(job, here)
     return LivePage(document=lambda: render_report(folder, run).encode())
-
-
-def open_comparison(names: Sequence[str], here: Path) -> LivePage:
-    """Return a page that compares the chosen runs at each request."""
-    return LivePage(document=lambda: render_compared(names, here).encode())
 
 
 def _make_page(empty: StatusPage, feed: Feed) -> LivePage:

@@ -43,7 +43,11 @@ exit codes: 0 all ranks exited 0; 2 wrong input; 112 preflight refused; 113 a no
 
 
 def main(words: list[str] | None = None) -> int:
-    args = build_parser().parse_args(words)
+    return run_command(build_parser().parse_args(words))
+
+
+def run_command(args: argparse.Namespace) -> int:
+    """Run a parsed command; return its exit code, that of a refusal or of a lost disk included."""
     try:
         return int(args.run_command(args))
     except Refusal as refusal:

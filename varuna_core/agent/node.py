@@ -125,7 +125,7 @@ def make_ready(
         question = build_question(site.plan)
         asked = build_rank(question, site.node, 0, meeting_of(site), site.env, container)
         report = report.with_check(*check_modules(site, asked))
-    report = report.as_ready()
+    report = replace(report, ready=True)
     # Before the report, so that a node lost right after go has beaten once, and can be missed.
     write_beat(site.attempt, site.node.index, site.host, 0, "ready", {"ranks_alive": 0})
     write_report(site.attempt, report)

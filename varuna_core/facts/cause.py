@@ -172,7 +172,7 @@ def parse_end(value: Any) -> Optional[End]:
             **{
                 **_read_fields(End, given),
                 "cause": parse_cause(given.get("cause")),
-                "actor": _parse_word(Actor, given.get("actor"), Actor.UNKNOWN),
+                "actor": parse_word(Actor, given.get("actor"), Actor.UNKNOWN),
                 "evidence": tuple(_parse_evidence(one) for one in given["evidence"]),
             }
         )
@@ -182,17 +182,18 @@ def parse_end(value: Any) -> Optional[End]:
 
 def parse_cause(word: Any) -> EndCause:
     """Return the cause with this value; UNKNOWN for any other word."""
-    return _parse_word(EndCause, _FORMER.get(str(word), word), EndCause.UNKNOWN)
+    return parse_word(EndCause, _FORMER.get(str(word), word), EndCause.UNKNOWN)
 
 
 def _parse_evidence(value: Any) -> Evidence:
     if not isinstance(value, dict):
         raise TypeError("a piece of evidence must be an object")
-    sure = _parse_word(Sure, value.get("sure"), Sure.INFERRED)
+    sure = parse_word(Sure, value.get("sure"), Sure.INFERRED)
     return Evidence(**{**_read_fields(Evidence, value), "sure": sure})
 
 
-def _parse_word(kind: Type[E], word: Any, default: E) -> E:
+def parse_word(kind: Type[E], word: Any, default: E) -> E:
+    """Return the member of an enum with this value; `default` for any other word."""
     try:
         return kind(word)
     except ValueError:

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, Dict, Mapping, Optional, Tuple
 
+from varuna_core.facts.cause import parse_word
+
 HANG_VERSION = 1
 
 
@@ -98,7 +100,7 @@ def parse_hang(value: Any) -> Optional[Hang]:
         words: dict[str, Any] = {name: str(value.get(name, "")) for name in _WORDS}
         rank = value.get("rank")
         return Hang(
-            witness=_parse(HangWitness, value.get("witness"), HangWitness.UNKNOWN),
+            witness=parse_word(HangWitness, value.get("witness"), HangWitness.UNKNOWN),
             since=float(value["since"]),
             seen_at=float(value["seen_at"]),
             rank=None if rank is None else int(rank),
@@ -107,7 +109,7 @@ def parse_hang(value: Any) -> Optional[Hang]:
             below=int(value.get("below", 0)),
             called_by=tuple(map(int, value.get("called_by", ()))),
             missing=tuple(map(int, value.get("missing", ()))),
-            action=_parse(HangAction, value.get("action"), HangAction.REPORT),
+            action=parse_word(HangAction, value.get("action"), HangAction.REPORT),
             until=None if value.get("until") is None else float(value["until"]),
             acts_at=None if value.get("acts_at") is None else float(value["acts_at"]),
             **words,
@@ -117,10 +119,3 @@ def parse_hang(value: Any) -> Optional[Hang]:
 
 
 _WORDS = ("node", "collective", "group", "other", "place", "last_call")
-
-
-def _parse(kind: Any, word: Any, default: Any) -> Any:
-    try:
-        return kind(word)
-    except ValueError:
-        return default

@@ -49,7 +49,7 @@ from varuna_core.launch.ssh import (
     render_script,
     request_probe,
 )
-from varuna_core.records.exits import NODE_LOST, NOT_READY
+from varuna_core.records.exits import NODE_LOST, NOT_READY, name_signal
 from varuna_core.records.files import is_listed, read_json, write_atomic, write_json
 from varuna_core.records.plan import Plan, read_plan
 from varuna_core.records.requests import write_stop
@@ -271,7 +271,7 @@ class Step:
         """Describe why an agent ended; used only if the agent itself recorded no stop."""
         what = "its agent" if node.machine.is_local else "the ssh to it"
         if code < 0:
-            return f"{node.name} was lost: {what} was ended by {_name_signal(-code)}"
+            return f"{node.name} was lost: {what} was ended by {name_signal(-code) or -code}"
         if self._is_cut(node):
             if not node.last_lines:
                 return f"{node.name} was lost: its agent was killed, or ssh ended without a message"
@@ -357,13 +357,6 @@ class Step:
         path = self._attempt.beat(node.index)
         beat = read_json(path) if is_listed(path) else None
         return str(beat.get("state")) if isinstance(beat, dict) else None
-
-
-def _name_signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def read_wait(words: Sequence[str]) -> float:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Iterator
 
+from varuna_core.agent.cli import run_command
 from varuna_core.agent.meeting.link import call_hub
 from varuna_core.agent.restarts import choose_code
 from varuna_core.agent.setup.site import WRONG_INPUT, Refusal, group_of, open_run
@@ -53,16 +54,7 @@ POLL_S = 0.1
 
 
 def main(words: list[str] | None = None) -> int:
-    args = build_parser().parse_args(sys.argv[2:] if words is None else words)
-    try:
-        return int(args.run_command(args))
-    except Refusal as refusal:
-        print(f"vjob agent: {refusal.reason}", file=sys.stderr)
-        return refusal.code
-    except OSError as error:
-        name = f" {error.filename}" if error.filename else ""
-        print(f"vjob agent: cannot go on:{name}: {error.strerror}", file=sys.stderr)
-        return NOT_READY
+    return run_command(build_parser().parse_args(sys.argv[2:] if words is None else words))
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -55,9 +55,6 @@ class NodeReport:
     def with_check(self, *checks: Check) -> NodeReport:
         return replace(self, checks=self.checks + checks)
 
-    def as_ready(self) -> NodeReport:
-        return replace(self, ready=True)
-
 
 def write_report(attempt: AttemptFolder, report: NodeReport) -> None:
     write_json(attempt.node_report(report.index), dict(asdict(report), ok=report.ok))

@@ -249,12 +249,6 @@ class ConfArguments:
             return "none"
         return self.choose("recompute", given, "parallel.recompute", as_is, "none")
 
-    def choose_schedule(self, given: str | FromConf) -> str:
-        return self.choose("schedule", given, "parallel.schedule", str, "auto")
-
-    def choose_zero(self, given: int | FromConf) -> int:
-        return self.choose("zero", given, "parallel.zero", int, 0)
-
     def choose_offload(self, given: str | FromConf | None) -> str | None:
         conf_value = self.read("train.optimizer.offload", int)
         if given is FROM_CONF:

@@ -57,13 +57,14 @@ Show = Callable[[str, bool], object]
 class LineFilter:
     """Selection and format of the lines that the user requested."""
 
-    nodes: tuple[str, ...]
-    ranks: tuple[int, ...]
-    pattern: re.Pattern[str] | None
-    kinds: tuple[str, ...]
-    raw: bool
+    nodes: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    pattern: str | None = None
+    """Regular expression that a line contains."""
+    only_err: bool = False
+    raw: bool = False
     """Print file after file, without merging equal lines of ranks."""
-    paint: Paint
+    paint: Paint = keep_plain
     with_times: bool = False
     since: float | None = None
     until: float | None = None
@@ -72,45 +73,20 @@ class LineFilter:
     bare: bool = False
     """Print only the text, as the rank wrote it."""
 
-    @classmethod
-    def make(
-        cls,
-        *,
-        nodes: tuple[str, ...] = (),
-        ranks: tuple[int, ...] = (),
-        pattern: str | None = None,
-        only_err: bool = False,
-        raw: bool = False,
-        paint: Paint = keep_plain,
-        with_times: bool = False,
-        since: float | None = None,
-        until: float | None = None,
-        as_json: bool = False,
-        bare: bool = False,
-    ) -> LineFilter:
-        if since is not None and until is not None and since > until:
+    def __post_init__(self) -> None:
+        if self.since is not None and self.until is not None and self.since > self.until:
             raise InputError("--since is later than --until")
         try:
-            compiled = re.compile(pattern) if pattern else None
+            re.compile(self.pattern or "")
         except re.error as error:
-            raise InputError(f"--grep {pattern!r} is no regular expression: {error}") from None
-        kinds = ("err",) if only_err else ("out", "err")
-        return cls(
-            nodes=nodes,
-            ranks=ranks,
-            pattern=compiled,
-            kinds=kinds,
-            raw=raw,
-            paint=paint,
-            with_times=with_times,
-            since=since,
-            until=until,
-            as_json=as_json,
-            bare=bare,
-        )
+            raise InputError(f"--grep {self.pattern!r} is no regular expression: {error}") from None
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return ("err",) if self.only_err else ("out", "err")
 
     def takes(self, text: str) -> bool:
-        return self.pattern is None or self.pattern.search(text) is not None
+        return not self.pattern or re.search(self.pattern, text) is not None
 
     def choose(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
         """Yield the requested lines of one file; a line without a time takes that of the line
@@ -328,7 +304,7 @@ def follow_run(
     run: RunFolder, say: Say, wanted: LineFilter | None = None, *, num_lines: int | None = None
 ) -> int:
     """Print new lines until the run ends; return the exit code for that end."""
-    return follow_lines(RunLines(run, say, wanted or LineFilter.make(), num_lines=num_lines))
+    return follow_lines(RunLines(run, say, wanted or LineFilter(), num_lines=num_lines))
 
 
 def follow_lines(lines: RunLines, *, with_states: bool = True) -> int:

@@ -157,7 +157,8 @@ class Tail:
         fd = open_to_read(self.path)
         try:
             found = os.fstat(fd)  # of what is open: the name may be another file's by now
-            is_anew = self._is_anew(found)
+            # Replaced or truncated: a file that was only out of reach for a while is neither.
+            is_anew = found.st_ino != self._inode or found.st_size < self._offset
             if is_anew:
                 self._offset, self.rest, self._is_within = 0, b"", False
             start = self._offset
@@ -183,11 +184,6 @@ class Tail:
         if first > start:
             self.skipped = (start, first if added is None else max(first, added.start))
         return added
-
-    def _is_anew(self, found: os.stat_result) -> bool:
-        """Return True if the file must be read again because it was replaced or truncated; a file
-        that was only out of reach for a while is not."""
-        return found.st_ino != self._inode or found.st_size < self._offset
 
     def _take(self, data: bytes, first: int, skipped: int, is_anew: bool) -> Added | None:
         """Split new bytes into lines: return the complete ones, and keep the rest."""

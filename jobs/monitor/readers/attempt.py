@@ -24,7 +24,7 @@ from varuna_core.records.rank_map import RankPlace, locate_ranks
 from varuna_core.records.runfolder import MOST_NODES, AttemptFolder, RunFolder
 from varuna_core.records.training import read_training
 from vjob.jobs.monitor.log_lines.errors import STEP_MARKS, Classifier, list_exceptions
-from vjob.jobs.monitor.model.snapshot import AttemptView, Line, Node, Progress, Rank
+from vjob.jobs.monitor.model.snapshot import AttemptView, Node, Progress, Rank
 from vjob.jobs.monitor.readers.gpu_logs import describe_late
 from vjob.jobs.monitor.readers.node_files import (
     NodeFiles,
@@ -59,9 +59,6 @@ class AttemptReader:
         """The newest modification time of the files that had changed at the last poll."""
         self.files: dict[str, NodeFiles] = {}
         """The logs of each node, keyed by node name."""
-        self.settings: tuple[tuple[str, Line], ...] = ()
-        """Settings that the run printed: all of the first node that printed any, and differing ones
-        of the other nodes."""
         self._num_lines = num_lines
         self._state = JsonFolder(attempt.path / "state")
         self._reports = JsonFolder(attempt.path / "nodes")
@@ -219,7 +216,6 @@ class AttemptReader:
         errors = merge_errors(logs, failed)
         raised = list_exceptions(self._parsed_exits.values(), errors)
         hang, suspected = choose_hang(self._state.values)
-        self.settings = self._list_settings()
         return AttemptView(
             attempt_started=self._state.time("master"),
             went_at=went_at,
@@ -401,19 +397,6 @@ class AttemptReader:
         if self.plan is None or rank >= self.plan.world:
             return 0.0
         return self._offset(self.plan.node_of_rank(rank).index)
-
-    def _list_settings(self) -> tuple[tuple[str, Line], ...]:
-        found: list[tuple[str, Line]] = []
-        said: dict[str, str] = {}
-        for name in self._nodes:
-            files = self.files.get(name)
-            log = files.logs.get("out") if files is not None else None
-            for key, line in log.info.items() if log is not None else ():
-                value = line.text.partition(":")[2].strip()
-                if key not in said or (said[key] != value and key not in ("NODE_RANK",)):
-                    said.setdefault(key, value)
-                    found.append((key, line))
-        return tuple(found)
 
 
 def _locate_ranks(attempt: AttemptFolder, plan: Plan) -> dict[int, RankPlace]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from varuna_core.records.files import as_whole, list_names
 from varuna_core.records.logs.training_log import LogOwner, find_other_jobs, list_missing_nodes
 from vjob.jobs.monitor.log_lines.errors import Classifier
-from vjob.jobs.monitor.model.snapshot import Disk, Line, Node, Scheduler, Snapshot
+from vjob.jobs.monitor.model.snapshot import Disk, Node, Scheduler, Snapshot
 from vjob.jobs.monitor.readers.file_systems import Skew, read_disks
 from vjob.jobs.monitor.readers.node_files import (
     NodeFiles,
@@ -138,7 +138,7 @@ class FolderReader:
         others = self._find_others()
         left_out = {name for names in others.values() for name in names}
         nodes = [files for name, files in self._files.items() if name not in left_out]
-        echoes = compare(self._list_info(nodes), {})
+        echoes = compare(nodes, {})
         progress = find_progress(nodes)
         return Snapshot(
             now=now,
@@ -169,18 +169,6 @@ class FolderReader:
             master = line.text.partition(":")[2].strip() if line is not None else ""
             owners[name] = LogOwner(master, log.node_ranks, log.tail.mtime)
         return find_other_jobs(owners)
-
-    def _list_info(self, nodes: Iterable[NodeFiles]) -> tuple[tuple[str, Line], ...]:
-        found: dict[tuple[str, str], Line] = {}
-        names: set[str] = set()
-        for files in nodes:
-            log = files.logs.get("out")
-            for key, line in log.info.items() if log is not None else ():
-                if key == "NODE_RANK" and key in names:
-                    continue
-                names.add(key)
-                found.setdefault((key, line.text.partition(":")[2].strip()), line)
-        return tuple((key, line) for (key, _), line in found.items())
 
 
 def _find_missing(nodes: Iterable[NodeFiles], info: Mapping[str, str]) -> tuple[int, ...]:

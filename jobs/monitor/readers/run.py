@@ -139,8 +139,9 @@ class RunReader:
             pass  # the conf's number is not one of this attempt's steps
         elif self._asked.num_steps:
             progress = replace(progress, num_steps=self._asked.num_steps, is_asked=True)
-        printed = self._attempt.settings if self._attempt is not None else ()
-        echoes = compare(printed, self._asked.wanted)
+        files = self._attempt.files if self._attempt is not None else {}
+        logs = (files[node.name] for node in shown.nodes if node.name in files)
+        echoes = compare(logs, self._asked.wanted)
         limit = find_limit(view, self._asked.walltime_s)
         told: dict[str, Any] = {
             **vars(shown),

@@ -12,7 +12,8 @@ from varuna_core.records.files import read_json, read_text
 from varuna_core.records.plan import Plan
 from varuna_core.records.record import read_record
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
-from vjob.jobs.monitor.model.snapshot import Echo, Line
+from vjob.jobs.monitor.model.snapshot import Echo
+from vjob.jobs.monitor.readers.node_files import NodeFiles
 from vjob.jobs.runs.resolved import MOST_BYTES, parse_resolved
 
 
@@ -72,13 +73,17 @@ def _list_wanted(plan: Plan | None, training: Mapping[str, Any]) -> dict[str, st
     return {name: str(value) for name, value in wanted.items() if value is not None}
 
 
-def compare(printed: Iterable[tuple[str, Line]], wanted: Mapping[str, str]) -> tuple[Echo, ...]:
-    """Pair each printed setting with its requested value."""
-    echoes = []
-    for name, line in printed:
-        said = line.text.partition(":")[2].strip()
-        echoes.append(Echo(name=name, said=said, wanted=wanted.get(name), line=line))
-    return tuple(echoes)
+def compare(nodes: Iterable[NodeFiles], wanted: Mapping[str, str]) -> tuple[Echo, ...]:
+    """Return the settings that the nodes' logs print, each value of one once, with the requested
+    values. Of a node's own rank only the first value is returned."""
+    echoes: dict[tuple[str, str], Echo] = {}
+    for files in nodes:
+        log = files.logs.get("out")
+        for name, line in log.info.items() if log is not None else ():
+            said = line.text.partition(":")[2].strip()
+            key = name, "" if name == "NODE_RANK" else said
+            echoes.setdefault(key, Echo(name=name, said=said, wanted=wanted.get(name), line=line))
+    return tuple(echoes.values())
 
 
 def take_first(echoes: Iterable[Echo]) -> dict[str, str]:

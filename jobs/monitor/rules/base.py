@@ -48,14 +48,6 @@ def format_names(names: Iterable[str]) -> str:
     return ", ".join(found[:MANY]) + more
 
 
-def format_rank(rank: int | None, node: str) -> str:
-    """Format a rank and its node, as far as known: `rank 3 on n061`."""
-    parts = [f"rank {rank}"] if rank is not None else []
-    if node:
-        parts.append(f"on {node}" if parts else node)
-    return " ".join(parts)
-
-
 def format_line(line: Line) -> str:
     """Return the text of a line, shortened for a sentence."""
     text = line.text.strip().rstrip(".,;:")

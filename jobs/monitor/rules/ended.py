@@ -34,7 +34,7 @@ from varuna_core.facts.deciding import Witness, choose_end
 from varuna_core.facts.finding import Finding
 from varuna_core.facts.known import Evidence, NotKnown
 from varuna_core.facts.remedy import Remedy, Target
-from varuna_core.facts.sentences import SCHEDULER, describe_end
+from varuna_core.facts.sentences import SCHEDULER, describe_end, name_rank
 from varuna_core.records.exits import (
     NODE_LOST,
     end_of_rank,
@@ -55,7 +55,6 @@ from vjob.jobs.monitor.rules.base import (
     find_life,
     format_line,
     format_names,
-    format_rank,
     format_step,
     hang_values,
     is_over,
@@ -182,7 +181,7 @@ def _by_culprit(snapshot: Snapshot, decided: End) -> Cause | None:
         return _by_signal(snapshot, end, root if is_telling else None)
     memory = find_memory_proof(snapshot, node) if end.code == SHELL + signal.SIGKILL else ""
     if memory:
-        how = f"{format_rank(rank, node)} exited {end.code}, as a shell does after SIGKILL"
+        how = f"{name_rank(rank, node)} exited {end.code}, as a shell does after SIGKILL"
         return _by_memory(snapshot, end, f"{how}: {memory}")
     if not is_telling:
         other = _find_peer(snapshot, rank)
@@ -236,7 +235,7 @@ def _find_culprit(snapshot: Snapshot) -> tuple[int, str, str | None, str] | None
     first = find_failed(snapshot)
     if first is None:
         return None
-    said = f"{format_rank(first.rank, first.node)} {first.how}"
+    said = f"{name_rank(first.rank, first.node)} {first.how}"
     return first.rank, first.node, first.signal, said
 
 
@@ -254,7 +253,7 @@ def _has_word(snapshot: Snapshot, causes: Collection[EndCause]) -> bool:
 
 def _by_signal(snapshot: Snapshot, end: End, root: Line | None) -> Cause:
     rank, node, name = end.rank, end.node, end.signal
-    reason = f"{format_rank(rank, node)} was ended by {name}"
+    reason = f"{name_rank(rank, node)} was ended by {name}"
     if name != "SIGKILL":
         said = f": {format_line(root)}" if root is not None else ": native code crashed"
         remedies = () if root is not None else list_remedies(end)
@@ -516,7 +515,7 @@ def _format_at(snapshot: Snapshot) -> str:
 
 
 def format_root(root: Line) -> str:
-    who = format_rank(root.rank, root.node)
+    who = name_rank(root.rank, root.node)
     many = f" ({root.num_same} times in all)" if root.num_same > 1 else ""
     return f"{who}: {format_line(root)}{many}" if who else f"{format_line(root)}{many}"
 

@@ -7,7 +7,6 @@ import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from varuna_core.facts.catalogue.known_line import Proof
 from varuna_core.facts.catalogue.remedies import ask_admin, do
@@ -15,7 +14,6 @@ from varuna_core.facts.finding import Finding
 from varuna_core.facts.hardware import Fault, is_grave
 from varuna_core.facts.known import Evidence, NotKnown, Sure
 from varuna_core.facts.remedy import Action, Remedy, Target
-from varuna_core.records.exits import RankExit
 from vjob.jobs.monitor.log_lines.errors import first_root, is_proof
 from vjob.jobs.monitor.model.snapshot import Echo, Gpu, Health, Line, Point, Snapshot, Verdict
 from vjob.jobs.monitor.rules.base import (
@@ -62,18 +60,13 @@ def rank_failed(snapshot: Snapshot) -> Verdict | None:
     return failing(
         snapshot,
         "rank failed",
-        exit_values(first),
+        {"rank": first.rank, "node": first.node, "how": first.how},
         (root,) if root is not None else (),
         evidence=(Evidence("exit file", Sure.MEASURED),),
         node=first.node,
         rank=first.rank,
         root=root,
     )
-
-
-def exit_values(item: RankExit) -> dict[str, Any]:
-    """Return the values of a rank's exit: rank, node and how it ended."""
-    return {"rank": item.rank, "node": item.node, "how": item.how}
 
 
 def asked_to_end(snapshot: Snapshot) -> Verdict | None:

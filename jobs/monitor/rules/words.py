@@ -16,11 +16,11 @@ from varuna_core.facts.finding import Finding
 from varuna_core.facts.hang import Hang, HangAction, parse_hang
 from varuna_core.facts.known import NotKnown, Value
 from varuna_core.facts.remedy import COMMANDS, SPELLINGS, Action, Context, Remedy, render_all
-from varuna_core.facts.sentences import describe_fault, describe_hang
+from varuna_core.facts.sentences import describe_fault, describe_hang, name_rank
 from varuna_core.records.files import format_free
 from varuna_core.records.formatting import format_duration, format_pace
 from vjob.jobs.monitor.model.snapshot import Verdict, name_step
-from vjob.jobs.monitor.rules.base import format_names, format_rank, join
+from vjob.jobs.monitor.rules.base import format_names, join
 
 CANCELS: Mapping[Context, str] = {Context.SBATCH: "scancel JOB", Context.PYTHON: "job.cancel()"}
 """The command that ends a job, if it is not `vjob cancel JOB`."""
@@ -106,7 +106,7 @@ def _time(values: Values, key: str, text: str) -> str:
 
 def _line(values: Values) -> str:
     """Render a line and its rank: `rank 3 on n061: RuntimeError: x (2 times in all)`."""
-    who = format_rank(values["rank"], values["node"])
+    who = name_rank(values["rank"], values["node"])
     return join([who, values["text"] + _many(values)], ": ")
 
 
@@ -121,7 +121,7 @@ def _plural(count: int, one: str, many: str) -> str:
 def _ranks(values: Values) -> str:
     ranks, nodes = values["ranks"], values["nodes"]
     if len(ranks) == 1:
-        return format_rank(ranks[0], nodes[0] if nodes else "")
+        return name_rank(ranks[0], nodes[0] if nodes else "")
     where = f" on {format_names(nodes)}" if nodes else ""
     return f"ranks {format_names(map(str, ranks))}{where}"
 
@@ -234,7 +234,7 @@ def _abandoned(values: Values) -> str:
 
 def _exit(values: Values) -> str:
     """Render a rank's exit: `rank 3 on n061 exited 1: ValueError: x`."""
-    return f"{format_rank(values['rank'], values['node'])} {values['how']}"
+    return f"{name_rank(values['rank'], values['node'])} {values['how']}"
 
 
 def _asked_to_end(values: Values) -> str:
@@ -299,7 +299,7 @@ def _hardware(values: Values) -> str:
 
 
 def _error_line(values: Values) -> str:
-    who = format_rank(values["rank"], values["node"])
+    who = name_rank(values["rank"], values["node"])
     said = f"{who} said" if who else "a log says"
     silence = format_duration(values["silence_s"])
     what = f"and nothing came after it for {silence}"
@@ -483,7 +483,7 @@ def _idle_gpu(values: Values) -> str:
 
 def _odd_rank(values: Values) -> str:
     what, others = ("computes", "wait") if values["computes"] else ("does nothing", "are busy")
-    who = format_rank(values["rank"], values["node"])
+    who = name_rank(values["rank"], values["node"])
     return f"{who} {what} while all {values['num_others']} others {others}"
 
 
@@ -503,7 +503,7 @@ def _straggler(values: Values) -> str:
     stage = f" of {_plural(len(stages), 'stage', 'stages')} {held}" if stages else ""
     own = format_pace(values["work_s"]) if _is_known(values["work_s"]) else "longer"
     return (
-        f"{format_rank(values['rank'], values['node'])} works {own} per step, its peers{stage} "
+        f"{name_rank(values['rank'], values['node'])} works {own} per step, its peers{stage} "
         f"{format_pace(values['peers_work_s'])} (score {values['score']:.2f}){more}"
     )
 
@@ -571,13 +571,13 @@ def _unreadable(values: Values) -> str:
 
 
 def _error_that_passed(values: Values) -> str:
-    who = format_rank(values["rank"], values["node"])
+    who = name_rank(values["rank"], values["node"])
     said = join([who, values["text"]], " ")
     return f"an error was printed, but the training continued: {said}"
 
 
 def _warning(values: Values) -> str:
-    who = format_rank(values["rank"], values["node"])
+    who = name_rank(values["rank"], values["node"])
     many = f" ({values['num_same']} times)" if values["num_same"] > 1 else ""
     return f"{who}: {values['text']}{many}"
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from varuna_core.facts.catalogue.known_line import KnownLine, Scope
+from varuna_core.facts.catalogue.known_line import Scope
 from varuna_core.facts.cause import EndCause
 from varuna_core.facts.cluster import NodeState
 from varuna_core.facts.known import Known, NotKnown, Value
@@ -351,12 +351,7 @@ def refuse(text: str) -> RefusedError:
     """Return the error for sbatch's output when it refused a job."""
     told = [line.strip() for line in text.splitlines() if line.strip()]
     lines = [line for line in told if "error" in line.lower() or "sbatch" in line] or told
-    return RefusedError("sbatch refused the job", lines, find_refusal(text))
-
-
-def find_refusal(text: str) -> KnownLine | None:
-    """Return the catalogue's row for sbatch's refusal of a job; None for an unknown message."""
-    return load_catalogue().match(Scope.SUBMIT, text)
+    return RefusedError("sbatch refused the job", lines, load_catalogue().match(Scope.SUBMIT, text))
 
 
 def _find_late(queue: Sequence[str], floor_s: float, after: Mapping[str, float]) -> list[str]:

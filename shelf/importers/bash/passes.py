@@ -202,7 +202,7 @@ def _collect(scratch: Path, said: Mapping[str, object], name: str, folder: str) 
         if record is not None:
             frames = tuple((place(file), line) for file, line in record[1])
             records.append(Record(frames=frames, **record[0]))  # type: ignore[arg-type]
-    notes = _read_parts(scratch / "notes")
+    notes = _read(scratch / "notes").split("\0")[:-1]
     error = _read(scratch / "stderr").replace(f"{scratch}/script", name)
     variables = {}
     parts = _read(scratch / "variables").split("\0")
@@ -237,10 +237,6 @@ def _read(path: Path) -> str:
         return ""
     with path.open("rb") as file:
         return file.read(1 << 20).decode(errors="replace")
-
-
-def _read_parts(path: Path) -> list[str]:
-    return _read(path).split("\0")[:-1]
 
 
 def _parse_record(

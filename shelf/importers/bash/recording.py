@@ -522,7 +522,7 @@ class _Reader:
                 words=words,
                 file=posixpath.basename(record.frames[0][0]) if record.frames else found.file,
                 line=record.frames[0][1] if record.frames else 0,
-                cwd=_tidy(record.cwd, str(self.folder)),
+                cwd=posixpath.normpath(record.cwd or str(self.folder)),
                 env=_find_env(record, its.get(key), same, self.environ),
                 only=only,
             )
@@ -828,10 +828,6 @@ def _find_env(
         else:
             found[name] = make_word(value, theirs)
     return found
-
-
-def _tidy(path: str, folder: str) -> str:
-    return posixpath.normpath(path) if path else folder
 
 
 def build_environment(options: Sequence[Option], rank: int, *, is_job: bool) -> dict[str, str]:

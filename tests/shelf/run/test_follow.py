@@ -34,7 +34,5 @@ def test_no_further_signal_keeps_it_from_ending_a_run(
     monkeypatch.setattr(follow, "_follow", lambda *given, **named: signal.raise_signal(first))
     monkeypatch.setattr(follow, "cancel", cancel)
     with follow.note_sigterm() as sigterms:
-        assert (
-            follow.follow_run(RunFolder(tmp_path), Screen("x"), sigterms, LineFilter.make()) == code
-        )
+        assert follow.follow_run(RunFolder(tmp_path), Screen("x"), sigterms, LineFilter()) == code
     assert done == [True]

@@ -199,7 +199,7 @@ def read_state(nvml: Any, device: Any, ask: Ask) -> GpuState:
     return GpuState(
         address=spell_address(_decode(getattr(pci, "busId", ""))),
         is_cut=bool(mode and mode[0]),
-        slices=tuple(_list_nvml_slices(nvml, device, ask)) if mode and mode[0] else (),
+        slices=tuple(_list_nvml_slices(nvml, ask)) if mode and mode[0] else (),
         remap_pending=bool(rows[2]) if rows else None,
         remap_failed=bool(rows[3]) if rows else None,
         action=_read_action(ask),
@@ -215,7 +215,7 @@ def _read_action(ask: Ask) -> str:
     return ACTIONS.get(getattr(values[0].value, "uiVal", 0), "")
 
 
-def _list_nvml_slices(nvml: Any, device: Any, ask: Ask) -> List[Slice]:
+def _list_nvml_slices(nvml: Any, ask: Ask) -> List[Slice]:
     found = []
     for number in range(ask(["nvmlDeviceGetMaxMigDeviceCount"]) or 0):
         part = ask(["nvmlDeviceGetMigDeviceHandleByIndex"], number)

@@ -30,14 +30,9 @@ def read_known_lines(run: RunFolder) -> Rows:
     return parse_rows(value.get("rows") if isinstance(value, dict) else None)
 
 
-def find_known_line(run: RunFolder, text: str) -> KnownLine | None:
-    """Find the first of the run's rows whose pattern matches a text."""
-    return match_rows(read_known_lines(run), text)
-
-
 def add_remedy(run: RunFolder, plan: Plan, text: str) -> str:
     """Return the text of a problem, followed by ` -> REMEDY` if a row has a remedy for it."""
-    row = find_known_line(run, text)
+    row = match_rows(read_known_lines(run), text)
     remedy = render_all(row.remedies, get_context(plan)) if row is not None else ""
     return f"{text} -> {remedy}" if remedy and remedy not in text else text
 

@@ -224,12 +224,12 @@ class AttemptPoints:
         self._find_nodes()
         now = time.time()
         sources = [self._read_log(name, now, final) for name in self._logs]
-        sources += [self._read_samples(host, final) for host in self._samples]
+        sources += [self._read_objects(one, host, final) for host, one in self._samples.items()]
         if self._is_last:
             for path in self._run.all_events():
                 if path.name not in self._events:
                     self._events[path.name] = self._follow(path.name, path)
-            sources += [self._read_events(name, final) for name in self._events]
+            sources += [self._read_objects(one, "", final) for one in self._events.values()]
         # What belongs to one step may be in two files: a bar in one, its loss in the other.
         return heapq.merge(*sources, key=lambda item: item[0])
 
@@ -270,19 +270,13 @@ class AttemptPoints:
         for one in self._logs[name].read(final=final):
             yield (now if one.at is None else one.at), name, one
 
-    def _read_samples(self, host: str, final: bool) -> Iterator[Item]:
-        for text in self._samples[host].read(final=final):
-            sample = parse_object(text)
-            moment = as_number(sample.get("time"))
+    def _read_objects(self, follower: Follower, host: str, final: bool) -> Iterator[Item]:
+        """Yield a node's samples, or events, for which `host` is empty."""
+        for text in follower.read(final=final):
+            value = parse_object(text)
+            moment = as_number(value.get("time"))
             if moment is not None:
-                yield moment, host, sample
-
-    def _read_events(self, name: str, final: bool) -> Iterator[Item]:
-        for text in self._events[name].read(final=final):
-            event = parse_object(text)
-            moment = as_number(event.get("time"))
-            if moment is not None:
-                yield moment, "", event
+                yield moment, host, value
 
     def _make_point(self, moment: float, name: str, one: Any) -> Optional[Point]:
         if not name:

@@ -122,8 +122,8 @@ class Wire:
         """Prepare received tensors for use by the stage."""
 
 
-class PinnedWire(Wire):
-    """Wire from GPU to GPU through pinned host memory."""
+class GpuWire(Wire):
+    """Wire from GPU to GPU."""
 
     def __init__(self, group: Any, place: int, device: torch.device) -> None:
         super().__init__(group, place)
@@ -132,6 +132,13 @@ class PinnedWire(Wire):
 
     def enter_thread(self) -> None:
         torch.cuda.set_device(self.device)
+
+    def enter(self, tensors: Sequence[Any]) -> None:
+        record_use(tensors, self.device)
+
+
+class PinnedWire(GpuWire):
+    """Wire from GPU to GPU through pinned host memory."""
 
     def send(self, tensor: Tensor) -> tuple[Any, Tensor]:
         flat = lay_flat(tensor.detach())
@@ -149,22 +156,11 @@ class PinnedWire(Wire):
         self.stream.synchronize()
         return brought
 
-    def enter(self, tensors: Sequence[Any]) -> None:
-        record_use(tensors, self.device)
 
-
-class NcclWire(Wire):
+class NcclWire(GpuWire):
     """Wire from GPU to GPU by NCCL, on a group that also has gloo for CPU memory."""
 
     in_order = False
-
-    def __init__(self, group: Any, place: int, device: torch.device) -> None:
-        super().__init__(group, place)
-        self.device = device
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch: untyped
-
-    def enter_thread(self) -> None:
-        torch.cuda.set_device(self.device)
 
     def send(self, tensor: Tensor) -> tuple[Any, Tensor]:
         work, flat = super().send(tensor)
@@ -180,9 +176,6 @@ class NcclWire(Wire):
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch: untyped
             event.record(self.stream)
         poll(event.query, look)
-
-    def enter(self, tensors: Sequence[Any]) -> None:
-        record_use(tensors, self.device)
 
 
 class StreamWork:

@@ -28,6 +28,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from varuna_core.runtime.comm.private_torch import counting_changes
+from varuna_core.runtime.comm.values import tensors_of
 from varuna_core.runtime.engine.graph_memory import measure_storages
 from varuna_core.runtime.split.record import list_written
 
@@ -52,11 +53,11 @@ class KeptProduct:
     @staticmethod
     def of(result: Any) -> KeptProduct:
         result = _detach(result)
-        return KeptProduct(result, [tensor._version for tensor in _list_tensors(result)])
+        return KeptProduct(result, [tensor._version for tensor in tensors_of(result)])
 
     @property
     def is_unchanged(self) -> bool:
-        return self.versions == [tensor._version for tensor in _list_tensors(self.result)]
+        return self.versions == [tensor._version for tensor in tensors_of(self.result)]
 
 
 class KeptProducts:
@@ -86,7 +87,7 @@ class KeptProducts:
         self.results.clear()
 
     def list_tensors(self) -> list[Tensor]:
-        return [tensor for kept in self.results.values() for tensor in _list_tensors(kept.result)]
+        return [tensor for kept in self.results.values() for tensor in tensors_of(kept.result)]
 
     @property
     def is_alike(self) -> bool:
@@ -115,7 +116,7 @@ class _Keep(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch: untyp
             if is_worth_keeping(func, args, kwargs, result):
                 place = len(self.products.calls)
                 self.products.results[place] = KeptProduct.of(result)
-                self._places.update(dict.fromkeys(measure_storages(_list_tensors(result)), place))
+                self._places.update(dict.fromkeys(measure_storages(tensors_of(result)), place))
             self.products.calls.append((func, _list_forms(args)))
         elif getattr(getattr(func, "_schema", None), "is_mutable", False):
             # Some changes are not counted, such as that by a bias through `_unsafe_view` (2.13).
@@ -167,7 +168,7 @@ def is_worth_keeping(
         return False
     if func in BATCHED:  # scores
         size: int = result.numel()
-        return size <= sum(tensor.numel() for tensor in _list_tensors(args))
+        return size <= sum(tensor.numel() for tensor in tensors_of(args))
     return True
 
 
@@ -177,14 +178,10 @@ def _detach(values: Any) -> Any:
         return pytree.tree_map_only(Tensor, lambda tensor: tensor.detach(), values)
 
 
-def _list_tensors(values: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
-
-
 def _is_dry(args: Any) -> bool:
     """Return True for tensors without values, which DTensor uses to infer shapes once per call."""
-    return any(isinstance(tensor, FakeTensor) for tensor in _list_tensors(args))
+    return any(isinstance(tensor, FakeTensor) for tensor in tensors_of(args))
 
 
 def _list_forms(args: Any) -> list[Any]:
-    return [(type(tensor), *tensor.shape) for tensor in _list_tensors(args)]
+    return [(type(tensor), *tensor.shape) for tensor in tensors_of(args)]

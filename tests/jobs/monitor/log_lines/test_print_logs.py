@@ -43,13 +43,13 @@ def report(run: RunFolder, *numbers: int) -> None:
 
 
 def check(run: RunFolder, *nodes: str, wait: bool) -> bool:
-    return check_nodes(run, run.attempts(), LineFilter.make(nodes=nodes), wait=wait)
+    return check_nodes(run, run.attempts(), LineFilter(nodes=nodes), wait=wait)
 
 
 def test_a_rank_that_is_none_is_told_with_those_that_are(run: RunFolder) -> None:
-    check_ranks(run, LineFilter.make(ranks=(0, 31)))
+    check_ranks(run, LineFilter(ranks=(0, 31)))
     with pytest.raises(InputError, match="r has no rank -1, 32, only 0 to 31"):
-        check_ranks(run, LineFilter.make(ranks=(-1, 5, 32)))
+        check_ranks(run, LineFilter(ranks=(-1, 5, 32)))
 
 
 def test_a_follower_waits_for_a_name_until_all_nodes_have_reported(run: RunFolder) -> None:
@@ -67,13 +67,13 @@ def test_a_follower_waits_for_a_name_until_all_nodes_have_reported(run: RunFolde
 def test_of_many_names_a_message_lists_some(run: RunFolder) -> None:
     asked = tuple(range(100, 100 + MANY + 3))
     with pytest.raises(InputError, match=f"no rank 100, .*, {99 + MANY} and 3 more, only"):
-        check_ranks(run, LineFilter.make(ranks=asked))
+        check_ranks(run, LineFilter(ranks=asked))
 
 
 def test_without_a_plan_that_can_be_read_nothing_is_refused(run: RunFolder) -> None:
     """A colleague who was shown the run has no plan: it holds secrets."""
     run.plan.unlink()
-    check_ranks(run, LineFilter.make(ranks=(99,)))
+    check_ranks(run, LineFilter(ranks=(99,)))
     assert check(run, "zz", wait=False)
 
 
@@ -92,7 +92,7 @@ def timed(run: RunFolder) -> RunFolder:
 
 def print_all(run: RunFolder, **wanted: Any) -> list[str]:
     lines: list[str] = []
-    print_logs(run, lines.append, LineFilter.make(**wanted), attempt=None, num_lines=None)
+    print_logs(run, lines.append, LineFilter(**wanted), attempt=None, num_lines=None)
     return lines
 
 
@@ -103,7 +103,7 @@ def test_lines_of_a_time_are_chosen(timed: RunFolder) -> None:
     assert len(print_all(timed, since=start + 3)) == 1 and print_all(timed, until=start - 1) == []
     assert print_all(timed, since=start + 1, pattern="step 3") == ["n1 | 0: step 3"]
     with pytest.raises(InputError, match="--since is later than --until"):
-        LineFilter.make(since=2.0, until=1.0)
+        LineFilter(since=2.0, until=1.0)
 
 
 def test_each_line_begins_with_its_time(timed: RunFolder) -> None:

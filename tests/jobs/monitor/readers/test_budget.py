@@ -9,7 +9,6 @@ import pytest
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.monitor.log_lines import print_logs
 from vjob.jobs.monitor.log_lines.print_logs import LineFilter, find_logs
-from vjob.jobs.monitor.log_lines.stream import keep_plain
 from vjob.jobs.monitor.readers import attempt as readers
 from vjob.jobs.monitor.readers.attempt import AttemptReader
 
@@ -37,9 +36,7 @@ def test_vjob_logs_says_once_which_logs_it_leaves_out(
 ) -> None:
     monkeypatch.setattr(print_logs, "MOST_NODES", 3)
     print_logs.tell_once.cache_clear()
-    wanted = LineFilter(
-        kinds=("out",), nodes=(), ranks=(), pattern=None, raw=False, paint=keep_plain
-    )
+    wanted = LineFilter()
     for _ in range(2):
         assert len(find_logs(many.attempt(0), wanted)) == 3
     said = capsys.readouterr().err

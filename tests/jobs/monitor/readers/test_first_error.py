@@ -55,7 +55,7 @@ def say(folder: Path, snapshot: Snapshot, err: str) -> list[str]:
     path.write_text(err)
     verdict = judge(snapshot)
     logs, again = ([Log(path, "n001")] for _ in range(2))
-    found = find_first_error(snapshot, verdict, logs, again, wanted=LineFilter.make())
+    found = find_first_error(snapshot, verdict, logs, again, wanted=LineFilter())
     return list(render(found, verdict))
 
 
@@ -111,7 +111,7 @@ def test_an_error_of_the_batch_script_names_its_file_once(run: RunFolder) -> Non
     """It was headed `scheduler.out, scheduler.out`: the file's name is all there is of a place."""
     (run.path / "scheduler.out").write_text("slurmstepd: error: Detected 1 oom_kill event\n")
     said: list[str] = []
-    print_errors(run, said.append, LineFilter.make(), attempt=None)
+    print_errors(run, said.append, LineFilter(), attempt=None)
     assert "scheduler.out" in said
 
 
@@ -123,7 +123,7 @@ def test_an_error_begins_with_its_traceback(mark: str, run: RunFolder) -> None:
     (run.attempt(0).path / "n0.err").write_text("\n".join(lines) + "\n")
     write_json(run.attempt(0).node_report(0), {"host": "n0"})
     said: list[str] = []
-    print_errors(run, said.append, LineFilter.make(), attempt=None)
+    print_errors(run, said.append, LineFilter(), attempt=None)
     at = said.index("rank 1 on n0, n0.err")
     assert [line[2:].removeprefix(mark) for line in said[at + 1 :]] == stack
 
@@ -137,7 +137,7 @@ def test_an_earlier_attempt_is_judged_by_its_own_files(run: RunFolder) -> None:
         write_json(attempt.node_report(0), {"host": "n0"})
     for number, text in ((0, "KeyError: 'first'"), (None, "ValueError: second")):
         said: list[str] = []
-        print_errors(run, said.append, LineFilter.make(as_json=True), attempt=number)
+        print_errors(run, said.append, LineFilter(as_json=True), attempt=number)
         told = json.loads(said[0])
         assert text in told["reason"] and told["error"]["text"] == text
 
