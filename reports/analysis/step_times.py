@@ -544,7 +544,8 @@ def _judge(
         written = [None if at != at else at for at in rows["written"].astype(float)]
         pairs = tuple(zip((int(step) for step in rows["step"]), written, strict=True))
         total = int(totals.iloc[-1]) if len(totals) else None
-        lines = Lines(pairs[-1][0], total, pairs, str(node), BAR_SLACK_S)
+        is_least = "is_least" in rows and rows["is_least"].iloc[-1] == True  # noqa: E712 - or nan
+        lines = Lines(pairs[-1][0], total, pairs, str(node), BAR_SLACK_S, is_least=is_least)
         there = [int(rank) for rank in exits["rank"][exits["node"] == node]] if len(exits) else []
         reference = min((rank for rank in there if rank in counts), default=None)
     traced = None

@@ -67,8 +67,8 @@ RARE = ("samples_per_s", "tokens_per_s")
 """Columns that exist only if the log has them. A further one is `timed`: the number of steps over
 which `time_ms` is a mean, if that follows from the times of writing."""
 _NO_COLUMNS = (
-    "losses", "others", "is_bar", "is_named", "epoch", "num_epochs", "is_from_zero", "unit",
-    "evaluations",
+    "losses", "others", "is_bar", "is_named", "epoch", "num_epochs", "is_from_zero", "is_least",
+    "unit", "evaluations",
 )  # fmt: skip
 COLUMNS = tuple(
     name for name in Iteration.__dataclass_fields__ if name not in (*RARE, *_NO_COLUMNS)
@@ -514,6 +514,8 @@ class LogReader:
         row["written"] = written
         if found.samples_per_s is not None:
             row["samples_per_s"] = found.samples_per_s
+        if found.is_least:
+            row["is_least"] = True
         if num_timed is not None:
             row["timed"] = num_timed
         if found.tokens_per_s is not None:

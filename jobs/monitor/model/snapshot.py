@@ -152,7 +152,7 @@ class Progress:
     """`step` is `done`: no line has the program's own number, which differs if the program
     continued from a checkpoint."""
     is_least: bool = False
-    """True if later steps may have been done."""
+    """True if later steps may have been done, or an epoch more."""
     unit: str = "step"
     """`epoch` or `sample`, if that is what lines count."""
     other: int | None = None

@@ -214,6 +214,7 @@ def find_progress(nodes: Collection[NodeFiles]) -> Progress | None:
         points=tuple(points),
         source=log.name,
         first_step=log.first_step,
+        is_least=log.is_least,
         unit=log.unit,
     )
 
@@ -386,8 +387,9 @@ def _to_lines(progress: Progress | None) -> Lines | None:
         return None
     pairs = tuple((point.step, point.at) for point in progress.points)
     return Lines(
-        progress.step, progress.num_steps, pairs, progress.source, BAR_SLACK_S, progress.unit
-    )
+        progress.step, progress.num_steps, pairs, progress.source, BAR_SLACK_S, progress.unit,
+        progress.is_least,
+    )  # fmt: skip
 
 
 def join_counts(

@@ -128,6 +128,8 @@ class LogFile:
         self.num_steps: int | None = None
         self.unit = "step"
         """Unit that the file's lines count: `step`, `epoch` or `sample`."""
+        self.is_least = False
+        """True where the first epoch was not read, which may be number 0 or 1."""
         self.first_step: int | None = None
         self.point_at: float | None = None
         self.phase: Phase | None = None
@@ -397,6 +399,7 @@ class LogFile:
             self.points.pop()
         self.points.append(replace(point, at=at or point.at or None))
         self.num_steps, self.unit = self._steps.num_steps, reading.line.unit
+        self.is_least = reading.line.is_least
         self.first_step = point.step if self.first_step is None else self.first_step
         if last is None or point.step != last.step:
             self.point_at = self.tail.mtime

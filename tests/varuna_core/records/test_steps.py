@@ -19,6 +19,7 @@ from varuna_core.records.logs.progress import (
     read_pattern,
 )
 from varuna_core.records.logs.steps import BAR, LINE, UNNAMED, StepReader, StepReading
+from varuna_core.records.logs.training_log import Iteration
 
 
 def read(
@@ -31,6 +32,14 @@ def read(
 
 def list_steps(lines: Iterable[str]) -> list[int]:
     return [reading.line.step for reading in read((None, line) for line in lines)]
+
+
+def read_all(lines: Iterable[str], pattern: str | None = None) -> list[Iteration]:
+    """Read lines, those that a later one proves included."""
+    found = read(
+        ((None, line) for line in lines), StepReader(compile_pattern(pattern) if pattern else None)
+    )
+    return [one.line for reading in found for one in (*reading.earlier, reading)]
 
 
 def list_ms(found: Iterable[StepReading]) -> list[float | None]:
@@ -140,6 +149,33 @@ def test_steps_of_each_epoch_are_counted_through() -> None:
     assert list_steps(lines) == [1, 2, 3, 4, 5, 6]
     whole = [f"epoch {epoch} step {3 * epoch + at} loss 2.5" for epoch in (0, 1) for at in range(3)]
     assert list_steps(whole) == [0, 1, 2, 3, 4, 5]
+
+
+RESUMED = [
+    f"| epoch {epoch:3d} | {at:5d}/   61 batches | lr 0.0030 | ms/batch 41.66 | loss 0.{epoch}{at}"
+    for epoch in (3, 4)
+    for at in (10, 20, 30, 40, 50, 60)
+]
+OWN = r"epoch +(?P<epoch>\d+) .* (?P<step>\d+)/ *(?P<total>\d+) batches .* loss (?P<loss>\S+)"
+
+
+@pytest.mark.parametrize("pattern", [None, OWN])
+def test_a_resumed_program_has_done_at_least_its_earlier_epochs(pattern: str | None) -> None:
+    found = read_all(["=> loaded checkpoint 'model.pt' (epoch 2)", *RESUMED], pattern)
+    assert [one.step for one in found] == [61 * e + at for e in (2, 3) for at in range(10, 61, 10)]
+    assert all(one.is_least and one.num_steps is None for one in found)
+    assert found[0].loss == 0.310
+
+
+def test_a_count_of_all_steps_is_no_count_of_an_epoch() -> None:
+    lines = [
+        f"epoch {epoch} at {61 * (epoch - 1) + at}/305 batches , loss 2.5"
+        for epoch in (2, 3)
+        for at in (1, 2, 60, 61)
+    ]
+    found = read_all(lines, OWN)
+    assert [one.step for one in found] == [62, 63, 121, 122, 123, 124, 182, 183]
+    assert not any(one.is_least for one in found)
 
 
 def draw_mnist(num_epochs: int, batch: int, ranks: int = 1) -> list[str]:

@@ -71,6 +71,8 @@ class Lines:
     """Error of each time."""
     unit: str = "step"
     """`epoch` for lines that count only epochs."""
+    is_least: bool = False
+    """Their first epoch was not read, and may be number 0 or 1: `step` is by 1."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,8 @@ class Steps:
     other: Optional[int]
     """Step of the source that was not used, if lines and counter disagree."""
     ranks: Tuple[RankSteps, ...]
+    starts_at_least: bool = False
+    """`Lines.is_least` of the lines whose number `step` is."""
 
     @property
     def is_counted(self) -> bool:
@@ -121,7 +125,9 @@ class Steps:
     @property
     def is_least(self) -> bool:
         """True where `step` is that of the last line of a resumed program, and steps may have
-        followed that were counted without the program's number."""
+        followed that were counted without the program's number, or its first epoch was not read."""
+        if self.starts_at_least:
+            return True
         is_same = self.fit is not None and self.fit.unit is Unit.STEP and self.fit.offset is None
         total = self.total.value if isinstance(self.total, Value) else None
         return is_same and isinstance(self.step, Value) and self.step.value != total
@@ -299,7 +305,10 @@ def _take_lines(lines: Optional[Lines], ranks: Tuple[RankSteps, ...]) -> Steps:
         total = Value(lines.total, (seen,))
     at = lines.points[-1][1] if lines.points else None
     unknown = NotKnown("the optimizer steps were not counted")
-    return Steps(Value(lines.step, (seen,)), total, unknown, at, Source.LINES, None, None, ranks)
+    return Steps(
+        Value(lines.step, (seen,)), total, unknown, at, Source.LINES, None, None, ranks,
+        lines.is_least,
+    )  # fmt: skip
 
 
 def _take_trace(
@@ -310,7 +319,7 @@ def _take_trace(
     if lines is not None and lines.step > step:
         return found
     taken: Known[int] = Value(step, (Evidence("trace", Sure.MEASURED),))
-    return replace(found, step=taken, at=at, source=Source.TRACE)
+    return replace(found, step=taken, at=at, source=Source.TRACE, starts_at_least=False)
 
 
 def _with(

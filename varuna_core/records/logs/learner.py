@@ -86,6 +86,8 @@ class Counted:
     """The line names the step at which something was evaluated."""
     is_from_zero: bool = False
     """The first epoch has the number 0."""
+    is_least: bool = False
+    """The number of the first epoch is not known; `epoch` is right if it is 1, else one less."""
     is_first: bool = False
     """The first reading of a counter that was just found."""
 
@@ -735,7 +737,8 @@ class Learner:
         value = _parse(words[chosen.at]) if chosen.at < len(words) else None
         if value is None or not 0 <= value <= _LARGEST or value != int(value):
             return []
-        total, epoch, num_epochs, is_from_zero = chosen.total, None, None, False
+        total, epoch, num_epochs = chosen.total, None, None
+        is_from_zero = is_least = False
         if total is not None and (
             len(words) <= chosen.at + 1 or _parse(words[chosen.at + 1]) != total
         ):
@@ -748,13 +751,18 @@ class Learner:
                 shape.is_from_zero(place) and (number.first != 1 or self.is_cut)
             )
             if not number.ups or chosen.outer is not None:
-                if number.first > 1 and not is_from_zero and not self._is_partial:
+                is_least = number.first > 1 and not is_from_zero and not self._is_partial
+                # All earlier epochs have too many steps for a count of all.
+                count = shape.get(chosen)
+                is_within = (number.first - 1) * (count.highest - count.first) > count.first
+                if is_least and (total in (None, self.said) or not is_within):
                     self.is_baseless = True
                     return []
+                is_within = is_least or chosen.outer is not None or shape.is_from_zero(place)
                 epoch = None if named is None else int(named) - (not is_from_zero)
                 if total is not None and total == self.said:
                     epoch = None  # the number of all, as a line before has said
-                elif epoch is None or (chosen.outer is None and not shape.is_from_zero(place)):
+                elif epoch is None or not is_within:
                     total = None  # maybe of an epoch
                 else:
                     num_epochs = shape.find_total(place) or self.said_epochs
@@ -777,7 +785,7 @@ class Learner:
         unit = "step" if self._is_partial else shape.find_unit(chosen, words)
         counted = Counted(
             *line, int(value), total if unit else None, epoch, num_epochs,
-            "epoch" if is_epoch else unit, loss, is_evaluation, is_from_zero,
+            "epoch" if is_epoch else unit, loss, is_evaluation, is_from_zero, is_least,
         )  # fmt: skip
         return [counted]
 

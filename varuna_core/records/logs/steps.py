@@ -21,9 +21,17 @@ import re
 import statistics
 from collections import deque
 from dataclasses import astuple, dataclass, replace
-from typing import Any, Deque, Dict, Iterable, Mapping, Optional, Pattern, Sequence, Tuple
+from typing import Any, Deque, Dict, Iterable, List, Mapping, Optional, Pattern, Sequence, Tuple
 
-from varuna_core.records.logs.learner import FILE, HINTS, LONGEST, Counted, Doubt, Learner
+from varuna_core.records.logs.learner import (
+    FILE,
+    HINTS,
+    LEAST_READINGS,
+    LONGEST,
+    Counted,
+    Doubt,
+    Learner,
+)
 from varuna_core.records.logs.progress import (
     NO_STEP,
     clean,
@@ -111,6 +119,7 @@ _STATE = (
     "strength", "num_steps", "_last", "_rank", "_raw", "_base", "_epoch", "_num_epochs",
     "_is_new_epoch", "_anchor", "_has_losses", "_is_untrained", "_is_lost", "_by", "_spent_ms",
     "trains", "unit", "_first_epoch", "_is_cut", "_num_pairs", "_aside", "_is_through", "_heading",
+    "_is_least",
 )  # fmt: skip
 
 
@@ -191,6 +200,11 @@ class StepReader:
         """True if steps continued into the next epoch, so their total is that of all epochs."""
         self._heading: Optional[int] = None
         """Epoch in the last line that named an epoch without a step."""
+        self._is_least = False
+        """True if the user's own lines began with a later epoch; those before are counted from
+        1."""
+        self._waiting: List[Tuple[Iteration, Optional[int], Optional[float], float]] = []
+        """First lines of the user's own, of a later epoch."""
         self._learner = Learner(is_partial=is_partial)
         self._tables = Tables()
 
@@ -251,7 +265,7 @@ class StepReader:
         own, rank, self.evaluated = self._pattern, split_tag(text)[0], None
         if own is not None:
             found = parse_own(own, text)
-            return None if found is None else self._take(found, LINE, rank, at, slack_s)
+            return None if found is None else self._take_own(found, rank, at, slack_s)
         if not self.trains and _TRAINING.search(text) is not None:
             self.trains = _TRAINING.search(FILE.sub("", text[:LONGEST])) is not None
             self._is_untrained = self._is_untrained and not self.trains
@@ -278,6 +292,27 @@ class StepReader:
             elif self._opening is not None:
                 found, self._opening = leave_out_first(self._opening, text, found), None
         return self._take(found, strength, rank, at, slack_s)
+
+    def _take_own(
+        self, found: Iteration, rank: Optional[int], at: Optional[float], slack_s: float
+    ) -> Optional[StepReading]:
+        """Take a line of the user's own. The first lines of a resumed run wait for each other, as
+        one alone does not show whether its steps are counted in each epoch."""
+        self._waiting.append((found, rank, at, slack_s))
+        waiting = self._waiting
+        first, epoch = waiting[0][0], waiting[0][0].epoch or 0
+        if self.strength < 0 and epoch > 1 and first.num_steps and not self._is_partial:
+            last = [line for line, of, _, _ in waiting if of == waiting[0][1]][-1]
+            is_one = (last.epoch, last.num_steps) == (epoch, first.num_steps)
+            is_few = sum(of == waiting[0][1] for _, of, _, _ in waiting) < LEAST_READINGS
+            if is_one and last.step >= first.step and is_few and len(waiting) < MOST_RANKS:
+                return None
+            # A count of all steps would have at least as many in each earlier epoch as in this one.
+            self._is_least = is_one and (epoch - 1) * (last.step - first.step) > first.step
+        self._waiting = []
+        taken = [self._take(line, LINE, of, at, slack_s) for line, of, at, slack_s in waiting]
+        readings = [reading for reading in taken if reading is not None]
+        return replace(readings[-1], earlier=tuple(readings[:-1])) if readings else None
 
     def _split_pair(self, found: Iteration, rank: Optional[int]) -> Iteration:
         """Read `Batch 2/1200` as epoch 2 and step 1200 if the second number grows."""
@@ -345,6 +380,7 @@ class StepReader:
         found = parse_values(
             one.text, step=one.step, num_steps=one.num_steps, epoch=one.epoch,
             num_epochs=one.num_epochs, unit=one.unit, is_from_zero=one.is_from_zero,
+            is_least=one.is_least,
         )  # fmt: skip
         if one.is_evaluation:
             found = replace(found, losses={}, time_ms=None)
@@ -503,9 +539,9 @@ class StepReader:
             self.num_steps = None  # nobody says how many epochs there are
         if self.num_steps is not None and step > self.num_steps:
             self.num_steps = None  # it was not the number of all
-        line = found
+        line = replace(found, is_least=True) if self._is_least else found
         if step != found.step or self.num_steps != found.num_steps:
-            line = replace(found, step=step, num_steps=self.num_steps)
+            line = replace(line, step=step, num_steps=self.num_steps)
         time_ms, num_timed = self._measure(line, at, slack_s)
         if num_timed is not None:
             line = replace(line, time_ms=time_ms)
@@ -557,6 +593,10 @@ class StepReader:
             is_anew = self._raw is not None and base < self._base
             self._base = base
             return is_anew
+        begun = (epoch - 1) * found.num_steps if self._is_least and epoch and found.num_steps else 0
+        if self._raw is None and begun:
+            self._base = begun
+            return False
         if self._raw is None:
             if self._is_of_epoch(found) and self._num_epochs and epoch and found.num_steps:
                 self._base = (epoch - 1) * found.num_steps
@@ -578,7 +618,7 @@ class StepReader:
         if self.strength == LEARNED and not self._is_partial:
             self._is_lost = True  # another start, or another epoch
             return False
-        self._base = 0
+        self._base = begun
         return True
 
     def _infer_first(self, found: Iteration) -> int:

@@ -113,6 +113,8 @@ class Iteration:
     num_epochs: Optional[int] = None
     is_from_zero: bool = False
     """The program is known to count its epochs from 0."""
+    is_least: bool = False
+    """The first epoch was not read: if its number is 0, `step` is one epoch more."""
     unit: str = "step"
     """The unit that the line counts: `step`, `epoch` or `sample`."""
     evaluations: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
