@@ -87,23 +87,7 @@ class _Nothing:
 _NOTHING = _Nothing()
 
 
-class _Frame:
-    """An open span."""
-
-    __slots__ = ("has_known", "micro_batch", "num_pieces", "since", "span", "stage")
-
-    def __init__(self, span: _Span, begin: float, around: _Frame | None) -> None:
-        self.span, self.since = span, begin
-        self.stage, self.micro_batch = span.stage, span.micro_batch
-        if around is not None:
-            self.stage = around.stage if self.stage is None else self.stage
-            if self.micro_batch is None:
-                self.micro_batch = around.micro_batch
-        self.num_pieces = 0
-        self.has_known = False
-
-
-Frames = list[_Frame]
+Frames = list["_Span"]
 
 
 class _State(threading.local):
@@ -174,7 +158,7 @@ def span(
     """
     global has_own
     has_own = True
-    return _NOTHING if _is_off else _Span(name, stage, micro_batch, num_bytes, sync)
+    return _NOTHING if _is_off else _Span(str(name), stage, micro_batch, num_bytes, sync)
 
 
 def open_span(
@@ -283,6 +267,12 @@ def _warn_of_step() -> None:
 
 
 class _Span(ContextDecorator):
+    """A span, and while it is open its place among those around it.
+
+    The wrapped functions of an engine pass here thousands of times, each time with caches that hold
+    the engine's data: what counts is how much code and how many objects are touched.
+    """
+
     def __init__(
         self,
         name: str,
@@ -294,13 +284,13 @@ class _Span(ContextDecorator):
         what: str = "",
     ) -> None:
         self.since, self.what = since, what
-        self.name, self.kind = str(name), NAMES.get(name)
-        self.stage, self.micro_batch, self.num_bytes = stage, micro_batch, num_bytes
-        self.sync = sync
-        self._frame: _Frame | None = None
+        self.name, self.kind = name, NAMES.get(name)
+        self.own, self.num_bytes, self.sync = (stage, micro_batch), num_bytes, sync
+        self.begun: float | None = None
+        """Since when it is open, without the spans of known kinds inside it; None once closed."""
 
     def _recreate_cm(self) -> _Span:
-        return _Span(self.name, self.stage, self.micro_batch, self.num_bytes, self.sync)
+        return _Span(self.name, *self.own, self.num_bytes, self.sync)
 
     def __enter__(self) -> None:
         writer = _find_writer() if _writer is None else _writer
@@ -309,59 +299,60 @@ class _Span(ContextDecorator):
         if self.sync is not None:
             self.sync()
         frames, now = _state.frames, writer.now()
+        self.stage, self.micro_batch = self.own
+        self.num_pieces, self.has_known = 0, False
+        if frames:
+            self._nest(writer, frames, now)
+        self.begun = now
+        frames.append(self)
+
+    def _nest(self, writer: TraceWriter, frames: Frames, now: float) -> None:
+        """Take the place of the span around this one, whose time stops if this one's is summed."""
         if self.kind is not None:
-            outer = _find_known(frames) if frames else None
+            outer = _find_known(frames)
             if outer is not None:
-                _write(writer, outer, now, outer.span.kind or OTHER, outer.span.what)
+                outer._write(writer, now, outer.kind or OTHER, outer.what)
             for frame in frames:
                 frame.has_known = True
-        self._frame = _Frame(self, now, frames[-1] if frames else None)
-        frames.append(self._frame)
+        around = frames[-1]
+        self.stage = around.stage if self.stage is None else self.stage
+        self.micro_batch = around.micro_batch if self.micro_batch is None else self.micro_batch
 
     def __exit__(self, error: type | None, *_: object) -> None:
-        frame, self._frame = self._frame, None
         writer = _writer
-        if frame is None or writer is None:
+        if self.begun is None or writer is None:
             return
         if self.sync is not None and error is None:
             self.sync()
         frames, now = _state.frames, writer.now()
-        if frames and frames[-1] is frame:
+        if frames and frames[-1] is self:
             frames.pop()
-        elif frame in frames:  # else it was entered in another thread
-            frames.remove(frame)
-        if self.kind is not None:
-            _write(writer, frame, now, self.kind, self.what)
+        elif self in frames:  # else it was entered in another thread
+            frames.remove(self)
+        if self.kind is None:
+            self._write(writer, now, DETAIL if frames or self.has_known else OTHER, self.name)
+        else:
+            self._write(writer, now, self.kind, self.what)
             outer = _find_known(frames) if frames else None
             if outer is not None:
-                outer.since = now
-        else:
-            kind = DETAIL if frames or frame.has_known else OTHER
-            _write(writer, frame, now, kind, self.name)
+                outer.begun = now
+        self.begun = None
+
+    def _write(self, writer: TraceWriter, now: float, kind: str, what: str) -> None:
+        """Write the part since the begin, or since the end of a span inside this one."""
+        ready = self.begun or now
+        begin, num_bytes = ready, self.num_bytes
+        if self.num_pieces:
+            what, num_bytes = CONTINUED, 0
+        elif self.since is not None:
+            begin = self.since
+        self.num_pieces += 1
+        micro_batch = -1 if self.micro_batch is None else self.micro_batch
+        writer.put(kind, self.stage, micro_batch, begin, ready, now, num_bytes, what)
 
 
-def _find_known(frames: list[_Frame]) -> _Frame | None:
-    return next((frame for frame in reversed(frames) if frame.span.kind is not None), None)
-
-
-def _write(writer: TraceWriter, frame: _Frame, now: float, kind: str, what: str) -> None:
-    """Write the part of a span since its begin, or since the end of a span inside it."""
-    span, begin, num_bytes = frame.span, frame.since, frame.span.num_bytes
-    if frame.num_pieces:
-        what, num_bytes = CONTINUED, 0
-    elif span.since is not None:
-        begin = span.since
-    frame.num_pieces += 1
-    writer.add(
-        kind,
-        begin,
-        now,
-        ready=frame.since,
-        stage=frame.stage,
-        microbatch=-1 if frame.micro_batch is None else frame.micro_batch,
-        num_bytes=num_bytes,
-        what=what,
-    )
+def _find_known(frames: Frames) -> _Span | None:
+    return next((frame for frame in reversed(frames) if frame.kind is not None), None)
 
 
 # The writer.

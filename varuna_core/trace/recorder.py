@@ -95,13 +95,17 @@ class Recorder:
         """Run and record an action of a schedule."""
         since, self._asked = self._asked, None
         span = trace.open_span(kind, stage=stage, micro_batch=micro_batch, since=since)
-        if kind not in "BIW":
-            return self._span(span, call, *args, **kwargs)
-        self._backward = trace.get_frames()
+        if kind in "BIW":
+            self._backward = trace.get_frames()
+        self._depth += 1
         try:
-            return self._span(span, call, *args, **kwargs)
+            with span:
+                return call(*args, **kwargs)
         finally:
+            self._depth -= 1
             self._backward = None
+            if self._last is not None:
+                self._last = time.perf_counter()
 
     def span(self, kind: str, call: Call, /, *args: Any, **kwargs: Any) -> Any:
         """Run and record anything else of a known kind."""

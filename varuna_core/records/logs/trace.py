@@ -261,8 +261,15 @@ class TraceWriter:
     ) -> None:
         """Record any other event, of COMMUNICATION or OTHERS; `what` names it further
         (`gradients`)."""
-        stage = self._stage if stage is None else stage
         ready = begin if ready is None else ready
+        self.put(kind, stage, microbatch, begin, ready, end, num_bytes, what)
+
+    def put(
+        self, kind: str, stage: Optional[int], microbatch: int,
+        begin: float, ready: float, end: float, num_bytes: int, what: str,
+    ) -> None:  # fmt: skip
+        """Record an event of which all is given; without a stage it is the rank's first."""
+        stage = self._stage if stage is None else stage
         event = (kind, stage, microbatch, begin, ready, end, num_bytes, what)
         if self._clock is not None and threading.get_ident() not in self.threads:
             if len(self._aside) < MOST_EVENTS:
