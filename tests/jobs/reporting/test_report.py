@@ -207,4 +207,4 @@ def test_a_run_is_as_every_other_command_says(
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["headline"]["state"] == said
     if state != "submitted":
-        assert vjob.job(job).tables.job.state == said
+        assert str(vjob.job(job).tables.job.state) == said
