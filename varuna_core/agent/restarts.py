@@ -36,6 +36,7 @@ from varuna_core.records.files import (
     read_json,
     write_json,
 )
+from varuna_core.records.logs.step_counts import parse_counts
 from varuna_core.records.logs.tail import last_lines
 from varuna_core.records.nodes import read_reports
 from varuna_core.records.plan import Plan, find_store
@@ -388,17 +389,26 @@ def find_last_step(plan: Plan, attempt: AttemptFolder, rank: Optional[int]) -> O
 def find_short(run: RunFolder, plan: Plan, attempt: AttemptFolder) -> Optional[Tuple[int, int]]:
     """Return the last step and the number of all steps of an attempt that ended before its last
     one. Return None if that is not certain, as when the next step that it would print could be the
-    last."""
+    last: after a single line, any of those that its optimizer can have made since."""
     step = find_last_step(plan, attempt, None)
     hosts = sorted({report.host for report in read_reports(attempt).values()})[:1]
     printed = _read_printed(plan, attempt, hosts)
     gaps = [steps[i] - steps[i - 1] for steps, _ in printed for i in range(1, len(steps))]
+    gaps = gaps or _count_steps(attempt, 0)
     totals = {total for _, total in printed if total is not None}
     with contextlib.suppress(ValueError):
         totals, gaps = {read_training(run.training).steps}, [*gaps, 1]
     if step is None or len(totals) != 1 or not gaps or step + max(gaps) >= min(totals):
         return None
     return step, min(totals)
+
+
+def _count_steps(attempt: AttemptFolder, rank: int) -> List[int]:
+    """Return the number of the rank's optimizer steps in a list, which is empty if not known."""
+    counts = None
+    with contextlib.suppress(OSError):
+        counts = parse_counts(attempt.steps(rank).read_bytes())
+    return [] if counts is None or counts.is_captured else [counts.earlier + counts.count]
 
 
 def _find_traced(attempt: AttemptFolder, node: int, rank: int) -> Optional[int]:

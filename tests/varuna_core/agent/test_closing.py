@@ -12,6 +12,7 @@ from varuna_core.agent.closing import close_attempt
 from varuna_core.facts.cause import EndCause
 from varuna_core.records.exits import NodeExits, rank_exit, read_judgement
 from varuna_core.records.files import write_json
+from varuna_core.records.logs.step_counts import Tally
 from varuna_core.records.nodes import NodeReport, write_report
 from varuna_core.records.plan import write_plan
 from varuna_core.records.record import CANCEL_ASKED, append_event
@@ -25,20 +26,24 @@ BATCH = "batch-USR1-1"
 
 
 @pytest.mark.parametrize(
-    ("key", "steps", "code", "said"),
+    ("key", "steps", "counted", "code", "said"),
     [
-        ("", range(100, 121, 10), 0, WELL),
-        (BATCH, (), 0, WELL + NOTE),
-        (BATCH, range(100, 121, 10), 143, SHORT),
-        (BATCH, range(380, 401, 10), 0, WELL + NOTE),
-        (BATCH, range(375, 400, 20), 0, WELL + NOTE),
-        (BATCH, (120,), 0, WELL + NOTE),
-        ("cancel-1", range(100, 121, 10), 143, WELL),
+        ("", range(100, 121, 10), 0, 0, WELL),
+        (BATCH, (), 0, 0, WELL + NOTE),
+        (BATCH, (), 1, 0, WELL + NOTE),
+        (BATCH, range(100, 121, 10), 0, 143, SHORT),
+        (BATCH, range(380, 401, 10), 0, 0, WELL + NOTE),
+        (BATCH, range(375, 400, 20), 0, 0, WELL + NOTE),
+        (BATCH, (120,), 0, 0, WELL + NOTE),
+        (BATCH, (120,), 1, 143, SHORT),
+        (BATCH, (120,), 280, 0, WELL + NOTE),
+        ("cancel-1", range(100, 121, 10), 0, 143, WELL),
     ],
-    ids=["nobody asked", "no step known", "short", "all done", "maybe done", "one line", "cancel"],
-)
+    ids=["nobody asked", "no step known", "only counted", "short", "all done", "maybe done",
+         "one line", "one line, one step", "one line, many steps", "cancel"],
+)  # fmt: skip
 def test_the_code_and_the_words_tell_who_asked(
-    tmp_path: Path, key: str, steps: Iterable[int], code: int, said: str
+    tmp_path: Path, key: str, steps: Iterable[int], counted: int, code: int, said: str
 ) -> None:
     run, plan = RunFolder(tmp_path), make_plan()
     attempt = run.attempt(0)
@@ -50,6 +55,10 @@ def test_the_code_and_the_words_tell_who_asked(
     report = NodeReport(0, "n0", "m", "127.0.0.1", None, None, None, 1.0, True, (), ())
     write_report(attempt, report)
     attempt.node_log("n0", "out").write_text("".join(f"0: step {n}/400 loss 1.5\n" for n in steps))
+    if counted:
+        tally = Tally(0.0, 0.0)
+        tally.add(1.0, counted)
+        attempt.steps(0).write_bytes(tally.pack_head((1, 1, 1, 1, 0), 0))
     if key:
         write_signal(attempt, "USR1", key)
     if key.startswith("cancel"):
