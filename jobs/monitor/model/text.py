@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 from typing import Any
 
 from varuna_core.facts.catalogue.known_line import Proof
@@ -25,7 +24,6 @@ from vjob.jobs.monitor.model.snapshot import (
     JobRow,
     Line,
     Node,
-    Point,
     Progress,
     Snapshot,
     Verdict,
@@ -301,18 +299,15 @@ def _render_settings(echoes: Iterable[Echo]) -> list[str]:
 
 def _render_times(progress: Progress | None) -> list[str]:
     points = [point for point in progress.points if point.step_s is not None] if progress else []
-    if not points:
+    if progress is None or not points:
         return []
-    unit = progress.unit if progress is not None else ""
-    if progress is None or progress.source != COUNTED:
-        lines = [f"  {_name_steps([point], unit)} : {point.step_s:.4f} s" for point in points]
-        return [f"{unit} times", *lines[-NUM_POINTS:]]
-    # Of the counter there is one mean for all steps of a second or more.
-    windows = [(mean, list(some)) for mean, some in groupby(points, lambda point: point.step_s)]
-    lines = [f"  {_name_steps(some, unit)} : {mean:.4f} s" for mean, some in windows]
-    return [f"{unit} times, means over a second or more", *lines[-NUM_POINTS:]]
-
-
-def _name_steps(points: Sequence[Point], unit: str) -> str:
-    first, last = points[0].step, points[-1].step
-    return f"{unit} {last}" if first == last else f"{unit}s {first} to {last}"
+    firsts, what = [point.step for point in points], f"{progress.unit} times"
+    if progress.source == COUNTED:
+        # The counter has one mean of the steps of a second or more since the point before.
+        firsts = [point.step + 1 for point in (progress.points[0], *points)]
+        what += ", means over a second or more"
+    lines = []
+    for first, point in zip(firsts, points, strict=False):
+        steps = f" {point.step}" if first == point.step else f"s {first} to {point.step}"
+        lines.append(f"  {progress.unit}{steps} : {point.step_s:.4f} s")
+    return [what, *lines[-NUM_POINTS:]]

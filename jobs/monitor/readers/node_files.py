@@ -431,9 +431,9 @@ def join_counts(
             before, after = _bracket(own, done)
             step_s = (after[1] - before[1]) / (after[0] - before[0] or 1)
             end = before[1] + (done - before[0]) * step_s + offset_s
-            timed = points.get(base + done)
-            step_s_or = step_s if timed is None else timed.step_s
-            points[base + done] = replace(point, step=base + done, at=end, step_s=step_s_or)
+            timed = points.get(base + done)  # else its time is in the mean of a later point
+            mean = None if timed is None else timed.step_s
+            points[base + done] = replace(point, step=base + done, at=end, step_s=mean)
     ordered = [points[step] for step in sorted(points)]
     if loss is not None and not any(point.loss is not None for point in ordered):
         ordered[-1] = replace(ordered[-1], loss=loss.loss, grad_norm=loss.grad_norm, nan=loss.nan)

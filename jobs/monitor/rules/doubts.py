@@ -20,7 +20,7 @@ from vjob.jobs.monitor.log_lines.errors import find_row
 from vjob.jobs.monitor.log_lines.raised import may_have_ended
 from vjob.jobs.monitor.model.snapshot import Line, Snapshot
 from vjob.jobs.monitor.rules.base import find_failed
-from vjob.jobs.monitor.rules.pace import find_step_at
+from vjob.jobs.monitor.rules.pace import find_pace_s, find_step_at
 from vjob.jobs.schedulers.job import JobState
 
 CLOCKS_S = 5.0
@@ -124,7 +124,8 @@ def went_on(line: Line, snapshot: Snapshot, own: RankExit | None = None) -> bool
     """
     until = math.inf if own is None else own.ended + CLOCKS_S
     points = snapshot.progress.points[-MOST_POINTS:] if snapshot.progress is not None else ()
-    steps = [(point.at, point.step_s or 0.0) for point in points if point.at is not None]
+    usual = find_pace_s(snapshot) or 0.0
+    steps = [(point.at, point.step_s or usual) for point in points if point.at is not None]
     if line.last_at is not None and steps:
         return any(line.last_at + 1.0 + 2.0 * took < at <= until for at, took in steps)
     times = [at for at in (line.at, line.last_at, line.written_by) if at is not None]

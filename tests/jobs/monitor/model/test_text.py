@@ -13,8 +13,8 @@ from varuna_core.facts.finding import Finding
 from varuna_core.facts.known import NotKnown, Value
 from varuna_core.records.exits import Outcome, RankExit
 from varuna_core.records.formatting import format_duration
+from varuna_core.records.logs.step_counts import Tally, parse_counts
 from vjob.jobs.monitor.model.snapshot import (
-    COUNTED,
     Attempt,
     Echo,
     Health,
@@ -31,6 +31,7 @@ from vjob.jobs.monitor.model.snapshot import (
     name_step,
 )
 from vjob.jobs.monitor.model.text import choose_nodes, render, render_json
+from vjob.jobs.monitor.readers.node_files import join_counts
 
 EXIT = RankExit(5, "n1", 9, None, False, 1.0, 2.0, "ValueError: x")
 LINE = Line(text="ValueError: x", node="n1", rank=5, file="n1.err", kind="error", num_same=64)
@@ -94,14 +95,29 @@ step times
 
 
 def test_the_counter_has_one_mean_for_the_steps_of_a_second() -> None:
-    """Each step of a second was said to have taken their mean, to the tenth of a millisecond."""
-    points = tuple(Point(step=step, step_s=0.25 if step < 44 else 0.3) for step in range(41, 46))
-    counted = Progress(step=45, points=points, source=COUNTED)
-    assert render(make(progress=counted), None, all_nodes=False).endswith(
+    """Each of a second's steps had its mean, so that the last second had half of the votes."""
+    tally, points, seconds = Tally(0.0, 900.0), [], 0.0
+    for step in range(1, 25):
+        seconds += 0.75 if 17 <= step <= 21 else 0.25 if step < 12 else 0.5
+        tally.add(seconds)
+        points.append(Point(step=step, loss=1.5, at=900.0 + seconds))
+        if step in (1, 6, 11, 16, 21, 24):
+            tally.note()
+    counts = parse_counts(tally.pack_head((1, 1, 1, 1, 0), 24) + tally.pack_body())
+    assert counts is not None
+    by_lines = Progress(step=24, points=tuple(points))
+    text = render(
+        make(progress=join_counts(by_lines, {0: counts}, 0, 0.0, None)), None, all_nodes=False
+    )
+    assert "0.5 s a step (the median of the last 5 means, of a second or more each)" in text
+    assert text.endswith(
         """
 step times, means over a second or more
-  steps 41 to 43 : 0.2500 s
-  steps 44 to 45 : 0.3000 s"""
+  steps 2 to 6 : 0.2500 s
+  steps 7 to 11 : 0.2500 s
+  steps 12 to 16 : 0.5000 s
+  steps 17 to 21 : 0.7500 s
+  steps 22 to 24 : 0.5000 s"""
     )
 
 
