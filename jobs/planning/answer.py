@@ -67,14 +67,13 @@ def find_answer(
     top: int,
     budget: float | None = None,
     deadline_h: float | None = None,
-    wants_front: bool = True,
 ) -> Answer:
     """Search for plans; raise PlanningError if there is none, or none within budget or deadline."""
     profile, training, cluster = question.profile, question.training, question.cluster
     wishes, deadline = question.wishes, within(limit_s)
     is_priced = all(kind.price_per_hour is not None for kind in cluster.kinds)
     is_chosen = budget is not None or deadline_h is not None
-    has_front = is_chosen or (wants_front and is_priced)
+    has_front = is_chosen or is_priced
     searched = search_or_explain(
         profile,
         training,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -150,8 +151,8 @@ def judge(results: Sequence[Mapping[str, Any]]) -> list[Diagnosis]:
     that was measured, and one more for each node that is slower than nodes like it."""
     found = list(_judge_errors(results))
     for measures, collect in (
-        (OF_GPUS, _list_gpus),
-        (OF_NODES, _list_nodes),
+        (OF_GPUS, partial(_list_parts, like="gpu")),
+        (OF_NODES, partial(_list_parts, like="group")),
         (OF_LINKS, _list_links),
     ):
         for measure in measures:
@@ -238,19 +239,13 @@ def _name_nodes(results: Sequence[Mapping[str, Any]]) -> dict[int, str]:
     return {one["node"]: str(one["host"]) for one in results if "node" in one}
 
 
-def _list_gpus(results: Sequence[Mapping[str, Any]], key: str) -> Iterator[Figure]:
+def _list_parts(results: Sequence[Mapping[str, Any]], key: str, like: str) -> Iterator[Figure]:
+    """Yield the figures of nodes or GPUs; those with an equal value of `like` are compared."""
     for one in results:
         if isinstance(one.get(key), (int, float)):
-            host, gpu = str(one["host"]), str(one.get("gpu"))
-            place = f"GPU {one.get('index')} of {host}"
-            yield Figure(place=place, nodes=(host,), equals=gpu, value=float(one[key]))
-
-
-def _list_nodes(results: Sequence[Mapping[str, Any]], key: str) -> Iterator[Figure]:
-    for one in results:
-        if isinstance(one.get(key), (int, float)):
-            host, group = str(one["host"]), str(one.get("group", ""))
-            yield Figure(place=host, nodes=(host,), equals=group, value=float(one[key]))
+            host, equals = str(one["host"]), str(one.get(like, ""))
+            place = f"GPU {one.get('index')} of {host}" if like == "gpu" else host
+            yield Figure(place=place, nodes=(host,), equals=equals, value=float(one[key]))
 
 
 def _list_links(results: Sequence[Mapping[str, Any]], key: str) -> Iterator[Figure]:

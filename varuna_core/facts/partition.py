@@ -12,6 +12,10 @@ If a schedule places several stages on a rank, the partition has a number for ea
 
 Text is parsed once, at input: from a conf, a script's argument, or a file of a run. Files and
 variables store the text again (`spell`); all other code passes the type.
+
+    conf            plan.json       VJOB_PARTITION     Varuna             ranges of segments
+    jobs/conf  ──►  jobs/submit ──► agent/setup   ──►  runtime/     ──►   runtime/split
+    schema.py       build_plan.py   ranks.py           arguments.py       split.py
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from varuna_core.facts.catalogue.known_line import Proof, Scope
@@ -104,15 +105,15 @@ def print_errors(run: RunFolder, say: Say, wanted: LineFilter, *, attempt: int |
         found = [] if last is None else find_logs(last, wanted)
         return [*found, *(Log(path, path.name) for path in batch)]
 
-    found = find_first_error(snapshot, verdict, find(), find(), wanted=wanted, attempt=last)
+    found = find_first_error(snapshot, verdict, find, wanted=wanted, attempt=last)
     _print(found, verdict, say, wanted)
 
 
 def print_job_errors(job: ForeignJob, say: Say, wanted: LineFilter) -> None:
     """Print the verdict on a job that vjob did not submit, and its first error."""
     snapshot, verdict = JudgedReader(SlurmJobReader(job, num_lines=0)).read()
-    logs, again = (find_job_logs(job, wanted) for _ in range(2))
-    _print(find_first_error(snapshot, verdict, logs, again, wanted=wanted), verdict, say, wanted)
+    found = find_first_error(snapshot, verdict, partial(find_job_logs, job, wanted), wanted=wanted)
+    _print(found, verdict, say, wanted)
 
 
 def judge_attempt(run: RunFolder, attempt: AttemptFolder | None) -> tuple[Snapshot, Verdict]:
@@ -137,17 +138,16 @@ def judge_attempt(run: RunFolder, attempt: AttemptFolder | None) -> tuple[Snapsh
 def find_first_error(
     snapshot: Snapshot,
     verdict: Verdict,
-    logs: Sequence[Log],
-    again: Sequence[Log],
+    find: Callable[[], Sequence[Log]],
     *,
     wanted: LineFilter,
     attempt: AttemptFolder | None = None,
 ) -> FirstError | None:
-    """Return the verdict's line, or else the first error; None if no line is one. `again` are the
-    same logs, not read yet."""
+    """Return the verdict's line, or else the first error; None if no line is one. `find` returns
+    the logs, not read yet."""
     until = time.process_time() + MOST_CPU_S
     cause = _find_cause(verdict)
-    lines = [line for log in logs for line in _scan(log, until, cause)]
+    lines = [line for log in find() for line in _scan(log, until, cause)]
     exits = (
         one.exit
         for one in snapshot.ranks
@@ -164,7 +164,7 @@ def find_first_error(
         root = replace(plain[replace(seen, num_same=1)], num_same=seen.num_same)
     if root is None:
         return None
-    place = [log for log in again if (log.path.name, log.label) == (root.file, root.node)]
+    place = [log for log in find() if (log.path.name, log.label) == (root.file, root.node)]
     others = merge_same(line for one, line in plain.items() if is_proof(one, Proof.CAUSE))
     return FirstError(
         line=root,

@@ -139,7 +139,8 @@ class GpuSamples:
         lost = value.get("gpus_lost")
         self.lost = tuple(x for x in lost if isinstance(x, int)) if isinstance(lost, list) else ()
         faults = value.get("faults")
-        parsed = map(parse_fault, filter(_is_object, faults if isinstance(faults, list) else ()))
+        listed = faults if isinstance(faults, list) else ()
+        parsed = (parse_fault(one) for one in listed if isinstance(one, dict))
         self.faults = tuple(one for one in parsed if one is not None)
         self._last = {}
         for gpu in gpus:
@@ -163,10 +164,6 @@ class GpuSamples:
         self._last[index] = sample
         history = self._history.setdefault(index, deque(maxlen=NUM_HISTORY))
         history.append(as_number(sample.get("utilization")))
-
-
-def _is_object(value: Any) -> bool:
-    return isinstance(value, dict)
 
 
 def _read_match(match: re.Match[str], history: Collection[float | None]) -> Gpu:

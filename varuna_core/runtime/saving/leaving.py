@@ -31,7 +31,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from varuna_core.runtime.saving.preemption import NCCL_DUMPS
+from varuna_core.runtime.saving.preemption import list_ours
 
 CALLS = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals handled here. SIGTERM is excluded, since it also arrives when ranks cannot respond."""
@@ -57,7 +57,7 @@ def listen() -> None:
     if _pid != os.getpid():
         atexit.register(_end)
     _pid = os.getpid()
-    for number in _list_ours():
+    for number in list_ours(CALLS):
         signal.signal(number, _note)
 
 
@@ -95,7 +95,7 @@ def leave(code: int = 0) -> NoReturn:
     since gloo's threads may abort the process if their peers are gone.
     """
     global _code
-    for number in _list_ours():
+    for number in list_ours(CALLS):
         signal.signal(number, signal.SIG_IGN)
     distributed = _find_distributed()
     if distributed is not None:
@@ -118,12 +118,6 @@ def _note(number: int, frame: Any) -> None:
     global _heard
     if os.getpid() == _pid:  # a data loader's worker that was forked from us has nothing to save
         _heard = _heard or number
-
-
-def _list_ours() -> list[signal.Signals]:
-    """Return the handled signals, except those that the user has assigned to NCCL."""
-    taken = {os.environ.get(name) for name in NCCL_DUMPS}
-    return [number for number in CALLS if str(int(number)) not in taken]
 
 
 def _find_distributed() -> Any:

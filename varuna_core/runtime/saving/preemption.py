@@ -15,7 +15,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 log = logging.getLogger(__name__)
@@ -29,17 +29,20 @@ NCCL_DUMPS = ("NCCL_PROXY_DUMP_SIGNAL", "NCCL_RMA_PROXY_DUMP_SIGNAL")
 Handler = Callable[[int, Any], Any]
 
 
-def ignore_calls(environ: Mapping[str, str] = os.environ) -> None:
+def ignore_calls() -> None:
     """Ignore the signals in a process that has saved and is about to exit: a signal may arrive
     seconds later than on other nodes, and must not end a rank that has already responded."""
     if threading.current_thread() is threading.main_thread():
-        for number in _list_ours(environ):
+        for number in list_ours(CALLS):
             signal.signal(number, signal.SIG_IGN)
 
 
-def _list_ours(environ: Mapping[str, str]) -> list[signal.Signals]:
+def list_ours(
+    calls: Iterable[signal.Signals], environ: Mapping[str, str] = os.environ
+) -> list[signal.Signals]:
+    """Return those of these signals that the user has not left to NCCL."""
     not_ours = {environ.get(name) for name in NCCL_DUMPS}
-    return [number for number in CALLS if str(int(number)) not in not_ours]
+    return [number for number in calls if str(int(number)) not in not_ours]
 
 
 class SignalCalls:
@@ -54,7 +57,7 @@ class SignalCalls:
 
         self._kept: dict[int, Any] = {}
         self._pid = os.getpid()
-        self._ours = _list_ours(environ)
+        self._ours = list_ours(CALLS, environ)
 
     def listen(self) -> None:
         """Handle all signals of CALLS from now on."""

@@ -54,8 +54,7 @@ def say(folder: Path, snapshot: Snapshot, err: str) -> list[str]:
     path = folder / "n001.err"
     path.write_text(err)
     verdict = judge(snapshot)
-    logs, again = ([Log(path, "n001")] for _ in range(2))
-    found = find_first_error(snapshot, verdict, logs, again, wanted=LineFilter())
+    found = find_first_error(snapshot, verdict, lambda: [Log(path, "n001")], wanted=LineFilter())
     return list(render(found, verdict))
 
 
