@@ -591,22 +591,26 @@ def _on_stragglers(job: Job, analysis: Analysis) -> Iterator[Finding]:
 def _on_outliers(job: Job, analysis: Analysis) -> Iterator[Finding]:
     if not analysis.outliers:
         return
-    total = float(analysis.times["took_s"].sum())
-    excess = sum(found.took_s - found.median_s for found in analysis.outliers)
+    total = float((analysis.times["took_s"] * analysis.times["count"]).sum())
+    excess = sum((one.took_s - one.median_s) * one.num_steps for one in analysis.outliers)
     worst = analysis.outliers[0]
     cause = f", most of it {worst.kind} of rank {worst.rank}" if worst.kind else ""
     count = len(analysis.outliers)
-    source = "lines of the log" if job.traces.steps.empty or job.traces.is_log else "traced steps"
+    is_single = all(found.num_steps == 1 for found in analysis.outliers)
+    what, which = "step" if is_single else "line", f"step {worst.step}, took"
+    if worst.num_steps > 1:
+        which = f"the mean of the {worst.num_steps:,} steps up to step {worst.step}, is"
     yield Finding(
         rule="outliers",
         values={"steps": [found.step for found in analysis.outliers], "excess_s": excess},
         weight=excess / total if total else 0.0,
         sentence=(
-            f"{count} step{'s stand' if count > 1 else ' stands'} out; the slowest of them, step "
-            f"{worst.step}, took {in_units(worst.took_s)} against {in_units(worst.median_s)}, the "
-            f"median of {worst.num_times} {source}{cause}."
+            f"{count} {what}{'s stand' if count > 1 else ' stands'} out; the slowest of them, "
+            f"{which} {in_units(worst.took_s)} against {in_units(worst.median_s)}, the median of "
+            f"{worst.source}{cause}."
         ),
-        evidence=f"steps {_name_some([found.step for found in analysis.outliers])}"
+        evidence=f"{'' if is_single else 'lines of '}steps "
+        f"{_name_some([found.step for found in analysis.outliers])}"
         + ("" if analysis.curves.evaluations.empty else "; lines with an evaluation left out"),
         key={"checkpoint": name_saves_key(job), "data": "data"}.get(worst.kind, ""),
     )
@@ -725,7 +729,8 @@ def _describe_trend(values: Sequence[float]) -> str:
     said = f"was {found.first:.4g} at first and {found.last:.4g} at last"
     if found.is_clear is None:
         return said
-    return f"shows no clear change: it {said} (medians of {found.width} lines), which may be noise"
+    of = f" (medians of {found.width} lines)" if found.width > 1 else ""
+    return f"shows no clear change: it {said}{of}, which may be noise"
 
 
 def _on_evaluations(curves: Curves) -> Iterator[Finding]:

@@ -27,7 +27,7 @@ from varuna_core.records.formatting import format_duration, format_pace, format_
 from varuna_core.records.training import Training
 from vjob.reports.analysis.accounting import Accounting
 from vjob.reports.analysis.readings import COUNTER, LOG, bound_share
-from vjob.reports.analysis.step_times import Goodput, drop_first
+from vjob.reports.analysis.step_times import Goodput, drop_first, name_times
 from vjob.reports.load.tables import Job, RunState
 
 LAYER_LAUNCH_S = LAUNCH_S
@@ -202,10 +202,13 @@ LEAST_STEPS = 3
 
 def measure_pace(times: pd.DataFrame, goodput: Goodput) -> Known[float]:
     """Return the seconds of the median step; not known from fewer than LEAST_STEPS lines."""
-    counted = [one.readings.step_s for one in goodput.attempts if one.readings is not None]
-    known = [step_s for step_s in counted if step_s is not None]
-    if known:
-        return Value(float(pd.Series(known).median()), goodput.proof)
+    counted = [one.readings for one in goodput.attempts if one.readings and one.readings.step_s]
+    if counted:
+        of = f"{len(counted)} attempts' medians of " if len(counted) > 1 else ""
+        num_timed = sum(one.seen - 1 for one in counted)
+        text = f"about the median of {of}{num_timed:,} counted steps"
+        proof = tuple(replace(one, text=text) for one in goodput.proof)
+        return Value(float(pd.Series([one.step_s for one in counted]).median()), proof)
     later, (proof,) = drop_first(times), goodput.proof
     num_steps = int(times["covers"].sum())
     evidence = (replace(proof, seen=num_steps),)
@@ -213,6 +216,7 @@ def measure_pace(times: pd.DataFrame, goodput: Goodput) -> Known[float]:
         return NotKnown("no time of a step was read", evidence)
     if goodput.source == LOG and num_steps < min(LEAST_STEPS, proof.expected or LEAST_STEPS):
         return NotKnown(f"{num_steps} of {proof.expected} steps have a time", evidence)
+    evidence = (replace(evidence[0], text=f"the median of {name_times(later)}"),)
     return Value(float(later["took_s"].median()), evidence)
 
 
@@ -284,7 +288,7 @@ def list_facts(found: Headline) -> Iterator[Fact]:
     """List the known figures, and the reason for a goodput or pace that is not known."""
     each = found.slower
     if (step_s := value_of(found.step_s)) is not None and not each:
-        each = f"{format_pace(step_s)} each (the median of all)"
+        each = f"{format_pace(step_s)} each ({found.step_s.evidence[0].text})"
     yield Fact("state", found.state)
     if found.hung:
         lost = f"{found.hung_cost} lost: " if found.hung_hours else ""

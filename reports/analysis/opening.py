@@ -41,8 +41,8 @@ def write_opening(job: Job, analysis: Analysis, findings: Sequence[Finding]) -> 
         )
     if head.slower:
         went += f", {head.slower}"
-    elif (step_s := value_of(head.step_s)) is not None:
-        went += f", {format_pace(step_s)} a step (the median of all)"
+    elif isinstance(head.step_s, Value):
+        went += f", {format_pace(head.step_s.value)} a step ({head.step_s.evidence[0].text})"
     if not isinstance(head.goodput, NotKnown):
         went += f"; {format_bounded(head.goodput)} of the time since the start was steps"
         if isinstance(head.start, Value) and head.start.value >= MUCH_START:

@@ -82,9 +82,7 @@ def choose_counter(counts: Iterable[StepCounts]) -> StepCounts | None:
     """Return the counter of the rank with the highest count; None if it misses steps or has no time
     for them."""
     found = max(counts, key=lambda one: one.count, default=None)
-    if found is None or found.is_captured or found.starts > 1 or found.median_s is None:
-        return None
-    return found
+    return found if found is not None and found.is_of_all and found.median_s is not None else None
 
 
 def read_counter(
@@ -211,7 +209,7 @@ def _explain(found: Readings, first: int, last: int, before: int, covers: bool) 
 
 def _explain_gap(steps_s: float, gap_s: float) -> str:
     share = gap_s / (steps_s + gap_s)
-    return f"steps do not account for {format_share(share)} of the time between first and last"
+    return f"up to {format_share(share)} of the time between the first and the last may be pauses"
 
 
 def _find(spans: Mapping[str, float], name: str) -> float | None:

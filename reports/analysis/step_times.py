@@ -53,8 +53,10 @@ class Outlier:
     step: int
     took_s: float
     median_s: float
-    num_times: int
-    """Number of times from which the median was computed: of usual steps, or of a slow stretch."""
+    num_steps: int
+    """Number of steps up to `step` whose mean this is; 1 for a step that was timed alone."""
+    source: str
+    """The times from which the median was computed: of usual steps, or of a slow stretch."""
     rank: int | None
     """The rank that was busy longest in the step; None without a trace."""
     kind: str
@@ -160,6 +162,16 @@ def drop_first(times: pd.DataFrame) -> pd.DataFrame:
     return later if len(later) else times
 
 
+def name_times(times: pd.DataFrame) -> str:
+    """Name what the rows are: `121 steps`, or `18 lines, each the mean of up to 10 steps`."""
+    most = int(times["count"].max())
+    if most == 1:
+        return f"{len(times):,} step{'s' if len(times) > 1 else ''}"
+    if len(times) == 1:
+        return f"one line, the mean of {most:,} steps"
+    return f"{len(times):,} lines, each the mean of up to {most:,} steps"
+
+
 def _mark_evaluated(times: pd.DataFrame, evaluations: pd.DataFrame) -> pd.Series[bool]:
     """Return True for each row of a log whose time may include an evaluation: for a printed time,
     by the number of its step; for a difference of writing times, by all steps since the previous
@@ -195,7 +207,8 @@ def find_outliers(
         deviation = float((own["took_s"] - median).abs().median()) * _MAD
         bound = max(median + FAR * deviation, median * MUCH)
         slow = own[own["took_s"] > bound] if len(own) >= LEAST_ROWS else own[:0]
-        for attempt, step, took_s in slow[["attempt", "step", "took_s"]].itertuples(index=False):
+        columns = ["attempt", "step", "took_s", "count"]
+        for attempt, step, took_s, count in slow[columns].itertuples(index=False):
             rank, kind = _find_cause(steps, attempt, step)
             found.append(
                 Outlier(
@@ -203,7 +216,8 @@ def find_outliers(
                     step=int(step),
                     took_s=took_s,
                     median_s=median,
-                    num_times=len(own),
+                    num_steps=int(count),
+                    source=name_times(own),
                     rank=rank,
                     kind=kind,
                 )

@@ -70,14 +70,15 @@ class Compared:
     def figures(self) -> dict[str, float | None]:
         """Figures by the keys of NAMES; None means not known."""
         analysis = self.analysis
-        later = drop_first(analysis.times)["took_s"]
+        later = drop_first(analysis.times)
+        slowest_s = None if (later["count"] > 1).any() else later["took_s"].max()
         median = analysis.find_step("median")
         bubbles = median.bubbles if median is not None else ()
         loss = self.losses
         memory, share = analysis.memory["used_mb"], analysis.goodput.share
         return {
             "step_s": _find(value_of(analysis.headline.step_s)),
-            "slowest_step_s": _find(later.max()),
+            "slowest_step_s": _find(slowest_s),
             "last_step": _find(value_of(analysis.headline.last_step)),
             "num_steps": float(analysis.times["count"].sum()),
             "idle_share": value_of(analysis.headline.idle),

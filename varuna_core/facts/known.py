@@ -37,7 +37,7 @@ class Evidence:
     line: int = 0
     """Line number in `file`, from 1; 0 if it is not known."""
     text: str = ""
-    """The text of the line, or the scheduler's word."""
+    """The text of the line, the scheduler's word, or what a figure was computed from."""
     seen: int = 0
     """Number of items that were read, such as steps or GPUs."""
     expected: Optional[int] = None

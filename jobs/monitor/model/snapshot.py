@@ -159,6 +159,10 @@ class Progress:
     """Step of the other source, if lines and the counter of optimizer steps disagree."""
     longest_s: float | None = None
     """The longest step of this attempt, by the counter."""
+    median_s: float | None = None
+    """Median of all counted steps of this attempt, once it is over, as in a report."""
+    num_timed: int = 0
+    """Number of steps that `median_s` is the median of."""
     early_times: tuple[float, ...] = ()
     """Seconds a step early in this attempt, by the counter, where `points` do not reach back."""
 
@@ -196,12 +200,14 @@ class Progress:
     @property
     def pace_s(self) -> float | None:
         """Seconds a step: the one figure of status, its page, the list and the screen."""
-        times = self.recent_times
+        times = self.recent_times if self.median_s is None else [self.median_s]
         return statistics.median(times) if times else None
 
     @property
     def pace_covers(self) -> str:
         """Say what the pace is the median of; empty where there is none."""
+        if self.median_s is not None:
+            return f"(about the median of {self.num_timed:,} counted steps)"
         count = len(self.recent_times)
         of = "means, of a second or more each" if self.source == COUNTED else "readings"
         return f"(the median of the last {count} {of})" if count > 1 else "in one reading" * count

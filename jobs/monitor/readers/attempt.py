@@ -28,6 +28,7 @@ from vjob.jobs.monitor.model.snapshot import AttemptView, Node, Progress, Rank
 from vjob.jobs.monitor.readers.gpu_logs import describe_late
 from vjob.jobs.monitor.readers.node_files import (
     NodeFiles,
+    add_median,
     choose_tail,
     find_doubt,
     find_last_end,
@@ -390,7 +391,9 @@ class AttemptReader:
         reference = min((rank for rank in told_by if rank in counts), default=None)
         farthest = max(sorted(counts), key=lambda rank: counts[rank].count)
         loss = find_loss(self.files.values())
-        return join_counts(by_lines, counts, reference, self._offset_of(farthest), loss)
+        found = join_counts(by_lines, counts, reference, self._offset_of(farthest), loss)
+        is_over = parse_outcome(self._state.values.get("outcome")) is not None
+        return add_median(found, counts[farthest]) if found is not None and is_over else found
 
     def _offset_of(self, rank: int) -> float:
         """Return the clock offset of the node of a rank, in seconds."""

@@ -451,6 +451,13 @@ def join_counts(
     )
 
 
+def add_median(progress: Progress, counts: StepCounts) -> Progress:
+    """Add the median of all counted steps of an attempt that is over."""
+    if not counts.is_of_all or progress.unit != "step":
+        return progress
+    return replace(progress, median_s=counts.median_s, num_timed=counts.num_timed)
+
+
 def _list_points(own: StepCounts, base: int, offset_s: float) -> Iterator[Point]:
     """Yield the last points, each with the mean step time since the previous point."""
     recent = own.points[-NUM_RECENT:]

@@ -115,9 +115,17 @@ def test_pauses_are_what_slow_steps_took_beyond_a_usual_one(
     durations: list[float], median: float, pauses: float
 ) -> None:
     counts = parse(pack(tally(durations)))
-    assert counts.median_s == pytest.approx(median)
-    assert counts.pauses_s == pytest.approx(pauses)
-    assert counts.steps_s == pytest.approx(sum(durations) - pauses + median)
+    assert counts.median_s == pytest.approx(median, rel=0.05)
+    assert counts.pauses_s == pytest.approx(pauses, rel=0.01)
+    assert counts.steps_s == pytest.approx(sum(durations) - pauses + median, rel=0.03)
+
+
+@pytest.mark.parametrize("least", [0.020, 0.022, 0.025, 0.028])
+def test_the_median_is_found_within_a_class_of_durations(least: float) -> None:
+    """The mean of a class stood for the median: 5 % too much, or 4 % too little."""
+    durations = [least * (1 + number / 200) for number in range(201)]
+    counts = parse(pack(tally(durations)))
+    assert counts.median_s == pytest.approx(1.5 * least, rel=0.015)
 
 
 def test_one_step_has_no_pace() -> None:

@@ -98,6 +98,11 @@ class StepCounts:
     """The longest steps, in order of time."""
 
     @property
+    def is_of_all(self) -> bool:
+        """True if one process made all steps of the rank and counted each of them."""
+        return self.starts == 1 and not self.is_captured
+
+    @property
     def num_timed(self) -> int:
         """Number of steps with a known duration: all but the first, and but those of the last
         second if the rank was killed."""
@@ -105,12 +110,18 @@ class StepCounts:
 
     @property
     def median_s(self) -> Optional[float]:
-        """Median time of a step, within one eighth; None before the second step."""
+        """Median time of a step, by its place in a class of durations; None before the second step.
+
+        A class is taken to be spread evenly about its mean, so the error is below one eighth."""
         left = self.num_timed / 2
         for number, seconds in self.durations:
+            if number >= left:
+                mean = seconds / number
+                part, bit = frexp(mean)
+                eighths = 8 * part
+                width = min(eighths % 1, 1 - eighths % 1) * 2.0**bit / 8
+                return mean + (2 * left / number - 1) * width
             left -= number
-            if left <= 0:
-                return seconds / number
         return None
 
     @property
