@@ -162,6 +162,8 @@ class Varuna(RankModule):
             )
             settings = replace(settings, trace=writer)
         parts = assemble(model, layout, dummy_inputs, settings)
+        if partition is None and rank == 0 and len(parts.split.stages) > 1:
+            conf.record_partition(parts.split.partition)
         super().__init__(parts)
         if writer is not None:
             synchronise_clocks(writer)

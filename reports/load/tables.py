@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from varuna_core.records.exits import parse_exits, read_reason
 from varuna_core.records.files import read_bytes, read_json, read_text
 from varuna_core.records.logs.progress import read_pattern
 from varuna_core.records.logs.step_counts import StepCounts, parse_counts
+from varuna_core.records.partition import parse_partition
 from varuna_core.records.plan import Prediction, parse_prediction
 from varuna_core.records.record import ENDED, REFUSED, format_commit, read_record
 from varuna_core.records.record import read_events as read_history
@@ -215,11 +216,16 @@ class Job:
     state: RunState | None = None
     """The run's state and why, as `vjob list` shows them; None where no record says it."""
 
+    chosen_partitions: Mapping[str, Partition] = field(default_factory=dict)
+    """By attempt, the partition that Varuna chose for a script's model, in segments."""
+
     def find_partition(self, attempt: str) -> Partition | None:
         """Return the blocks of an attempt's stages, counted as in its log; None if not known."""
         ranks = (trace for trace in self.traces.ranks if trace.attempt == attempt)
         said = next((trace.partition for trace in ranks if trace.partition), "")
         said = said or self.partitions.get(attempt, "")
+        if not said and attempt in self.chosen_partitions:
+            return self.chosen_partitions[attempt]
         if not said and self.plan.partition is not None:
             return self.plan.partition
         found = Partition.find(said or self.job_info.get("PARTITION", ""))
@@ -314,6 +320,7 @@ def load_job(
         logs=logs,
         job_info=tables.job_info,
         partitions=tables.partitions,
+        chosen_partitions=_read_partitions(sources),
         gpus=samples_of_gpus,
         hardware=tuple(hardware),
         history=read_history(sources.run) if sources.run is not None else [],
@@ -490,6 +497,12 @@ def _read_worlds(sources: Sources) -> dict[str, int]:
         for attempt in sources.attempts
     }
     return {label: world for label, world in plans.items() if world}
+
+
+def _read_partitions(sources: Sources) -> dict[str, Partition]:
+    files = {one.label: AttemptFolder(one.folder, 0).partition for one in sources.attempts}
+    found = {label: parse_partition(read_json(path)) for label, path in files.items()}
+    return {label: partition for label, partition in found.items() if partition is not None}
 
 
 def _read_hangs(sources: Sources) -> dict[str, Hang]:

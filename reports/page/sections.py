@@ -44,7 +44,7 @@ def build_sections(job: Job, analysis: Analysis) -> list[ReportTable]:
         _list_facts(job, analysis.headline.nodes),
         _list_iterations(job, analysis),
         _list_pipelines(analysis),
-        _list_stages(analysis),
+        _list_stages(job, analysis),
         _list_training(analysis),
         _list_memory(analysis),
         _list_nodes(job),
@@ -92,6 +92,8 @@ def _is_flat(name: str, value: str) -> bool:
 def _list_facts(job: Job, num_nodes: int) -> ReportTable:
     rows = list(job.job_info.items())
     rows += [pair for pair in job.plan.shown if pair not in OF_ONE_RANK and not _is_flat(*pair)]
+    for partition in dict.fromkeys(job.chosen_partitions.values()):
+        rows.append(("partition", f"{partition} segments, chosen by Varuna"))
     ranks = {(trace.attempt, trace.rank) for trace in job.traces.ranks if trace.has_header}
     groups = job.plan.nodes
     is_alone = len(groups) == 1 and groups[0].count == 1
@@ -156,8 +158,9 @@ def _list_pipelines(analysis: Analysis) -> ReportTable:
     return ReportTable(title="pipeline", columns=columns, rows=rows)
 
 
-def _list_stages(analysis: Analysis) -> ReportTable:
-    columns = ("stage", "layers", "work s", "on path")
+def _list_stages(job: Job, analysis: Analysis) -> ReportTable:
+    parts = "segments" if job.chosen_partitions else "layers"
+    columns = ("stage", parts, "work s", "on path")
     step = analysis.find_step("median")
     if step is None or not step.stage_work_s:
         return ReportTable(title="stages", columns=columns, rows=[])

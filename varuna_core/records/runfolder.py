@@ -76,7 +76,7 @@ _SHARED = (
     r"|[\w.-]+\.(?:out|err|times|gpu|gpu\.jsonl)|ranks/\d+\.(?:out|err|error\.json|steps)"
     r"|trace/(?:node-)?\d+\.jsonl"
     r"|(?:nodes|beat|exit|hang)/(?:node-|evidence-)?\d+\.json"
-    r"|state/(?:outcome|end|hang|hanging|cut|stop|signal|next|skipped|\w+\.shared)\.json)"
+    r"|state/(?:outcome|end|hang|hanging|cut|stop|signal|next|skipped|partition|\w+\.shared)\.json)"
 )
 _SHARED_FOLDER = (
     r"morph(?:/(?:epochs|nodes|leave|joins))?"
@@ -164,6 +164,11 @@ class AttemptFolder:
     @property
     def go(self) -> Path:
         return self.path / "state" / "go.json"
+
+    @property
+    def partition(self) -> Path:
+        """The partition that Varuna chose for a script's model, written by rank 0."""
+        return self.path / "state" / "partition.json"
 
     @property
     def preflight(self) -> Path:

@@ -8,6 +8,7 @@ same values, since they have the same variables and run the same script.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -20,7 +21,9 @@ import torch
 import torch.distributed as dist
 
 from varuna_core.facts.partition import Partition
+from varuna_core.records.partition import write_partition
 from varuna_core.records.rank_map import StageMap, parse_stage_map
+from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import LAYOUT_VARIABLES, VARIABLES
 from varuna_core.runtime.optim.precision import Precision, choose_precision
 from varuna_core.schedule.costs import Costs
@@ -80,6 +83,13 @@ class ConfArguments:
         if conf_value is not None and conf_value != given:
             self.warn(f"{argument}={given!r}", key)
         return given
+
+    def record_partition(self, partition: Partition) -> None:
+        """Record in the run's folder which partition Varuna chose, where it runs under vjob."""
+        run, attempt = self.environ.get("VJOB_RUN"), self.environ.get("VJOB_ATTEMPT", "")
+        if run and attempt.isdecimal():
+            with contextlib.suppress(OSError):  # the folder is full, or not there
+                write_partition(RunFolder(Path(run)).attempt(int(attempt)), partition)
 
     def require(self, argument: str, given: T | FromConf, key: str, parse: Callable[[str], T]) -> T:
         """Return the explicit argument or the conf's value; raise an error if neither is given."""

@@ -455,6 +455,8 @@ class AttemptView:
     suspected: Hang | None = None
     """A silence that is not known to be a hang yet, and what will be done if it lasts; or a hang
     whose ranks are being ended."""
+    partition: str = ""
+    """The partition that Varuna chose for a script's model, in segments; empty for a given one."""
     skipped: Skipped | None = None
     """The last saves in a row that the folder of checkpoints could not take."""
     unreadable: Mapping[str, str] = field(default_factory=dict)

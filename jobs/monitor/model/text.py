@@ -137,6 +137,8 @@ def _render_head(snapshot: Snapshot, verdict: Verdict | None, *, is_over: bool) 
             start += f"{snapshot.restarts} of {snapshot.max_restarts} restarts used, "
         plural = "s" if snapshot.world != 1 else ""
         lines.append(f"  {start}{snapshot.world} rank{plural}{_count_ends(snapshot)}")
+    if snapshot.partition:
+        lines.append(f"  partition {snapshot.partition} segments, chosen by Varuna")
     for earlier in snapshot.earlier:
         step = "" if earlier.step is None else f" at step {earlier.step}"
         how = f"{PHRASES[EndCause(earlier.cause)]}; " if earlier.cause else ""

@@ -19,6 +19,7 @@ from varuna_core.records.logs.progress import read_pattern
 from varuna_core.records.logs.slow_ranks import find_slow_ranks
 from varuna_core.records.logs.training_log import CHECKPOINT
 from varuna_core.records.nodes import OK
+from varuna_core.records.partition import parse_partition
 from varuna_core.records.plan import Plan
 from varuna_core.records.rank_map import RankPlace, locate_ranks
 from varuna_core.records.runfolder import MOST_NODES, AttemptFolder, RunFolder
@@ -234,6 +235,7 @@ class AttemptReader:
             attempt_end=None if outcome is None else parse_judged(outcome, written, stop),
             hang=hang,
             suspected=suspected,
+            partition=str(parse_partition(self._state.values.get("partition")) or ""),
             skipped=parse_skipped(self._state.values.get("skipped")),
             unreadable={
                 name: why for files in self.files.values() for name, why in files.problems().items()

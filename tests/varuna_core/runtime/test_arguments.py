@@ -6,20 +6,30 @@ import inspect
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.jobs.monitor.builders import healthy
 from tests.models.small import Gpt, make_inputs
+from tests.reports.traces import write_simulated
 from varuna_core import Varuna
 from varuna_core.facts.partition import Partition
 from varuna_core.records.rank_map import parse_stage_map
+from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import VARIABLES
 from varuna_core.runtime.arguments import FROM_CONF, ConfArguments
 from varuna_core.runtime.settings import DEPRECATED, Options, take_deprecated
-from varuna_core.schedule.costs import Costs
+from varuna_core.schedule.costs import Costs, build_even_costs
+from varuna_core.schedule.registry import build_schedule
+from vjob.jobs.monitor.model.text import render
+from vjob.jobs.monitor.readers.attempt import AttemptReader
+from vjob.reports.analysis.measures import analyse
+from vjob.reports.load.tables import load_job
+from vjob.reports.page.sections import build_sections
 
 LAYOUT = {
     "RANK": "0",
@@ -251,3 +261,31 @@ def test_one_rank_alone_needs_no_map_but_shares_no_layers() -> None:
     assert ConfArguments({}).choose_layout(FROM_CONF, FROM_CONF, 1) == ("0;", 1)
     assert ConfArguments({}).choose_layout(FROM_CONF, 1, 1) == ("0;", 1)
     assert "pass it" in refuse(lambda: ConfArguments({}).choose_layout(FROM_CONF, 2, 1))
+
+
+def test_the_partition_that_varuna_chose_is_a_fact_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the report, nor status, nor a log had it."""
+    for name, value in {"VJOB_RUN": str(tmp_path), "VJOB_ATTEMPT": "0"}.items():
+        monkeypatch.setenv(name, value)
+    attempt = RunFolder(tmp_path).attempt(0)
+    attempt.make()
+    options = {"device": "cpu", "schedule": "interleaved", "stages_per_rank": 2}
+    Varuna(Gpt(), "0;", make_inputs(2), 4, 2, partition="2-2", **options).close()
+    assert not attempt.partition.exists(), "it was given"
+    model = Varuna(Gpt(), "0;", make_inputs(2), 4, 2, **options)
+    model.close()
+    chosen = model.split.partition.spell()
+    for name in ("plan", "record"):
+        (tmp_path / f"{name}.json").write_text("{}")
+    write_simulated(attempt.path, build_schedule("1f1b", 2, 4), build_even_costs(2))
+    job = load_job(tmp_path)
+    tables = {table.title: table for table in build_sections(job, analyse(job))}
+    assert ("partition", f"{chosen} segments, chosen by Varuna") in tables["job"].rows
+    assert tables["stages"].columns[1] == "segments"
+    assert "-".join(row[1] for row in tables["stages"].rows) == chosen
+    shown = AttemptReader(attempt, None, 3).read()
+    assert shown.partition == chosen
+    snapshot = replace(healthy(), partition=shown.partition)
+    assert f"partition {chosen} segments" in render(snapshot, None, all_nodes=False)

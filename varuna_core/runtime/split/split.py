@@ -296,6 +296,11 @@ class Split:
     frozen: frozenset[str]
     """Parameters that never change."""
 
+    @property
+    def partition(self) -> Partition:
+        """Number of segments of each stage, every segment counted."""
+        return Partition([len(stage) for stage in self.stages])
+
     @cached_property
     def replay(self) -> Replay:
         """Return the comparison of the stages with the whole model."""
