@@ -336,8 +336,8 @@ class Varuna(RankModule):
             )
             self._masters.land_gradients()
             if trace is not None:
-                done_s = self.engine.done_s
-                trace.add("all-reduce", done_s, agreed_s, what="gradients, loss and norm")
+                kind = "all-reduce" if self.stage_map.world_size > 1 else "optimizer"
+                trace.add(kind, self.engine.done_s, agreed_s, what="gradients, loss and norm")
                 trace.add("optimizer", agreed_s, trace.now(), what="clip")
             return loss, None if asked is None else self._join_asked(asked, microbatches)
 

@@ -366,14 +366,11 @@ def _on_hardware(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 def _on_processors(job: Job, analysis: Analysis) -> Iterator[Finding]:
     """Yield a finding on ranks that compute on fewer processors than they are, all of them busy."""
-    samples = job.gpus[job.gpus["gpu"] == "cpu"] if len(job.gpus) else job.gpus
-    if samples.empty or analysis.headline.has_gpus:
-        return
-    for node, own in samples.groupby("node"):
+    for node, (own, busy) in _find_busy(job, analysis).items():
         here = job.exits[job.exits["node"] == node]
         ranks = int(here.groupby("attempt")["rank"].nunique().max()) if len(here) else 0
-        cpus, busy = own["num_cpus"].astype(float).max(), own["cpu_percent"].astype(float).mean()
-        if not (ranks > cpus and busy >= 100 * BUSY):
+        cpus = own["num_cpus"].astype(float).max()
+        if not ranks > cpus:
             continue
         yield Finding(
             rule="more ranks than processors",
@@ -385,6 +382,19 @@ def _on_processors(job: Job, analysis: Analysis) -> Iterator[Finding]:
             evidence=f"{len(own)} samples of that node",
             key="fewer ranks on a node",
         )
+
+
+def _find_busy(job: Job, analysis: Analysis) -> dict[str, tuple[pd.DataFrame, float]]:
+    """Return the samples of nodes whose ranks compute on processors that are all busy, and how many
+    per cent: what ranks wait for there, another rank or a processor, is not known."""
+    samples = job.gpus[job.gpus["gpu"] == "cpu"] if len(job.gpus) else job.gpus
+    if samples.empty or analysis.headline.has_gpus:
+        return {}
+    shares = {
+        str(node): (own, float(own["cpu_percent"].astype(float).mean()))
+        for node, own in samples.groupby("node")
+    }
+    return {node: found for node, found in shares.items() if found[1] >= 100 * BUSY}
 
 
 def _quote(evidence: Evidence) -> str:
@@ -405,17 +415,24 @@ def _on_pipeline(job: Job, analysis: Analysis) -> Iterator[Finding]:
         all_steps = f" ({percent(float(shares.median()))} in the median of {len(shares)} steps)"
     pipeline = step.pipelines[0]
     many = pipeline.schedule.num_microbatches
+    floor = min(ideal, measured)
+    equal = f"and {percent(even)} if the stages also took equal times"
+    if even >= floor:
+        equal = "and no less if the stages also took equal times"
+    key = "train.global_batch_size or parallel.schedule" if even > MUCH_BUBBLE else ""
+    if ideal - even > max(even, MUCH_BUBBLE):  # most of it is the difference between the stages
+        is_known = analysis.paces is not None and analysis.paces.is_known
+        key = _advise_partition(job, analysis) if is_known else ""
     yield Finding(
         rule="idle",
         values={"step": step.step, "share": measured, "ideal": ideal, "even": even},
         weight=measured,
         sentence=(
             f"Ranks are idle for {percent(measured)} of a step's pipeline{all_steps}. With the "
-            f"same schedule it would be {percent(min(ideal, measured))} if messages took no time, "
-            f"and {percent(even)} if the stages also took equal times."
+            f"same schedule it would be {percent(floor)} if messages took no time, {equal}."
         ),
         evidence=f"{where}: {many} micro-batches, {len(step.stage_work_s)} stages",
-        key="train.global_batch_size or parallel.schedule" if even > MUCH_BUBBLE else "",
+        key="" if _find_busy(job, analysis) and measured - ideal > ideal else key,
     )
 
 
@@ -531,7 +548,9 @@ def _on_communication(job: Job, analysis: Analysis) -> Iterator[Finding]:
         evidence=f"step {step.step}: messages under way, sends and all-reduces, without bubbles"
         + (", but with waits for slow ranks" if analysis.stragglers else ""),
         key=("parallel.order or " if _has_orders(job) else "") + "train.micro_batch_size"
-        if exposed / took > MUCH_BUBBLE and not analysis.stragglers and _is_pipeline(job)
+        if exposed / took > MUCH_BUBBLE
+        and not (analysis.stragglers or _find_busy(job, analysis))
+        and _is_pipeline(job)
         else "",
     )
 
@@ -1115,12 +1134,18 @@ def _on_exposed(job: Job, analysis: Analysis) -> Iterator[Finding]:
     if not has_network:
         pace = "the ranks share one machine, so the network is not the cause"
     keys = ["cluster.nodes[].interface"] if has_network else []
-    if _is_pipeline(job):
+    busy = _find_busy(job, analysis)
+    if busy:
+        pace = (
+            f"the processors of {_name_some([*busy])} were all busy, and ranks that wait for one "
+        )
+        pace, keys = pace + "keep the others waiting too: how much of it is that is not known", []
+    elif _is_pipeline(job):
         keys += ["more micro-batches a step (train.global_batch_size)"]
         keys += ["parallel.order"] if _has_orders(job) else []
     else:
         keys += ["more samples a step"]
-    *others, last = keys
+    *others, last = keys or [""]
     of_all = percent(analysis.accounting.shares["communication"])
     yield Finding(
         rule="exposed",
@@ -1130,8 +1155,8 @@ def _on_exposed(job: Job, analysis: Analysis) -> Iterator[Finding]:
         f"of all steps, {of_all} of the whole run: {pace}.",
         evidence="waits for messages, and all-reduces beside no work, after all have joined",
         key=", ".join([*others, f"or {last}" if others else last]),
-        cause="communication",
-        lost_s=spent,
+        cause="" if busy else "communication",
+        lost_s=0.0 if busy else spent,
     )
 
 

@@ -110,11 +110,11 @@ def _list_facts(job: Job, num_nodes: int) -> ReportTable:
 def _list_iterations(job: Job, analysis: Analysis) -> ReportTable:
     """Build the table of step times, from the traces or else from the log."""
     times = analysis.times
-    timed = times[["step", "took_s", "count", "is_told"]]
+    timed = times[["step", "took_s", "count"]]
     if job.traces.is_log and job.logs["iterations"].empty:
         timed = timed.iloc[:0]  # a profiler's steps are longer than others
     rows = [_show_time(*row) for row in timed.itertuples(index=False)]
-    if rows and not timed["is_told"].all():
+    if rows and not times["is_told"].all():
         how = "times at which lines were written, with what else was done between two of them"
         rows.append(("by the", how))
     if job.traces.is_log:
@@ -132,11 +132,11 @@ def _list_iterations(job: Job, analysis: Analysis) -> ReportTable:
     return ReportTable(title="steps", columns=("", ""), rows=rows)
 
 
-def _show_time(step: float, took_s: float, count: float, is_told: bool) -> tuple[str, str]:
+def _show_time(step: float, took_s: float, count: float) -> tuple[str, str]:
     """Format the time of a step, or the mean of the steps since an earlier line."""
-    if count == 1 and is_told:
+    if count == 1:
         return f"step {int(step)}", f"{took_s:.4f} s"
-    return f"{int(count)} step{'s' if count > 1 else ''} up to {int(step)}", f"mean {took_s:.4f} s"
+    return f"{int(count)} steps up to {int(step)}", f"mean {took_s:.4f} s"
 
 
 def _list_pipelines(analysis: Analysis) -> ReportTable:

@@ -203,7 +203,7 @@ def make_waiting(*hosts: str) -> tuple[Any, Any]:
         SimpleNamespace(host=host, has_header=True, replica=at) for at, host in enumerate(hosts)
     ]
     plan = SimpleNamespace(program="gpt", pipeline=2)
-    job = SimpleNamespace(traces=SimpleNamespace(ranks=ranks), plan=plan)
+    job = SimpleNamespace(traces=SimpleNamespace(ranks=ranks), plan=plan, gpus=pd.DataFrame())
     accounting = SimpleNamespace(
         seconds={"communication": 22.0}, shares={"communication": 0.15}, stepping_s=100.0
     )
@@ -223,6 +223,16 @@ def test_waits_within_one_machine_are_no_networks() -> None:
     assert found.key.endswith(", or parallel.order")
 
 
+def test_waits_on_busy_processors_are_not_advised_on() -> None:
+    """A sum of 2 ms was held to take 54 where other jobs had the processors too."""
+    job, analysis = make_waiting("n0", "n0")
+    job.gpus = pd.DataFrame({"node": "n0", "gpu": "cpu", "cpu_percent": [100.0] * 3})
+    analysis.headline = SimpleNamespace(has_gpus=False)
+    (found,) = findings._on_exposed(job, analysis)
+    assert "the processors of n0 were all busy" in found.sentence
+    assert (found.key, found.cause, found.lost_s) == ("", "", 0.0)
+
+
 def test_a_rank_alone_is_held_up_by_nobody() -> None:
     """Of a morphed run whose last attempt had one rank."""
     columns = {"rank": [0, 1], "exposed_s": [0.1, 0.2], "overlapped_s": [0.0, 0.0]}
@@ -230,7 +240,8 @@ def test_a_rank_alone_is_held_up_by_nobody() -> None:
     step = SimpleNamespace(attempt="0", step=8, communication=table)
     times = pd.DataFrame({"attempt": ["0"], "step": [8], "took_s": [1.0]})
     plan = SimpleNamespace(program="gpt", pipeline=2)
-    job: Any = SimpleNamespace(traces=SimpleNamespace(is_log=False, ranks=[]), plan=plan)
+    traces = SimpleNamespace(is_log=False, ranks=[])
+    job: Any = SimpleNamespace(traces=traces, plan=plan, gpus=pd.DataFrame())
     analysis: Any = SimpleNamespace(find_step=lambda name: step, times=times, stragglers=[])
     (found,) = findings._on_communication(job, analysis)
     assert found.sentence == (

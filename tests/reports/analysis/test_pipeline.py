@@ -75,6 +75,26 @@ def test_a_slow_stage_sets_the_pace_and_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("work", "num_micro", "said", "key"),
+    [
+        ((1, 5), 4, "if messages took no time, and 20 % if the stages also", "partition"),
+        ((2, 1), 2, "31 % if messages took no time, and no less if the stages", "batch_size"),
+    ],
+)
+def test_equal_stages_are_advised_where_they_would_help(
+    tmp_path: Path, work: tuple[int, int], num_micro: int, said: str, key: str
+) -> None:
+    """Equal stages were told to idle for 26 % instead of 24, and another batch was to help unequal
+    ones."""
+    costs = Costs(forward=work, input_grad=work, weight_grad=work)
+    schedule, steps = build_schedule("1f1b", 2, num_micro), (10, 20, 30, 40)
+    write_simulated(tmp_path, schedule, costs, steps=steps, partition="4-4")
+    (found,) = [finding for finding in find_all(*read(tmp_path)) if finding.rule == "idle"]
+    assert said in found.sentence
+    assert key in found.key
+
+
+@pytest.mark.parametrize(
     ("works", "said"),
     [
         # In the step nearest to the median stage 0 works longest, and in all others stage 1.

@@ -75,7 +75,7 @@ def test_a_bare_folder_of_the_seed_is_reported(tmp_path: Path) -> None:
     assert job.job_info == {"NODE_RANK": "1", "PARTITION": "0-11-8-8-8-8-5-0", "MODEL": "xl"}
     analysis = analyse(job)
     text = render_text(job, analysis, find_all(job, analysis), is_partial=False)
-    assert "step 30: 1.4238 s" in text
+    assert "10 steps up to 30: mean 1.4238 s" in text
     assert "rank 24: 4020 MB" in text
     assert "PARTITION: 0-11-8-8-8-8-5-0" in text
 

@@ -38,7 +38,7 @@ def test_lines_without_times_are_timed_by_their_writing(tmp_path: Path) -> None:
     assert 21 not in times.index, "the time of the checkpoint"
     assert times[30] == 9.0 and times.median() == 1.0
     assert [found.step for found in analysis.outliers] == [30]
-    assert "the slowest of them, step 30, took 9 s against 1 s, the median of 37 lines" in said
+    assert "the slowest of them, step 30, took 9 s against 1 s, the median of 37 steps" in said
     assert analysis.goodput.useful_s == pytest.approx(40), "at the pace: step 30 may hold a pause"
 
 
@@ -53,7 +53,10 @@ def test_evaluations_are_no_steps_that_stand_out_and_slow_stretches_have_their_o
         logs.write(float(at), f"0: iter {step}: loss 2.7544, time {took_ms:.2f}ms, mfu 0.00%")
     _, analysis, said = read(tmp_path)
     assert [one.step for one in analysis.outliers] == [520]
-    assert "1 step stands out; the slowest of them, step 520, took 421 ms against 121 ms" in said
+    assert (
+        "1 line stands out; the slowest of them, the mean of the 10 steps up to step 520, is 421 ms"
+        in said
+    )
 
 
 def test_lines_before_the_one_that_proves_their_counter_keep_their_times(tmp_path: Path) -> None:

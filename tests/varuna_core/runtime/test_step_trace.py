@@ -67,6 +67,7 @@ def test_an_evaluation_between_two_steps_is_no_part_of_a_step(
     assert [step["sums"].get("evaluate") for step in steps] == [
         None, [2, 0, 1_400_000_000], [2, 0, 1_400_000_000],
     ]  # fmt: skip
+    assert not any("all-reduce" in step["sums"] for step in steps), "one rank has nobody to talk to"
 
 
 def test_an_action_of_the_engine_lasts_as_long_as_the_device_takes(
