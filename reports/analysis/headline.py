@@ -207,8 +207,8 @@ def measure_pace(times: pd.DataFrame, goodput: Goodput) -> Known[float]:
         of = f"{len(counted)} attempts' medians of " if len(counted) > 1 else ""
         num_timed = sum(one.seen - 1 for one in counted)
         text = f"about the median of {of}{num_timed:,} counted steps"
-        proof = tuple(replace(one, text=text) for one in goodput.proof)
-        return Value(float(pd.Series([one.step_s for one in counted]).median()), proof)
+        median_s = float(pd.Series([one.step_s for one in counted]).median())
+        return Value(median_s, tuple(replace(one, text=text) for one in goodput.proof))
     later, (proof,) = drop_first(times), goodput.proof
     num_steps = int(times["covers"].sum())
     evidence = (replace(proof, seen=num_steps),)
