@@ -21,12 +21,11 @@ from varuna_core.records.exits import parse_exits, read_reason
 from varuna_core.records.files import read_bytes, read_json, read_text
 from varuna_core.records.logs.progress import read_pattern
 from varuna_core.records.logs.step_counts import StepCounts, parse_counts
-from varuna_core.records.partition import parse_partition
 from varuna_core.records.plan import Prediction, parse_prediction
 from varuna_core.records.record import ENDED, REFUSED, format_commit, read_record
 from varuna_core.records.record import read_events as read_history
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
-from varuna_core.records.training import Training, read_training
+from varuna_core.records.training import Training, parse_partition, read_training
 from vjob.reports.load.gpu_log import NodeFaults, read_gpus
 from vjob.reports.load.log_settings import (
     MissingNodes,

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Mapping, Optional, Tuple, Union
 
 from varuna_core.facts.partition import Partition
-from varuna_core.records.files import parse_json, read_bytes
+from varuna_core.records.files import parse_json, read_bytes, write_json
+from varuna_core.records.runfolder import AttemptFolder
 
 TRAINING_FORMAT = 1
 
@@ -243,3 +244,17 @@ def parse_llama(value: Mapping[str, Any]) -> Llama:
     """Parse the `llama` of a training's JSON; TypeError if a key is unknown or missing."""
     scaling = value.get("rope_scaling")
     return Llama(**dict(value, rope_scaling=None if scaling is None else tuple(scaling)))
+
+
+# What Varuna answers.
+
+
+def write_partition(attempt: AttemptFolder, partition: Partition) -> None:
+    """Record the partition that Varuna chose for a script's model; rank 0 does so once."""
+    write_json(attempt.partition, {"partition": partition.spell()}, lasts=False)
+
+
+def parse_partition(value: Any) -> Optional[Partition]:
+    """Parse that record, with every segment counted; None for anything else."""
+    text = value.get("partition") if isinstance(value, Mapping) else None
+    return Partition.find(text) if isinstance(text, str) else None

@@ -21,10 +21,9 @@ import torch
 import torch.distributed as dist
 
 from varuna_core.facts.partition import Partition
-from varuna_core.records.partition import write_partition
 from varuna_core.records.rank_map import StageMap, parse_stage_map
 from varuna_core.records.runfolder import RunFolder
-from varuna_core.records.training import LAYOUT_VARIABLES, VARIABLES
+from varuna_core.records.training import LAYOUT_VARIABLES, VARIABLES, write_partition
 from varuna_core.runtime.optim.precision import Precision, choose_precision
 from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.recompute import Recompute

@@ -19,11 +19,10 @@ from varuna_core.records.logs.progress import read_pattern
 from varuna_core.records.logs.slow_ranks import find_slow_ranks
 from varuna_core.records.logs.training_log import CHECKPOINT
 from varuna_core.records.nodes import OK
-from varuna_core.records.partition import parse_partition
 from varuna_core.records.plan import Plan
 from varuna_core.records.rank_map import RankPlace, locate_ranks
 from varuna_core.records.runfolder import MOST_NODES, AttemptFolder, RunFolder
-from varuna_core.records.training import read_training
+from varuna_core.records.training import parse_partition, read_training
 from vjob.jobs.monitor.log_lines.errors import STEP_MARKS, Classifier, list_exceptions
 from vjob.jobs.monitor.model.snapshot import AttemptView, Node, Progress, Rank
 from vjob.jobs.monitor.readers.gpu_logs import describe_late
