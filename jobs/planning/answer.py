@@ -235,5 +235,5 @@ def describe(candidate: Candidate) -> str:
 def count_stages(candidate: Candidate) -> str:
     ranks = len(candidate.placed.sites)
     if candidate.stages_per_rank == 1:
-        return f"{ranks} stages"
+        return f"{ranks} stage{'s' if ranks > 1 else ''}"
     return f"{len(candidate.bounds) - 1} stages on {ranks} ranks"

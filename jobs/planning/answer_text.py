@@ -57,8 +57,9 @@ def _format_best(answer: Answer) -> Iterator[str]:
     option, step = plan.candidate.option, plan.step
     if answer.chosen_for:
         yield f"{answer.chosen_for}:"
+    base = f" (median of drawn steps; {step.step_s:.4g} s at usual times)" if plan.band else ""
     yield (
-        f"{plan.step_s:.4g} s a step: {count_stages(plan.candidate)}, {option}, "
+        f"{plan.step_s:.4g} s a step{base}: {count_stages(plan.candidate)}, {option}, "
         f"{option.num_microbatches} micro-batches"
     )
     if answer.is_certified:
@@ -66,7 +67,8 @@ def _format_best(answer: Answer) -> Iterator[str]:
     yield from map(_wrap, _format_expected(plan, question))
     parts = [f"{name} {took:.4g}" for name, took in list_parts(plan).items() if took > 0]
     yield f"  {' + '.join(parts)} s; bubble {100 * step.bubble_share:.1f} %"
-    yield f"  partition {plan.partition}; Megatron-Core layout {spell_layout(plan.counts)}"
+    layout = f"; Megatron-Core layout {spell_layout(plan.counts)}" if question.is_megatron else ""
+    yield f"  partition {plan.partition}{layout}"
     nodes = list_used_nodes(plan.candidate)
     for node in join_alike(nodes):
         stages = _format_stages(node.stages)
@@ -108,7 +110,7 @@ def _format_expected(plan: ShapePlan, question: Question) -> Iterator[str]:
     else:
         yield "how long a step may take is not known"
     if band is not None:
-        yield f"plans that differ by less than {band.apart:.1%} count as equally fast"
+        yield f"plans within {band.apart:.1%} of each other count as equally fast"
     if question.is_estimate:
         return
     for one in (*question.lacks, *plan.lacks):

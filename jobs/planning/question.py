@@ -68,6 +68,8 @@ class Question:
     """True if nothing was measured."""
     steps: int
     """Steps of the whole run."""
+    is_megatron: bool = False
+    """True for Megatron-LM, which takes a partition as a layout of its own."""
     may_have_zero_3: bool = False
     """True if the program supports ZeRO 3 with the conf's other keys."""
     notes: tuple[str, ...] = ()
@@ -120,6 +122,7 @@ def build_question(
         basis=basis,
         is_estimate=is_estimate,
         steps=conf.train.steps,
+        is_megatron=conf.program.kind == "megatron",
         may_have_zero_3=may_have_zero_3(conf),
         notes=tuple(notes),
         lacks=lacks,

@@ -160,7 +160,14 @@ def choose_layout(read: ReadConf) -> Chosen:
         return _search(base, conf)
     reason = _find_reason(conf)
     if reason is not None:
-        return _add_script_layouts(Chosen(conf=conf, why=reason), base, read.lines)
+        chosen = _add_script_layouts(Chosen(conf=conf, why=reason), base, read.lines)
+        if conf.parallel.profile is not None and not chosen.layouts:
+            log.warning(
+                "parallel.profile has no effect on this submit%s: `vjob plan CONF --write PLAN` "
+                "uses it, then `vjob submit CONF --plan PLAN`",
+                reason and f" ({reason})",
+            )
+        return chosen
     file = find_profile(conf, base)
     if file is None and not has_unlike_gpus(conf):
         return Chosen(conf=conf, why=BY_RUNTIME + ": there is no profile")

@@ -76,7 +76,7 @@ def test_no_bound_contradicts_the_plan_that_is_printed(tmp_path: Path) -> None:
     """A plan of 0.73 s stood above "none in this space can take less than 0.98 s"."""
     path = write_conf(tmp_path, **SEED)
     text = plan(path, "--limit", "4")
-    head = next(line for line in text.splitlines() if " s a step: " in line)
+    head = next(line for line in text.splitlines() if " s a step" in line)
     step_s = float(head.split()[0])
     bounds = re.findall(r"(?:can\s+take\s+less|is\s+faster)\s+than\s+([0-9.]+)\s+s", text)
     assert len(bounds) == 2, "in the headline and in the certificate"

@@ -77,7 +77,9 @@ def test_without_a_profile_an_open_layout_is_estimated_and_said_so(conf: Path) -
     assert chosen.conf.parallel.pipeline != "auto" and "an estimate" in chosen.why
 
 
-def test_a_script_without_a_pipeline_is_told_nothing_of_cuts(tmp_path: Path) -> None:
+def test_a_script_without_a_pipeline_is_told_nothing_of_cuts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """`planned: the program cuts its model itself` means nothing to one who runs DDP."""
     path = tmp_path / "conf.yaml"
     (tmp_path / "train.py").write_text("")
@@ -85,6 +87,9 @@ def test_a_script_without_a_pipeline_is_told_nothing_of_cuts(tmp_path: Path) -> 
     path.write_text(f"name: a\nprogram: {{script: train.py}}\n{cluster}")
     assert choose(path, []).why == ""
     assert choose(path, ["parallel.pipeline=2"]).why == "the program cuts its model itself"
+    assert not caplog.records
+    choose(path, ["parallel.pipeline=2", "parallel.profile=cost.json", "parallel.partition=auto"])
+    assert "parallel.profile has no effect on this submit" in caplog.text
 
 
 def test_a_partition_that_counts_embedding_and_head_is_explained(conf: Path) -> None:

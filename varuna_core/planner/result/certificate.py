@@ -27,16 +27,17 @@ def render_claim(searched: Searched) -> str:
         f"{_name_ranks(one)} ({_describe(one, 'wholly', 'in part')})" for one in searched.classes
         if one.coverage is not Coverage.NOT
     ]  # fmt: skip
-    return _wrap(
-        f"  of plans with {'; '.join(names)}, by this profile: {_state_bound(searched)}", "  "
-    )
+    bound = f"can take less than {searched.bound_s:.4g} s; gap {searched.gap:.1%}"
+    if searched.gap == 0:
+        bound = f"is faster than {searched.chosen.step_s:.4g} s; gap 0 %"
+    return _wrap(f"  of plans with {'; '.join(names)}, none {bound}, at usual times", "  ")
 
 
 def render_certificate(searched: Searched) -> str:
     """Render the classes of plans, how far each was searched, and which were not searched."""
     some = [one for one in searched.classes if one.coverage is not Coverage.NOT]
     others = [one for one in searched.classes if one.coverage is Coverage.NOT]
-    lines = [f"certificate, for this cost model at the profile's times: {_state_bound(searched)}"]
+    lines = [f"certificate, for this cost model at usual times: {_state_bound(searched)}"]
     for one in some:
         reason = "" if one.why is None else f": {WHY[one.why]}"
         how = _describe(one, "searched wholly", "searched in part")
