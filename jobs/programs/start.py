@@ -425,7 +425,7 @@ def describe_missing_module(python: str, *, in_container: bool) -> KnownLine:
         cause=EndCause.RANK_EXCEPTION,
         remedies=(
             Remedy(Action.INSTALL, value=f"it for {where}"),
-            Remedy(Action.CHANGE, Target.PYTHON, instead=True),
+            Remedy(Action.CHANGE, Target.PYTHON, detail="(`vjob run --python`)", instead=True),
             Remedy(
                 Action.SET,
                 Target.ENVIRONMENT,

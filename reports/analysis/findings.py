@@ -763,7 +763,8 @@ def _on_evaluations(curves: Curves) -> Iterator[Finding]:
         said += _describe_trend(values) if len(values) > 1 else f"was {best:.4g}"
         if "loss" in metric and len(values) > 1:
             said += f", at best {best:.4g}"
-            said += f" after {at['unit']} {int(at['step'])}" if pd.notna(at["step"]) else ""
+            of = "" if at["is_own"] else "the line of "
+            said += f" after {of}{at['unit']} {int(at['step'])}" if pd.notna(at["step"]) else ""
         yield Finding(
             rule="evaluation",
             values={"split": split, "metric": metric, **asdict(measure_trend(values))},
@@ -1166,21 +1167,25 @@ def _on_hang(job: Job, analysis: Analysis) -> Iterator[Finding]:
     for label, hang in job.hangs.items():
         held = float(rows.loc[rows["attempt"] == label, "hung_s"].sum())
         num_ranks = max(int((rows["attempt"] == label).sum()), 1)
-        span = f"hung from {_format_time(hang.since)} UTC"
+        span = f"hung from about {_format_time(hang.since)} UTC on"
         if held or not goes_on(job):
-            span += f" for {format_duration(held / num_ranks)}"
+            span += f", for {format_duration(held / num_ranks)}"
         done = {
             HangAction.RESTART: "vjob ended the ranks and started them again",
             HangAction.STOP: "vjob ended the run",
-            HangAction.REPORT: "nothing was done about it",
+            HangAction.REPORT: "vjob did nothing about it",
         }[hang.action]
+        until = hang.until or 0.0
+        has_recovered = hang.action is HangAction.REPORT and until > hang.seen_at
+        if has_recovered:
+            done = f"its steps went on by {_format_time(until)} UTC, and vjob had done nothing"
         yield Finding(
             rule="hang",
             values=hang.as_json(),
             weight=MUST,
             sentence=f"Attempt {label} {span}: {describe_hang(hang)}; {done}.",
             evidence="processes, stacks and collectives of its ranks (attempt-N/hang)",
-            key="on_hang" if hang.action is HangAction.REPORT else "",
+            key="on_hang" if hang.action is HangAction.REPORT and not has_recovered else "",
             cause="hang",
             lost_s=held,
         )

@@ -95,7 +95,8 @@ class Curves:
     """The first step at which a line printed such a loss; None if the lines count all such steps,
     as Megatron's do."""
     evaluations: pd.DataFrame
-    """Metrics of evaluations, one a row: step (or epoch, by `unit`; NaN if it is not known), split
+    """Metrics of evaluations, one a row: step (or epoch, by `unit`; NaN if it is not known; without
+    `is_own` that of an earlier line), split
     (val, test, dev), metric, value."""
 
     def list_evaluated(self) -> list[tuple[str, str, pd.DataFrame]]:

@@ -388,7 +388,8 @@ class LogReader:
                 is_own = found.step != NO_STEP and found.epoch is None and not found.is_bar
                 step = found.step if is_own else self._steps.last
                 unit = self._unit if reading is None else reading.line.unit
-                self._add_evaluation(step, found.evaluations, self._line_at, unit)
+                is_own = is_own or reading is not None
+                self._add_evaluation(step, found.evaluations, self._line_at, unit, is_own)
             if self._pattern is None:
                 self._in_vain += 1 if reading is None else -10
             if reading is not None:
@@ -410,11 +411,13 @@ class LogReader:
         metrics: Mapping[str, Mapping[str, float]],
         at: float | None,
         unit: str = "step",
+        is_own: bool = True,
     ) -> None:
         """Record metrics of an evaluation by split; `unit` is `epoch` or `sample` where
-        `step` is one."""
+        `step` is one. Without `is_own` the step is that of an earlier line."""
         row = {
-            "attempt": self.attempt, "node": self.node, "step": step, "unit": unit, "written": at
+            "attempt": self.attempt, "node": self.node, "step": step, "unit": unit, "written": at,
+            "is_own": is_own,
         }  # fmt: skip
         for split, named in metrics.items():
             for metric, value in named.items():
@@ -651,7 +654,7 @@ class LogReader:
             self.tables.calls.append(pd.DataFrame(columns))
 
 
-_EVALUATIONS = ["attempt", "node", "step", "unit", "written", "split", "metric", "value"]
+_EVALUATIONS = ["attempt", "node", "step", "unit", "written", "is_own", "split", "metric", "value"]
 
 
 def _drop_repeated(table: pd.DataFrame) -> pd.DataFrame:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from varuna_core.records.formatting import format_duration
 from vjob.jobs.errors import InputError
 from vjob.jobs.monitor.model.run_row import RunRow
 from vjob.jobs.monitor.model.snapshot import ENDED, Line, Snapshot, Verdict
@@ -21,7 +22,7 @@ from vjob.jobs.reporting.report import find_folder, render_report
 from vjob.reports.page.document import fill, read_scripts
 from vjob.shelf.compare import render_compared
 from vjob.shelf.screen.start import JobActions, JudgedSource
-from vjob.shelf.view.formats import format_coarse_duration, format_loss, format_seconds
+from vjob.shelf.view.formats import format_loss, format_seconds
 from vjob.shelf.view.job import GPU_COLUMNS, NODE_COLUMNS, View, list_gpus
 from vjob.shelf.view.runs import RUN_COLUMNS
 from vjob.shelf.view.table import REST, Column, Key
@@ -223,7 +224,7 @@ def build_job_page(
     known = (
         ("step", f"{step} of {of}" if of else str(step)) if step is not None else None,
         ("a step takes", f"{format_seconds(pace_s)} s {covers}") if pace_s else None,
-        ("time left", format_coarse_duration(left_s)) if left_s else None,
+        ("time left", format_duration(left_s)) if left_s else None,
         ("loss", format_loss(loss)) if loss is not None else None,
         ("checkpoint", f"step {snapshot.checkpoint_step}")
         if snapshot.checkpoint_step is not None

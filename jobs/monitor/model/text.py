@@ -267,7 +267,7 @@ def _render_node(node: Node, now: float, how: str, *, is_over: bool) -> list[str
     lines = [node.name + (f"  ({', '.join(words)})" if words else "")]
     lines += [f"  {clean(check)}" for check in node.checks]
     for kind, shown in (("out", node.out), ("err", node.err), ("gpu", node.gpu)):
-        lines += [f"  {kind}  {line}" for line in shown]
+        lines += [f"  {kind}  {line}".replace("gpu  [cpu]", "cpu ", 1) for line in shown]
     return lines
 
 

@@ -193,7 +193,11 @@ def test_a_hang_is_said_first_with_what_it_cost(tmp_path: Path) -> None:
     late = dataclasses.replace(hang, since=ended + 5, seen_at=ended + 15)
     now = dataclasses.replace(now, hangs={"0": late})
     (said, *_) = findings.find_all(now, analyse(now))
-    assert " UTC: rank 1 on n1" in said.sentence and said.rule == "hang"
+    assert " UTC on: rank 1 on n1" in said.sentence and said.rule == "hang"
+    recovered = dataclasses.replace(hang, until=ended - 1)
+    now_well = dataclasses.replace(load_job(tmp_path), hangs={"0": recovered})
+    (said_well, *_) = findings.find_all(now_well, analyse(now_well))
+    assert "its steps went on by" in said_well.sentence and not said_well.key
     assert "; it hangs;" in write_opening(now, analyse(now), [said])
 
 

@@ -235,10 +235,10 @@ EVALUATIONS: list[tuple[str, list[str], list[str]]] = [
     ("beside", ["Epoch {0} step {0} loss {1} test_accuracy {1}", "valid_loss: {1}5"],
      ["The loss was 3 at first and 1 at last, at best 1.", 
       "The test accuracy was 3 at first and 1 at last.",
-      "The val loss was 3.05 at first and 1.05 at last, at best 1.05 after step 30."]),
+      "The val loss was 3.05 at first and 1.05 at last, at best 1.05 after the line of step 30."]),
     ("closing", ["step {0} loss {1}", "val loss {1}5", "Finished. best val loss = 9"],
      ["The loss was 3 at first and 1 at last, at best 1.",
-      "The val loss was 3.05 at first and 1.05 at last, at best 1.05 after step 30."]),
+      "The val loss was 3.05 at first and 1.05 at last, at best 1.05 after the line of step 30."]),
     ("NaN", ["step {0} loss {1}", "step {0} val_loss 4.5", "step 1{0} val_loss nan"],
      ["The loss was 3 at first and 1 at last, at best 1.",
       "The val loss, where it was a number, was 4.5 at first and 4.5 at last, "

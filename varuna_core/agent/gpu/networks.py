@@ -36,7 +36,7 @@ NET_ERRORS = {"rx_errors": 10, "tx_errors": 10, "rx_crc_errors": 1, "tx_carrier_
 """Counters in the statistics of an Ethernet device."""
 MEMORY_ERRORS = {"ue_count": 1, "ce_count": 100}
 """Errors that the memory's code could not correct, and those that it could."""
-RESENT, RESENT_SHARE = {"segments sent again": 1000}, 0.01
+RESENT, RESENT_SHARE = {"segments sent again by any program of the node": 1000}, 0.01
 """Segments sent again in a minute that are worth a word: so many, and this share of all that were
 sent. Both are chosen, not measured."""
 UP = ("4: ACTIVE", "up")

@@ -492,8 +492,8 @@ PYTHON = (
         r"|version `GLIBC\w{0,20}[\d.]{1,20}' not found|No module named \S+$",
         "the ranks' Python lacks a module or library",
         Remedy(Action.INSTALL, value="it there"),
-        Remedy(Action.CHANGE, Target.IMAGE, instead=True),
-        Remedy(Action.CHANGE, Target.PYTHON, instead=True),
+        Remedy(Action.CHANGE, Target.PYTHON, detail="(`vjob run --python`)", instead=True),
+        Remedy(Action.CHANGE, Target.IMAGE, when="they run in a container", instead=True),
         fatal=True,
     ),
     cause(
