@@ -88,7 +88,7 @@ def match_xid(kind: Xid) -> str:
 
 XID_REMEDIES = {
     Xid.PROGRAM: "run one rank under compute-sanitizer",
-    Xid.CLEANUP: "look for the error before it",
+    Xid.CLEANUP: "look for the previous error",
 }
 LAST_TIME = 1e11
 """Seconds since the epoch, later than any sample: the year 5138."""

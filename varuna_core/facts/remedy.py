@@ -209,10 +209,10 @@ SPELLINGS: Mapping[Target, Mapping[Context, str]] = {
         "cluster.walltime_min",
         "--time",
         local="cluster.walltime_min",
-        allocation="--time of the job that it runs inside",
+        allocation="--time of the enclosing job",
     ),
     Target.MEMORY: _of_scheduler(
-        "memory_gb of the node group", "--mem", allocation="--mem of the job that it runs inside"
+        "memory_gb of the node group", "--mem", allocation="--mem of the enclosing job"
     ),
     Target.CPUS: _of_scheduler(
         "cpus of the node group", "--cpus-per-task", allocation="cpus of the node group"
@@ -227,7 +227,7 @@ SPELLINGS: Mapping[Target, Mapping[Context, str]] = {
         "with cluster.exclude",
         "with --exclude",
         machines="of the list of machines",
-        allocation="with --exclude of the job that it runs inside",
+        allocation="with --exclude of the enclosing job",
     ),
     Target.GPUS: _conf("gpus of the node group", "--gres"),
     Target.RANKS: _conf("ranks of the node group", "--ntasks-per-node"),

@@ -118,7 +118,7 @@ def describe_hang(hang: Hang) -> str:
         if hang.witness is HangWitness.SPINNING:
             return f"{who} computes{at}, and all other ranks wait{last}"
         if hang.is_mute:
-            waits = f", the last of which they called is {hang.last_call}" if hang.last_call else ""
+            waits = f", and the last one they called is {hang.last_call}" if hang.last_call else ""
             return (
                 f"{who} does not answer, as native code holds its Python{at}; the other ranks wait "
                 f"in collectives{waits}"

@@ -319,7 +319,7 @@ def read_pause_s(event: Mapping[str, Any]) -> Optional[float]:
 def format_morph(event: Mapping[str, Any]) -> str:
     """Describe a morph: `from 8 x 4 to 6 x 4, 12 s`."""
     pause_s = read_pause_s(event)
-    took = "no step came of it" if pause_s is None else f"{pause_s:.0f} s"
+    took = "no step followed it" if pause_s is None else f"{pause_s:.0f} s"
     return f"from {event.get('from', '?')} to {event.get('to', '?')}, {took}"
 
 

@@ -114,14 +114,14 @@ def _describe_stuck(
         if rank in full:
             target = find_target(action, schedule.num_stages)
             assert target is not None
-            why = f"for room to send to rank {schedule.placement[target[1]]}"
+            why = f"waits for room to send to rank {schedule.placement[target[1]]}"
         else:
             source = find_source(action, schedule.num_stages)
             assert source is not None
             what = "activation" if source[0] else "gradient"
             peer = schedule.placement[source[1]]
-            why = f"for the {what} of micro-batch {action.microbatch} from rank {peer}"
-        reasons.append(f"rank {rank} at {action} (action {position[rank]}) waits {why}")
+            why = f"waits for the {what} of micro-batch {action.microbatch} from rank {peer}"
+        reasons.append(f"rank {rank} at {action} (action {position[rank]}) {why}")
     return "deadlock: " + "; ".join(reasons)
 
 

@@ -81,7 +81,7 @@ def test_a_failure_is_quoted_with_its_remedy_and_leaves_nothing(host: Host) -> N
     host.tools.add("enroot", NO_NETWORK)
     said = host(REF, code=1)
     assert f"docker://{REF} ended with 6: curl: (6) Could not resolve host: nvcr.io" in said
-    assert "the registry cannot be reached from there" in said
+    assert "the registry cannot be reached from that host" in said
     assert host.left() == []
 
 

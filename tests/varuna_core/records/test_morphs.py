@@ -17,8 +17,8 @@ WHOLE = {"from": "8 x 4", "to": "6 x 4", "pause_s": 12.4, **dict.fromkeys(MORPH_
     ("event", "said"),
     [
         (WHOLE, "from 8 x 4 to 6 x 4, 12 s"),
-        ({"from": "8 x 4", "to": "6 x 4"}, "from 8 x 4 to 6 x 4, no step came of it"),
-        ({"to": "6 x 4", "pause_s": "soon"}, "from ? to 6 x 4, no step came of it"),
+        ({"from": "8 x 4", "to": "6 x 4"}, "from 8 x 4 to 6 x 4, no step followed it"),
+        ({"to": "6 x 4", "pause_s": "soon"}, "from ? to 6 x 4, no step followed it"),
     ],
 )
 def test_it_is_told_in_a_line(event: dict[str, object], said: str) -> None:

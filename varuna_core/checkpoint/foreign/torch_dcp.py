@@ -95,7 +95,7 @@ class DcpWeights(Mapping[str, Tensor]):
             by_name.setdefault(name, {})[key] = one
         lost = next((name for name in by_name if name not in self._held), None)
         if lost is not None or not by_name:
-            what = f"state of {lost!r}, but not that tensor" if by_name else "no optimizer state"
+            what = f"state of {lost!r}, but no such tensor" if by_name else "no optimizer state"
             raise CheckpointError(f"{self.folder} has {what}: remove --optimizer")
         entries: list[Entry] = []
         trees: dict[str, Any] = {}

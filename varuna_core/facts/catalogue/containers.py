@@ -56,9 +56,9 @@ ROWS = (
         "the node does not allow its users to create user namespaces",
         ask_admin(
             "to set user.max_user_namespaces=15000, unprivileged_userns_clone=1 or "
-            "apparmor_restrict_unprivileged_userns=0 there"
+            "apparmor_restrict_unprivileged_userns=0 on that host"
         ),
-        Remedy(Action.RUN, Target.DOCTOR, detail="on the node to see which"),
+        Remedy(Action.RUN, Target.DOCTOR, detail="on the node to see which of these"),
     ),
     container(
         "small /run",
@@ -163,7 +163,7 @@ ROWS = (
         r"enroot-switchroot: failed to execute: .*No such file"
         r"|can't execve\(2\): .*No such file|exec:? \"?/bin/sh\"?:.*no such file",
         "the image has no /bin/sh",
-        Remedy(Action.CHANGE, Target.IMAGE, "one with a shell and a python3"),
+        Remedy(Action.CHANGE, Target.IMAGE, "an image with a shell and a python3"),
     ),
     container(
         "no python",
@@ -238,7 +238,7 @@ ROWS = (
         ("podman", "docker"),
         r"unresolvable CDI devices|stat nvidia\.com/gpu=",
         "no CDI file describes the GPUs of that node, or podman is older than 4.1",
-        ask_admin("to run `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml` there"),
+        ask_admin("to run `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml` on that host"),
     ),
     container(
         "docker without GPUs",
@@ -284,7 +284,7 @@ ROWS = (
         r"|newuidmap.* executable file not found",
         "you have no subordinate user ids on that node",
         ask_admin(
-            "to run `usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER` there"
+            "to run `usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER` on it"
         ),
         Remedy(Action.RUN, value="podman system migrate", detail="afterwards"),
     ),
@@ -308,8 +308,8 @@ ROWS = (
         ("enroot", "pyxis"),
         r"10-(devices|cgroups)\.sh exited with return code",
         "enroot's hook that shows the node's devices failed",
-        do("look at the line before it"),
-        ask_admin("to look at /dev and enroot's hooks.d there"),
+        do("look at the previous line"),
+        ask_admin("to look at /dev and enroot's hooks.d on that host"),
     ),
     container(
         "mount source",
@@ -348,7 +348,7 @@ ROWS = (
             Action.SET,
             Target.REUSE,
             "auto",
-            ", so that jobs share no container",
+            ", so that jobs do not share a container",
             when="the runtime is pyxis",
         ),
     ),
@@ -399,9 +399,9 @@ ROWS = (
         "registry",
         FETCHING,
         r"(?s)Querying registry.*curl: \(\d|pinging container registry|dial tcp: lookup",
-        "the registry cannot be reached from there",
+        "the registry cannot be reached from that host",
         Remedy(Action.RUN, value="vjob container import", detail="on a host with network access"),
-        Remedy(Action.SET, Target.IMAGE, "the file that it makes"),
+        Remedy(Action.SET, Target.IMAGE, "the image file that it creates"),
     ),
     container(
         "credentials",

@@ -151,7 +151,7 @@ CUDA = (
         r"|driver initialization failed|CUDA unknown error|couldn't communicate with the NVIDIA "
         r"driver|unsupported display driver",
         "the driver and CUDA of this node are incompatible, or no GPU is visible there",
-        look_at("nvidia-smi", "on it, and compare its CUDA version with that of torch"),
+        look_at("nvidia-smi", "on the node, and compare its CUDA version with torch's"),
         Remedy(Action.INSPECT, Target.GPUS),
         fatal=True,
     ),
@@ -347,8 +347,8 @@ NETWORK = (
         r"[Nn]o socket interface found|Unable to find address for|No interfaces? found matching"
         r"|find a (network )?interface",
         "GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names no interface of that node",
-        Remedy(Action.SET, Target.INTERFACE, "auto", "or to one that `ip -br a` shows there"),
-        Remedy(Action.SET, Target.INTERFACE_VARIABLES, "an interface that `ip -br a` shows there"),
+        Remedy(Action.SET, Target.INTERFACE, "auto", "or to an interface shown by `ip -br a`"),
+        Remedy(Action.SET, Target.INTERFACE_VARIABLES, "an interface shown by `ip -br a`"),
         fatal=True,
     ),
     cause(
@@ -389,7 +389,7 @@ NETWORK = (
         r"|[Ff]ailed to (check|get|set).{0,60}TCPStore|socket (was )?closed by peer"
         r"|Connection was (likely )?closed",
         "the process at the other end has exited",
-        do("look at its first error"),
+        do("look at the first error of that process"),
     ),
     fallout(
         "end of a stream",
@@ -451,7 +451,7 @@ ENDS = (
         r"|CalledProcessError|Sending process \d+ closing signal|workers failed"
         r"|\bSignal \d+ \(SIG[A-Z]+\) received|multiprocessing\.errors",
         "a launcher sums up",
-        do("look for the first error of the rank that it names"),
+        do("look for the first error of the rank that this line names"),
         stream=Stream.ANY,
     ),
     fallout(
@@ -500,7 +500,7 @@ PYTHON = (
         "no input",
         r"^EOFError: EOF when reading a line$",
         "the program asks for input, and a rank has no standard input",
-        Remedy(Action.ADD, Target.PROGRAM, "the answer", "and read it there in place of input()"),
+        Remedy(Action.ADD, Target.PROGRAM, "the answer", "and read it there, not by input()"),
         cause=EndCause.RANK_EXCEPTION,
         fatal=True,
     ),

@@ -133,19 +133,19 @@ REFUSALS = (
         "queue",
         r"(?i)invalid partition",
         "the queue does not exist",
-        Remedy(Action.SET, Target.QUEUE, "one that `sinfo -s` lists"),
+        Remedy(Action.SET, Target.QUEUE, "a queue that `sinfo -s` lists"),
     ),
     refusal(
         "account",
         r"(?i)invalid account",
         "",
-        Remedy(Action.SET, Target.ACCOUNT, "one of `sacctmgr show assoc user=$USER`"),
+        Remedy(Action.SET, Target.ACCOUNT, "an account shown by `sacctmgr show assoc user=$USER`"),
     ),
     refusal(
         "qos",
         r"(?i)invalid qos",
         "",
-        Remedy(Action.SET, Target.QOS, "one that your account has"),
+        Remedy(Action.SET, Target.QOS, "a QOS that your account has"),
     ),
     refusal(
         "gpus",
@@ -251,7 +251,7 @@ REASONS = (
         Waiting.CONSTRAINT,
         "BadConstraints",
         "no node has these features",
-        Remedy(Action.CHANGE, Target.CONSTRAINT, "one that `sinfo -o %f` lists"),
+        Remedy(Action.CHANGE, Target.CONSTRAINT, "features that `sinfo -o %f` lists"),
     ),
     _never(
         Waiting.NOT_PERMITTED,
