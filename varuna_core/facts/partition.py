@@ -85,8 +85,8 @@ class Partition:
     def find_problem(self, num_segments: int) -> Optional[Problem]:
         """Return why the partition does not fit a model with this many segments; None if it fits.
 
-        sum: the numbers add up to neither all segments nor the blocks between cuts. ends: they
-        count all segments, but the first or the last stage lacks the one that only it can hold.
+        "sum": the numbers add up to neither all segments nor the blocks between cuts. "ends": they
+        add up to all segments, but the first or the last stage lacks its own end segment.
         """
         if sum(self.counts) == num_segments:
             return "ends" if self.counts[0] < 1 or self.counts[-1] < 1 else None

@@ -19,7 +19,7 @@ CONFIG = f"{NAME}.config"
 
 
 class _Absent(ModuleType):
-    """A module that imports the real one at the first use of an attribute that it lacks."""
+    """Stand-in for a module; the first use of an attribute that it lacks imports the module."""
 
     def __init__(self, name: str, **known: Any) -> None:
         super().__init__(name, "A stand-in of vjob: varuna_core/programs/dynamo.py")

@@ -469,7 +469,7 @@ class RunFolder:
 
     @property
     def code_files(self) -> Path:
-        """Names of the files in the copy of the code; files that ranks add there are not among
+        """File that lists the copy of the user's code; files that ranks add there are not among
         them."""
         return self.path / "code.json"
 

@@ -651,7 +651,7 @@ HARMLESS = (
         "hash of a commit, or a digest, according to its name",
     ),
     (r"(?:git\+|github\.com|gitlab\.com|huggingface\.co)[^\s\"']{1,300}", "public address"),
-    (r"@[0-9a-f]{40}(?![A-Za-z0-9])", "commit of a package or of an action"),
+    (r"@[0-9a-f]{40}(?![A-Za-z0-9])", "commit hash of a package or an action"),
     (
         r"(?:GPU-|MIG-)?[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",
         "UUID, such as a GPU's; a secret one has a name that says so",

@@ -93,7 +93,7 @@ class _Fusing:
             self._find_tail(index)
 
     def _find_tail(self, index: int) -> None:
-        """Compute the tail of an action from the tails of the actions after it."""
+        """Compute the longest path that begins with an action, from the actions after it."""
         receiver, following = self.receiver[index], self.next[index]
         path = 0.0
         if receiver >= 0:

@@ -137,7 +137,7 @@ def _insert(kept: list[tuple[int, Key]], item: tuple[int, Key]) -> None:
 
 
 def _offload(actions: tuple[Action, ...]) -> tuple[Action, ...]:
-    """Offload all graphs for which another action runs between the offload and the load."""
+    """Add `O` and `L` for each graph that leaves time for another action between the two."""
     ends = _find_ends(actions)
     chosen = {key for key, (begin, end) in ends.items() if end > begin + 2}
     loads = {ends[key][1] - 1: key for key in chosen}

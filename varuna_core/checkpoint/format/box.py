@@ -143,7 +143,7 @@ def find_fault(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
         reaching = [other for other in reaching if other.slices[0].stop > box.offset[0]]
         for other in reaching:
             if box.intersect(other):
-                return f"{other} and {box} were both written and overlap"
+                return f"{other} and {box} were both written, but they overlap"
         reaching.append(box)
     missing = prod(shape) - sum(box.volume for box in boxes)
     return f"{missing} of its {prod(shape)} elements were written by no rank" if missing else None

@@ -358,7 +358,7 @@ ROWS = (
         r"/\.lock: (Permission denied|Read-only file system)",
         "enroot writes into an image folder, but this one is not yours",
         Remedy(Action.SET, Target.REUSE, "false", ", which copies the folder"),
-        do("name a .sqsh file of it", instead=True),
+        do("name a .sqsh file of the image", instead=True),
     ),
     container(
         "scratch",

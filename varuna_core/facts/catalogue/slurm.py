@@ -257,13 +257,13 @@ REASONS = (
         Waiting.NOT_PERMITTED,
         "InvalidAccount|AccountNotAllowed|Job.s.account.not.permitted",
         "",
-        Remedy(Action.SET, Target.ACCOUNT, "one that the queue allows"),
+        Remedy(Action.SET, Target.ACCOUNT, "an account that the queue allows"),
     ),
     _never(
         Waiting.NOT_PERMITTED,
         "InvalidQOS|QOSNotAllowed|Job.s.QOS.not.permitted",
         "",
-        Remedy(Action.SET, Target.QOS, "one that the queue allows"),
+        Remedy(Action.SET, Target.QOS, "a QOS that the queue allows"),
     ),
     _never(
         Waiting.NOT_PERMITTED,

@@ -50,7 +50,7 @@ class Source(str, Enum):
 
 
 class Unit(str, Enum):
-    """Thing that the lines of a log count."""
+    """Units that the numbers in a log's lines may count."""
 
     STEP = "step"
     PART = "part of a step"

@@ -79,7 +79,7 @@ def find_slow_ranks(
 
 
 def costs_much(extra_s: float, step_s: Optional[float]) -> bool:
-    """Return True if the loss is large enough to report."""
+    """Return True if this loss of time, also as a share of the step, is worth a report."""
     return extra_s > max(LEAST_S, LEAST_SHARE * (step_s or 0.0))
 
 

@@ -169,8 +169,8 @@ class MarkReader:
         return self._latest, 0.0 if self._at == offset else MARK_S
 
     def _read(self, offset: int) -> bool:
-        """Read the file on until it holds marks that were not passed; pieces whose marks all lie
-        at or before `offset` are passed at once. Return False if the file has no more marks."""
+        """Continue reading the file until a mark is buffered, and skip pieces of the file whose
+        marks all lie at or before `offset`. Return False if the file has no more marks."""
         while not self._is_at_end and not self._ahead:
             data = self._read_piece()
             end = data.rfind(b"\n") + 1

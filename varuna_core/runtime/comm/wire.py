@@ -68,7 +68,7 @@ def see_nothing(waited_s: float) -> None:
 
 
 class Wire:
-    """One direction between two ranks, through CPU memory."""
+    """Wire for one direction between two ranks, through CPU memory."""
 
     in_order = True
 

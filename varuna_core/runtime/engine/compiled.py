@@ -187,7 +187,7 @@ class CompiledForward:
 def why_none(tensor: int, zero: int) -> str:
     """Return why this layout does not support torch.compile; empty if it does."""
     if tensor > 1:
-        return "tensor: sharded layers are not compiled"
+        return "tensor above 1: sharded layers are not compiled"
     if zero == 3:
         return "zero=3: modules that gather their weights are not compiled"
     return ""

@@ -293,8 +293,8 @@ class Masters:
         self._read = []
 
     def take_gradient(self, parameter: nn.Parameter, factor: float) -> nn.Parameter:
-        """Add the parameter's new gradient, times `factor`, to the gradient in its place. Runs
-        without autograd, like its hooks, for each parameter of each micro-batch."""
+        """Add the parameter's new gradient, times `factor`, to its accumulated gradient. Called
+        without autograd, as hooks are, for each parameter of each micro-batch."""
         place = self.place_of(parameter)
         gradient = parameter.grad
         if place is not parameter and gradient is not None:

@@ -104,7 +104,7 @@ class InputTrace:
                 self.touches.setdefault(name, []).append(touch)
 
     def cross(self, values: tuple[Any, ...], cut: int, segment: int) -> tuple[Any, ...]:
-        """Pass values over the cut; inputs that cross it are made distinct from the stage's own."""
+        """Record the values that cross the cut, and return them with copies of the inputs."""
         tensors = tensors_of(values)
         self.read(tensors, segment, None)
         for b, second in enumerate(tensors):
