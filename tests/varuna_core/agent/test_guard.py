@@ -48,6 +48,7 @@ class Watched:
         self.guard = Guard(run, PLAN, node, self.attempt, "n0", lambda: {0: os.getpid()}, print,
                            lambda: None, self.gather, lambda rank: self.printed_at)  # fmt: skip
         self.token, self.moved, self.main_s, self.others_s = 0, 0, 0.0, 0.0
+        self.stepped_at = None
         monkeypatch.setattr(self.guard, "_read_progress", self.read_progress)
         monkeypatch.setattr(self.guard, "_ask", self.ask)
         monkeypatch.setattr(guard, "ANSWER_S", 0.0)
@@ -60,7 +61,7 @@ class Watched:
             self.tick()
 
     def read_progress(self, rank):
-        return Progress(self.token, self.token)
+        return Progress(self.token, self.token, last_at=self.stepped_at)
 
     def ask(self, rank):
         if self.says:
@@ -133,6 +134,21 @@ def test_a_library_that_asks_again_and_again_is_no_movement(tmp_path, monkeypatc
     assert seen[-1].still_s == 5 * TICK_S
     watched.frames = [{**own, "line": 8}]
     assert watched.look().still_s == 0
+
+
+@pytest.mark.parametrize(("own_s", "late_s"), [(None, 0.0), (4.5, 4.5), (-60.0, 0.0)])
+def test_a_hang_begins_with_the_last_step_not_with_the_look_that_found_it(
+    own_s, late_s, tmp_path, monkeypatch
+):
+    """The look is up to five seconds late; a clock that was set back since tells nothing."""
+    watched = Watched(tmp_path, monkeypatch)
+    watched.stepped_at = None if own_s is None else 1000 + watched.now + TICK_S - own_s
+    watched.token += 1
+    watched.tick()
+    seen_at = 1000 + watched.now
+    while not watched.attempt.hanging.exists():
+        watched.tick()
+    assert read_json(watched.attempt.hanging)["since"] == seen_at - late_s
 
 
 @pytest.mark.parametrize("is_stopped", [True, False])

@@ -149,6 +149,8 @@ class Progress:
     steps: int = 0
     mean_s: float = 0.0
     """Mean time between two of them; 0 where that is not known."""
+    last_at: Optional[float] = None
+    """End of the last one by this node's clock."""
 
 
 class RankTrack:
@@ -159,6 +161,8 @@ class RankTrack:
         self.changed_at = now
         self.has_stepped = False
         self.longest_s = 0.0
+        self.stepped_at: Optional[float] = None
+        """End of its last step, if it is known: `changed_at` is up to a tick late."""
         self.gaps: Deque[float] = deque(maxlen=NUM_GAPS)
         """The last times between two changes of the count."""
         self.quiet_s = self.longest_quiet_s = 0.0
@@ -199,6 +203,7 @@ class RankTrack:
         self.quiet_s, self.was_held, self.spins = 0.0, False, 0
         self.has_stepped |= progress.steps >= LEAST_STEPS
         self.token, self.changed_at, self.still_at = progress.token, now, now
+        self.stepped_at = progress.last_at
         self.cpu = self.sight = None
         self.heard_at = now
 
@@ -320,7 +325,9 @@ class Guard(threading.Thread):
         if finding is None and len(silent) == len(mains):
             finding = self._judge(now, wall)
         if finding is not None:
-            self._act(finding)
+            stepped = [track.stepped_at for track in self._tracks.values() if track.stepped_at]
+            since = min(finding.hang.since, max(stepped, default=wall))
+            self._act(replace(finding, hang=replace(finding.hang, since=since)))
         elif self._suspected is not None:
             self._suspect(None)
 
@@ -411,7 +418,8 @@ class Guard(threading.Thread):
             if counts is not None:
                 steps = counts.earlier + counts.count
                 between = counts.last_at - counts.first_at
-                return Progress(steps, steps, between / max(counts.count - 1, 1))
+                mean_s = between / max(counts.count - 1, 1)
+                return Progress(steps, steps, mean_s, counts.last_at if steps else None)
         return Progress()
 
     def _note_state(self, rank: int, pid: int, now: float) -> bool:
