@@ -367,9 +367,9 @@ def _cost(values: Values) -> str:
 
 
 def _tell_action(hang: Hang, now: float) -> str:
-    """Describe the agents' next action on a hang, and about when it follows."""
+    """Describe the agents' next action on a hang, and by when: a rank that prints puts it off."""
     at = hang.seen_at if hang.acts_at is None else hang.acts_at
-    when = f"in {format_duration(at - now)}" if at > now + 1 else "now"
+    when = f"within {format_duration(at - now)}" if at > now + 1 else "now"
     if hang.action is HangAction.REPORT:
         word = f"the hang is certain {when} if no step comes; " if at > now + 1 else ""
         return f"{word}vjob does not act on it (on_hang, vjob guard)"

@@ -341,9 +341,9 @@ def test_an_error_from_before_a_checkpoint_does_not_end_it() -> None:
 @pytest.mark.parametrize(
     ("action", "acts_at", "words"),
     [
-        (HangAction.RESTART, NOW + 12, "its ranks are ended and restarted in 12 s"),
+        (HangAction.RESTART, NOW + 12, "its ranks are ended and restarted within 12 s"),
         (HangAction.REQUEUE, NOW, "the job goes back into the queue now"),
-        (HangAction.STOP, NOW + 12, "the run is ended in 12 s"),
+        (HangAction.STOP, NOW + 12, "the run is ended within 12 s"),
         (HangAction.REPORT, None, "vjob does not act on it"),
     ],
 )
@@ -360,10 +360,10 @@ def test_a_hang_that_is_suspected_says_what_will_be_done_and_when(
 @pytest.mark.parametrize(
     ("action", "words"),
     [
-        (HangAction.RESTART, "its ranks are ended and restarted in 45 s"),
+        (HangAction.RESTART, "its ranks are ended and restarted within 45 s"),
         (
             HangAction.REPORT,
-            "the hang is certain in 45 s if no step comes; vjob does not act on it",
+            "the hang is certain within 45 s if no step comes; vjob does not act on it",
         ),
     ],
 )
