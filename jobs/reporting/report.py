@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import time
 import webbrowser
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -147,7 +148,7 @@ def read_job(
     except SourceError as error:
         raise InputError(str(error)) from None
     if view is not None:
-        job.state = RunState(view.state, view.record.message)
+        job.state = RunState(view.state, view.record.message, time.time())
     return job, analyse(job)
 
 

@@ -138,7 +138,8 @@ def summarise(
     if len(held):
         first, last = accounting.attempts[0], accounting.attempts[-1]
         hours = Value(float((held["span_s"] - held["queue_s"]).sum()) / 3600, (clock,))
-        duration = Value(last.ended - first.since, (clock,))
+        now = job.state.at if job.state is not None and goes_on(job) else None
+        duration = Value((now or last.ended) - first.since, (clock,))
         queued = Value(first.started - first.since, (clock,))
         kinds = [event.get("kind") for event in job.history]
         ends = [kind for kind in kinds if kind in ("started", "ended")]
@@ -237,6 +238,8 @@ def _estimate_left(
 ) -> Known[float]:
     if has_ended_badly(job) or has_ended_well(job):
         return NotKnown("the run is over")
+    if any(hang.until is None for hang in job.hangs.values()):
+        return NotKnown("its ranks make no steps")
     for known in (step, total, step_s):
         if isinstance(known, NotKnown):
             return known

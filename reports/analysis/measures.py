@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from vjob.reports.analysis.headline import (
     Headline,
     count_head,
     find_num_steps,
+    goes_on,
     summarise,
 )
 from vjob.reports.analysis.idle_time import Bubbles, compare_bubbles, measure_communication
@@ -185,6 +187,7 @@ def analyse(job: Job) -> Analysis:
         value_of(find_num_steps(job)),
         job.counts,
         job.logs["evaluations"],
+        _find_present(job),
     )
     if set_s:
         way = "back" if set_s[0] < 0 else "forward"
@@ -214,10 +217,17 @@ def analyse(job: Job) -> Analysis:
     )
 
 
+def _find_present(job: Job) -> float | None:
+    """Return up to when a run that goes on is known: to its last step (inf) unless it hangs."""
+    if job.state is None or not goes_on(job):
+        return None
+    return job.state.at if any(one.until is None for one in job.hangs.values()) else inf
+
+
 def _read_clock_step(event: Mapping[str, Any]) -> float:
     """Return the seconds by which a clock was set; 0 if the event is of another kind."""
     by = event.get("by") if event.get("kind") == CLOCK_SET else 0.0
-    return float(by) if isinstance(by, (int, float)) and abs(by) < float("inf") else 0.0
+    return float(by) if isinstance(by, (int, float)) and abs(by) < inf else 0.0
 
 
 def _drop_jumps(iterations: pd.DataFrame, set_s: Sequence[float]) -> pd.DataFrame:

@@ -382,6 +382,7 @@ def measure_goodput(
     total: int | None = None,
     counts: Mapping[str, Mapping[int, StepCounts]] | None = None,
     evaluations: pd.DataFrame | None = None,
+    goes_to: float | None = None,
 ) -> Goodput:
     """Measure the useful fraction of a job's time.
 
@@ -390,7 +391,8 @@ def measure_goodput(
     time. `source` is TRACE if `times` begins with traced steps. `spans` comes from to_spans;
     `total` is the number of steps of the whole training. `counts` has the counted optimizer steps
     by attempt and rank, which are preferred to times of lines. A line about one of `evaluations`
-    tells no time of a step alone.
+    tells no time of a step alone. `goes_to` is given for a run that
+    goes on: the present if it hangs, else inf, which stands for its last step.
     """
     seen = [table[["attempt", "step"]] for table in (times, iterations) if len(table)]
     every = pd.concat(seen) if seen else times
@@ -452,6 +454,9 @@ def measure_goodput(
                     first_at=zero_s + float(began.min()),
                     last_at=zero_s + float((own["begin_s"] + own["took_s"]).max()),
                 )
+            if goes_to is not None and label == labels[-1] and len(ranks) == 0:
+                at = found.last_at if goes_to == inf else goes_to
+                ends += [] if at is None else [at]
             found = replace(found, repeated_s=min(again_s, found.steps_s))
             found = limit(
                 found,

@@ -161,6 +161,8 @@ class RunState:
 
     word: str
     reason: str = ""
+    at: float | None = None
+    """When it was seen; None if it is that of the end."""
 
     def __str__(self) -> str:
         """Format the state, such as `COMPLETED: all 2 ranks exited 0`."""

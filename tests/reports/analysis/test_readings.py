@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from tests.jobs.monitor.readers.test_times_of_writing import NodeLogs
+from varuna_core.facts.hang import Hang, HangWitness
 from varuna_core.facts.known import Bounded, NotKnown, Value, Within, value_of
 from varuna_core.records.logs.step_counts import Tally
 from varuna_core.records.runfolder import AttemptFolder
@@ -20,7 +22,7 @@ from vjob.reports.analysis.headline import format_bounded, list_facts
 from vjob.reports.analysis.measures import Analysis, analyse
 from vjob.reports.analysis.readings import bound_share
 from vjob.reports.analysis.step_times import build_step_times
-from vjob.reports.load.tables import load_job
+from vjob.reports.load.tables import RunState, load_job
 from vjob.reports.page.sections import build_sections
 
 BEGAN, ENDED = 1_700_000_000.0, 1_700_000_100.0
@@ -158,6 +160,25 @@ def write_counts(folder: Path, steps: int, begin: float, pause_s: float = 10) ->
     path.parent.mkdir()
     data = tally.pack_body()
     path.write_bytes(tally.pack_head((1, 1, 1, 1, 0), tally.count) + data)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_run_that_goes_on_is_measured_so_far(hangs: bool, tmp_path: Path) -> None:
+    """One that had hung for 2 min "goes on after 27 s, 40 s left"; one that trained had no
+    goodput."""
+    write_run(tmp_path, count(1, 45, 1, 15, 80))
+    events = (tmp_path / "events.jsonl").read_text().splitlines()[:2]
+    (tmp_path / "events.jsonl").write_text("\n".join(events))
+    (tmp_path / "attempt-0/exit/0.json").unlink()
+    write_counts(tmp_path / "attempt-0", 45, 15, pause_s=0)
+    hang = Hang(HangWitness.SILENT, since=BEGAN + 60, seen_at=BEGAN + 150)
+    state = RunState("RUNNING", "", BEGAN + 180)
+    job = replace(load_job(tmp_path), state=state, hangs={"0": hang} if hangs else {})
+    found = analyse(job)
+    assert value_of(found.headline.duration_s) == 180
+    assert list_bounds(found.headline.goodput) == pytest.approx([45 / (180 if hangs else 60)] * 2)
+    assert value_of(found.headline.left_s) == (None if hangs else pytest.approx(35, abs=0.1))
+    assert found.accounting.seconds.get("hung", 0) == (120 if hangs else 0)
 
 
 @pytest.mark.parametrize("lines", [RICH, [], count(10, 60, 10, 15)])
