@@ -107,6 +107,7 @@ def pending(reason: str) -> list[SchedulerJob]:
     [
         ("PartitionConfig", "count"),
         ("PartitionConfig", "cluster.walltime_min"),
+        ("PartitionConfig", "lower cpus"),
         ("PartitionTimeLimit", "walltime_min"),
         ("QOSMaxNodePerJobLimit", "limit"),
         ("AssocMaxWallDurationPerJobLimit", "limit"),

@@ -162,9 +162,10 @@ REFUSALS = (
     refusal(
         "node configuration",
         r"(?i)requested node configuration is not available",
-        "no node of the queue has all that was requested",
-        look_at("sinfo -o '%P %N %c %m %G'", "for CPUs, memory and GPUs"),
-        Remedy(Action.LOWER, Target.CPUS),
+        "the queue has fewer nodes, or none with all that was requested",
+        look_at("sinfo -o '%P %D %N %c %m %G'", "for nodes, CPUs, memory and GPUs"),
+        FEWER_NODES,
+        Remedy(Action.LOWER, Target.CPUS, instead=True),
         Remedy(Action.LOWER, Target.MEMORY, instead=True),
         Remedy(Action.CHANGE, Target.GPUS, instead=True),
     ),
@@ -234,10 +235,11 @@ REASONS = (
     _never(
         Waiting.QUEUE_LIMIT,
         "PartitionConfig",
-        "its queue has fewer nodes or allows less time than it asks for",
+        "its queue has fewer nodes or nodes with fewer CPUs, or allows less time than it asks for",
+        look_at("sinfo -o '%P %D %c %l'", "for nodes, CPUs and the time limit"),
         FEWER_NODES,
+        Remedy(Action.LOWER, Target.CPUS, instead=True),
         replace(LESS_TIME, instead=True),
-        look_at("scontrol show partition"),
         is_provisional=True,
     ),
     _never(
