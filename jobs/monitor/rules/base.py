@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from varuna_core.facts.cause import End
+from varuna_core.facts.cause import End, EndCause
 from varuna_core.facts.finding import Finding
 from varuna_core.facts.hang import Hang
 from varuna_core.facts.known import Evidence, NotKnown, Sure
@@ -240,6 +240,18 @@ def conclude(
         phase=phase,
         never_starts=never_starts,
     )
+
+
+END_LINES = {
+    EndCause.TIME_LIMIT: "time limit",
+    EndCause.CANCELLED: "cancelled",
+    EndCause.PREEMPTED: "preempted",
+}
+"""The catalogue's row for the line in which the scheduler says why it ends the whole job."""
+
+
+def find_end_line(snapshot: Snapshot) -> Line | None:
+    return next((x for x in snapshot.errors if x.kind in END_LINES.values() and not x.doubt), None)
 
 
 def make_evidence(line: Line) -> Evidence:

@@ -48,9 +48,11 @@ from vjob.jobs.monitor.log_lines.errors import find_row, first_root, is_proof, s
 from vjob.jobs.monitor.log_lines.raised import SHELL
 from vjob.jobs.monitor.model.snapshot import Health, Line, Snapshot, Verdict
 from vjob.jobs.monitor.rules.base import (
+    END_LINES,
     OVER_WORDS,
     conclude,
     find_bad_loss,
+    find_end_line,
     find_failed,
     find_life,
     format_line,
@@ -84,12 +86,7 @@ OWN_SIGNALS = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 """Signals that mean a fault of the rank itself; SIGABRT and SIGTERM are often sent by others."""
 FULL = 0.97
 """Fraction of a node's memory above which the memory counts as full."""
-LINES: Mapping[EndCause, str] = {
-    EndCause.TIME_LIMIT: "time limit",
-    EndCause.CANCELLED: "cancelled",
-    EndCause.PREEMPTED: "preempted",
-    EndCause.OOM_JOB: "host out of memory",
-}
+LINES: Mapping[EndCause, str] = {**END_LINES, EndCause.OOM_JOB: "host out of memory"}
 """The catalogue's row for the scheduler's line that reports the same cause."""
 OF_SCHEDULER = (*LINES.values(), "requeued")
 NOT_OF_RANKS = BY_SCHEDULER | {
@@ -147,11 +144,14 @@ def decide_end(snapshot: Snapshot) -> End:
 
 def find_job_end(snapshot: Snapshot) -> End | None:
     """Return the end of the job according to the scheduler alone; None if the scheduler gives no
-    cause or reports success."""
+    cause or reports success. Its line in the job's output comes before its state."""
     words = [*(row.state for row in snapshot.scheduler.jobs), snapshot.record_verdict]
     causes = {END_CAUSES.get(parse_name(word)) for word in words}
     told = [parse_cause(row.end_cause) for row in snapshot.scheduler.jobs if row.end_cause]
     cause = next((x for x in [*told, *END_CAUSES.values()] if x in {*told, *causes}), None)
+    line = find_end_line(snapshot) if rows_in(snapshot, ("RUNNING", "COMPLETING")) else None
+    if cause is None and line is not None:
+        cause = next(cause for cause, kind in END_LINES.items() if kind == line.kind)
     if cause is None or cause is EndCause.COMPLETED:
         return None
     actor = ACTORS.get(cause, Actor.SCHEDULER)

@@ -21,6 +21,7 @@ from vjob.jobs.monitor.rules.base import (
     cancel,
     conclude,
     find_bad_loss,
+    find_end_line,
     find_failed,
     find_life,
     find_node,
@@ -75,6 +76,7 @@ def asked_to_end(snapshot: Snapshot) -> Verdict | None:
         return None
     node, rank = stop.get("node"), stop.get("rank")
     root = first_root(snapshot.errors) if stop.get("kind") in ("rank", "lost", "group") else None
+    root = find_end_line(snapshot) if stop.get("kind") == "signal" else root
     return failing(
         snapshot,
         "asked to end",

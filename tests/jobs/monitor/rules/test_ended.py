@@ -118,6 +118,25 @@ def test_what_srun_prints_as_it_ends_a_step_explains_nothing() -> None:
     assert verdict.reason == outcome.reason and line in verdict.evidence
 
 
+@pytest.mark.parametrize(
+    ("more", "health", "said"),
+    [
+        (" ***", Health.CANCELLED, "cancelled at step 200"),
+        (" DUE TO TIME LIMIT ***", Health.DEAD, "time limit"),
+    ],
+)
+def test_the_schedulers_line_says_why_before_its_state_does(
+    more: str, health: Health, said: str
+) -> None:
+    """A cancelled run was RUNNING and DEAD for half a minute, with the exit code of a failure."""
+    line = make_line(f"slurmstepd: error: *** JOB 14 ON b1 CANCELLED AT 2024-05-01T12:00:00{more}")
+    stop = {"kind": "signal", "code": 143, "reason": "SIGTERM from outside"}
+    ending = healthy(errors=(line,), stop=stop)
+    assert judge(ending).health is Health.FAILING and line in judge(ending).evidence
+    verdict = judge(replace(ending, outcome=make_outcome(143, "SIGTERM from outside")))
+    assert verdict.health is health and said in f"{verdict.reason} {verdict.advice}"
+
+
 def test_a_job_finished_yesterday_is_done_by_its_record() -> None:
     snapshot = healthy(
         scheduler=Scheduler(name="slurm"),
