@@ -761,7 +761,9 @@ def _on_evaluations(curves: Curves) -> Iterator[Finding]:
         at = known.iloc[values.index(best)]
         said = ", where it was a number, " if len(known) < len(rows) else " "
         said += _describe_trend(values) if len(values) > 1 else f"was {best:.4g}"
-        if "loss" in metric and len(values) > 1:
+        if best != best:
+            said = f" was not a number in {'any line' if len(rows) > 1 else 'its one line'}"
+        elif "loss" in metric and len(values) > 1:
             said += f", at best {best:.4g}"
             of = "" if at["is_own"] else "the line of "
             said += f" after {of}{at['unit']} {int(at['step'])}" if pd.notna(at["step"]) else ""

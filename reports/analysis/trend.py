@@ -22,6 +22,9 @@ class Trend:
 
 
 LEAST_VALUES = 8
+APART = 2.0
+"""Least ratio between every value of the first quarter and every one of the last, of four values or
+more, that is a change: noise seldom makes it, and the bend of a fast fall looks like noise."""
 BEYOND = 3.0
 """Minimum number of deviations by which the ends of a changed curve differ."""
 
@@ -37,6 +40,9 @@ def measure_trend(values: Sequence[float]) -> Trend:
     medians = [float(np.median(part)) for part in np.array_split(numbers, len(numbers) // width)]
     noise = max(1.25 * _measure_noise(numbers) / np.sqrt(width), _measure_noise(medians))
     is_clear = abs(last - first) > BEYOND * np.sqrt(2) * noise
+    early, late = np.array_split(numbers, 4)[0], np.array_split(numbers, 4)[-1]
+    if len(late) >= 4:
+        is_clear |= early.min() > APART * late.max() > 0 or late.min() > APART * early.max() > 0
     return Trend(first=first, last=last, width=width, is_clear=bool(is_clear))
 
 

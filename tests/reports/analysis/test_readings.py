@@ -264,6 +264,9 @@ EVALUATIONS: list[tuple[str, list[str], list[str]]] = [
      ["The loss was 3 at first and 1 at last, at best 1.",
       "The val loss, where it was a number, was 4.5 at first and 4.5 at last, "
       "at best 4.5 after step 10."]),
+    ("only NaN", ["step {0} loss {1}", "step {0} val_loss nan"],
+     ["The loss was 3 at first and 1 at last, at best 1.",
+      "The val loss was not a number in any line."]),
 ]  # fmt: skip
 
 

@@ -137,6 +137,14 @@ def test_a_curve_goes_somewhere_only_beyond_its_noise(num: int) -> None:
     assert measure_trend([3.0, 1.0]).is_clear is None
 
 
+def test_a_loss_that_falls_by_a_factor_of_ten_is_clear_though_its_fall_bends() -> None:
+    """A fall in few steps was called noise, as the medians on its bend differ so much."""
+    loss = [20.8, 20.6, 21.8, 18.1, 15.4, 16.8, 21.8, 19.5, 17.2, 9.6, 7.5, 5.6, 3.9, 2.0, 1.0, 1.6,
+            2.4, 5.7, 4.7, 5.8, 2.6, 1.5, 0.7]  # fmt: skip
+    assert measure_trend(loss).is_clear
+    assert not measure_trend([3.0, 9.0, 4.0, 11.0] * 6).is_clear
+
+
 def write_restarted(folder: Path) -> None:
     """Attempt 0 comes to step 30, and attempt 1 goes on with step 21, to step 40."""
     write_run(folder, [(12.0 + step, f"step {step}/40 loss 1.0") for step in range(1, 31)],

@@ -325,8 +325,8 @@ class Guard(threading.Thread):
         if finding is None and len(silent) == len(mains):
             finding = self._judge(now, wall)
         if finding is not None:
-            stepped = [track.stepped_at for track in self._tracks.values() if track.stepped_at]
-            since = min(finding.hang.since, max(stepped, default=wall))
+            steps_at = [track.stepped_at for track in self._tracks.values() if track.stepped_at]
+            since = min(finding.hang.since, max(steps_at, default=wall))
             self._act(replace(finding, hang=replace(finding.hang, since=since)))
         elif self._suspected is not None:
             self._suspect(None)
