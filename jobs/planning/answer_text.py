@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from varuna_core.facts.known import NotKnown, Within
 from varuna_core.facts.not_covered import describe_lack
-from varuna_core.planner.result.certificate import render_certificate, render_claim
+from varuna_core.planner.result.certificate import render_certificate
 from varuna_core.planner.result.covered import ESTIMATED
 from varuna_core.planner.result.plan import (
     ShapePlan,
@@ -62,8 +62,6 @@ def _format_best(answer: Answer) -> Iterator[str]:
         f"{plan.step_s:.4g} s a step{base}: {count_stages(plan.candidate)}, {option}, "
         f"{option.num_microbatches} micro-batches"
     )
-    if answer.is_certified:
-        yield render_claim(answer.searched)
     yield from map(_wrap, _format_expected(plan, question))
     parts = [f"{name} {took:.4g}" for name, took in list_parts(plan).items() if took > 0]
     yield f"  {' + '.join(parts)} s; bubble {100 * step.bubble_share:.1f} %"
@@ -96,7 +94,7 @@ def _format_best(answer: Answer) -> Iterator[str]:
 
 def _format_expected(plan: ShapePlan, question: Question) -> Iterator[str]:
     """Lines that say how sure the time of a step is, and what of the plan was not measured."""
-    expected, band = plan.expected_s, plan.band
+    expected = plan.expected_s
     if plan.band_s:
         yield f"nine of ten steps are expected to take {_format_range(plan.band_s)} s"
     elif isinstance(expected, Within):
@@ -109,8 +107,6 @@ def _format_expected(plan: ShapePlan, question: Question) -> Iterator[str]:
         yield f"a step takes at least {plan.at_least_s:.4g} s; an upper limit is not known"
     else:
         yield "how long a step may take is not known"
-    if band is not None:
-        yield f"plans within {band.apart:.1%} of each other count as equally fast"
     if question.is_estimate:
         return
     for one in (*question.lacks, *plan.lacks):

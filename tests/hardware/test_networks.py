@@ -113,32 +113,6 @@ def test_ethernet_ports_have_equals(
     assert [(one.values["part"], one.values["detail"]) for one in found] == expected
 
 
-SNMP = """Ip: Forwarding DefaultTTL
-Ip: 1 64
-Tcp: RtoAlgorithm MaxConn OutSegs RetransSegs InErrs
-Tcp: 1 -1 {sent} {resent} 0
-"""
-
-
-@pytest.mark.parametrize(
-    ("sent", "resent", "expected"),
-    [
-        (50_000, 2000, [("port-errors", "TCP", 2000)]),
-        (900_000, 2000, []),  # below one of a hundred
-        (3000, 900, []),  # few
-    ],
-)
-def test_segments_that_are_sent_again_are_a_fault_where_they_are_many(
-    sent: int, resent: int, expected: list[object], tmp_path: Path
-) -> None:
-    networks = Networks(tmp_path / "sys")
-    write_files(tmp_path, {"proc/net/snmp": SNMP.format(sent=10**9, resent=10**8)})
-    assert read(tmp_path, networks, 60.0) == []
-    again = SNMP.format(sent=10**9 + sent, resent=10**8 + resent)
-    write_files(tmp_path, {"proc/net/snmp": again})
-    assert read(tmp_path, networks, 120.0) == expected
-
-
 COUNTS = st.lists(
     st.dictionaries(
         st.sampled_from(sorted(PORT_ERRORS)),

@@ -93,27 +93,20 @@ def test_the_mean_over_tokens_in_the_page_is_the_plain_models() -> None:
         varuna.close()
 
 
-def test_the_port_in_the_page_runs_as_one_and_as_two_processes(tmp_path: Path) -> None:
+def test_the_port_in_the_page_runs_as_one_and_as_two_processes_and_by_its_conf(
+    tmp_path: Path,
+) -> None:
     program, *_ = read_trainings()
     assert program.count("# +") <= 10
     (tmp_path / "train.py").write_text(program)
     (alone,) = run(tmp_path / "train.py", 1)
     assert alone.startswith("loss 0.")
     assert run(tmp_path / "train.py", 2) == {alone}
-
-
-def test_the_port_and_the_conf_in_the_page_run_as_they_are(tmp_path: Path) -> None:
-    program, *_ = read_trainings()
-    (tmp_path / "train.py").write_text(program)
     (conf,) = read_programs(language="yaml")
     (tmp_path / "conf.yaml").write_text(conf)
-    (alone,) = run(tmp_path / "train.py", 1)
-    done = subprocess.run(
-        [sys.executable, "-m", "vjob", "submit", "conf.yaml", "--follow"], cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path / "state")},
-        capture_output=True, text=True, timeout=DEADLINE_S, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path / "state")}
+    words = [sys.executable, "-m", "vjob", "submit", "conf.yaml", "--follow"]
+    subprocess.run(words, cwd=tmp_path, env=env, timeout=DEADLINE_S, check=True)
     (printed,) = (log.read_text() for log in tmp_path.glob("log/mine-*/attempt-0/*.out"))
     assert printed.count(alone.strip()) == 4, printed
 

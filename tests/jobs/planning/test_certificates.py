@@ -79,10 +79,8 @@ def test_no_bound_contradicts_the_plan_that_is_printed(tmp_path: Path) -> None:
     head = next(line for line in text.splitlines() if " s a step" in line)
     step_s = float(head.split()[0])
     bounds = re.findall(r"(?:can\s+take\s+less|is\s+faster)\s+than\s+([0-9.]+)\s+s", text)
-    assert len(bounds) == 2, "in the headline and in the certificate"
-    assert all(float(bound) <= step_s for bound in bounds)
-    assert len({re.sub(r"\s+", " ", gap) for gap in re.findall(r"gap\s+[0-9.]+ ?%", text)}) == 1
-    assert "of plans with one stage a rank (" in text and "stages a rank (" in text
+    assert len(bounds) == 1 and float(bounds[0]) <= step_s
+    assert "one stage a rank (" in text and "stages a rank (" in text
 
 
 def load(path: Path) -> Question:

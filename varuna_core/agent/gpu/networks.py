@@ -4,8 +4,6 @@
     class/net/*                   Ethernet: carrier, speed, errors
     devices/system/edac/mc/mc*    errors of the node's memory
 
-    /proc/net/snmp                TCP of the agent's network namespace: segments sent again
-
 They are read once a minute. A port that was down from the start may be an unused one, and a
 counter's past is another run's, so faults are changes since the first look. The exception is a
 port whose rate is below that of all others of its make, of which there are two or more.
@@ -36,9 +34,6 @@ NET_ERRORS = {"rx_errors": 10, "tx_errors": 10, "rx_crc_errors": 1, "tx_carrier_
 """Counters in the statistics of an Ethernet device."""
 MEMORY_ERRORS = {"ue_count": 1, "ce_count": 100}
 """Errors that the memory's code could not correct, and those that it could."""
-RESENT, RESENT_SHARE = {"segments sent again by any program of the node": 1000}, 0.01
-"""Segments sent again in a minute that are worth a word: so many, and this share of all that were
-sent. Both are chosen, not measured."""
 UP = ("4: ACTIVE", "up")
 
 
@@ -54,8 +49,6 @@ class Port:
     counts: Mapping[str, int] = field(default_factory=dict)
     least: Mapping[str, int] = field(default_factory=dict)
     """Of each counter, the growth in a minute that is worth a word."""
-    num_sent: int = 0
-    """Segments sent; 0 where they are not counted."""
     fault: Fault = Fault.PORT_ERRORS
     """Kind of what the counters count."""
 
@@ -91,9 +84,7 @@ class Networks:
                 last = before.counts.get(counter, count) if before is not None else count
                 held = self._grown.get(name, {})
                 grown = count - last
-                sent = port.num_sent - (before.num_sent if before is not None else 0)
-                least = max(port.least[counter] * minutes, RESENT_SHARE * sent)
-                if grown > 0 and (counter in held or grown >= least):
+                if grown > 0 and (counter in held or grown >= port.least[counter] * minutes):
                     self._grown.setdefault(name, {})[counter] = held.get(counter, 0) + grown
 
     def _list_growth(self) -> List[Finding]:
@@ -155,23 +146,12 @@ def read_ports(root: Path) -> Dict[str, Port]:
             },
             least={**NET_ERRORS, "carrier_changes": 1},
         )
-    tcp = read_tcp(root.parent / "proc/net/snmp")
-    if "RetransSegs" in tcp:
-        resent = dict.fromkeys(RESENT, tcp["RetransSegs"])
-        found["TCP"] = Port(is_up=True, counts=resent, least=RESENT, num_sent=tcp.get("OutSegs", 0))
     for path in sorted(root.glob("devices/system/edac/mc/mc*")):
         counts = _read_counts(path, MEMORY_ERRORS)
         found[path.name] = Port(
             is_up=True, counts=counts, least=MEMORY_ERRORS, fault=Fault.HOST_MEMORY
         )
     return found
-
-
-def read_tcp(path: Path) -> Dict[str, int]:
-    """Return the kernel's counters of TCP; empty where they cannot be read."""
-    rows = [line.split()[1:] for line in _read(path).splitlines() if line.startswith("Tcp:")]
-    pairs = zip(*rows[:2]) if len(rows) > 1 else ()  # noqa: B905
-    return {name: int(count) for name, count in pairs if count.isdecimal() and len(count) < 21}
 
 
 def _read_counts(folder: Path, names: Mapping[str, int]) -> Dict[str, int]:

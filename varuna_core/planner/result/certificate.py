@@ -21,18 +21,6 @@ WHY = {
 """Reasons why a class was searched in part or not at all, worded."""
 
 
-def render_claim(searched: Searched) -> str:
-    """Return one sentence with the classes that were searched, and the gap."""
-    names = [
-        f"{_name_ranks(one)} ({_describe(one, 'wholly', 'in part')})" for one in searched.classes
-        if one.coverage is not Coverage.NOT
-    ]  # fmt: skip
-    bound = f"can take less than {searched.bound_s:.4g} s; gap {searched.gap:.1%}"
-    if searched.gap == 0:
-        bound = f"is faster than {searched.chosen.step_s:.4g} s; gap 0 %"
-    return _wrap(f"  of plans with {'; '.join(names)}, none {bound}, at usual times", "  ")
-
-
 def render_certificate(searched: Searched) -> str:
     """Render the classes of plans, how far each was searched, and which were not searched."""
     some = [one for one in searched.classes if one.coverage is not Coverage.NOT]
@@ -40,7 +28,9 @@ def render_certificate(searched: Searched) -> str:
     lines = [f"certificate, for this cost model at usual times: {_state_bound(searched)}"]
     for one in some:
         reason = "" if one.why is None else f": {WHY[one.why]}"
-        how = _describe(one, "searched wholly", "searched in part")
+        how = "searched wholly"
+        if one.coverage is not Coverage.WHOLLY:
+            how = f"searched in part, {one.done} of {one.of} shapes"
         named = "" if len(one.schedules) == 1 else f" ({', '.join(one.schedules)})"
         lines.append(f"  {_name_ranks(one)}{named}: {how}{reason}")
     first = some[0]
@@ -60,12 +50,6 @@ def _state_bound(searched: Searched) -> str:
         f"none of these plans can take less than {searched.bound_s:.4g} s, this one takes "
         f"{chosen_s:.4g} s; gap {searched.gap:.1%}: a faster plan may or may not exist"
     )
-
-
-def _describe(one: PlanClass, wholly: str, in_part: str) -> str:
-    if one.coverage is Coverage.WHOLLY:
-        return wholly
-    return f"{in_part}, {one.done} of {one.of} shapes"
 
 
 def _name_ranks(one: PlanClass) -> str:
