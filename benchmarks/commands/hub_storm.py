@@ -15,7 +15,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from statistics import median
@@ -41,23 +41,30 @@ def forge(recorded: bytes, random: Random) -> bytes:
     return random.choice(forms)()
 
 
-def storm(port: int, number: int, recorded: bytes, began: Any) -> None:
-    """Open connections until killed, `number` at once, each with forged bytes."""
+def open_links(number: int) -> Iterator[tuple[socket.socket, list[socket.socket]]]:
+    """Yield sockets without end, with those before it that are open: `number` at most, or as many
+    as the machine lets us."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    random, links = Random(1), list[socket.socket]()
+    links = list[socket.socket]()
     while True:
         if len(links) >= min(number, most - 50):
             for link in links[: number // 10]:
                 link.close()
             del links[: number // 10]
-        link = socket.socket()
+        links.append(socket.socket())
+        yield links[-1], links
+
+
+def storm(port: int, number: int, recorded: bytes, began: Any) -> None:
+    """Open connections until killed, `number` at once, each with forged bytes."""
+    random = Random(1)
+    for link, _ in open_links(number):
         with contextlib.suppress(OSError):
             link.settimeout(0.2)
             link.connect(("127.0.0.1", port))
             link.setblocking(False)
             link.send(forge(recorded, random))
-        links.append(link)
         began.value += 1
 
 

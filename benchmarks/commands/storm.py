@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import http.client
 import multiprocessing
-import resource
 import socket
 import threading
 import time
@@ -33,24 +32,13 @@ GIVE_UP_S = 20.0
 
 def storm(port: int, number: int, began: object) -> None:
     """Hold as many connections open as the machine lets us, until killed."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    held: list[socket.socket] = []
-    opened = 0
-    while True:
-        if len(held) >= min(number, most - 50):
-            for link in held[: number // 10]:
-                link.close()
-            del held[: number // 10]
-        link = socket.socket()
+    for opened, (link, held) in enumerate(hub_storm.open_links(number), start=1):
         link.setblocking(False)
         with contextlib.suppress(OSError):
             link.connect_ex(("127.0.0.1", port))
-        held.append(link)
         for one in held[-64:]:
             with contextlib.suppress(OSError):
                 one.send(b"GET / HTTP/1.1\r\nX-A: b\r\n")
-        opened += 1
         began.value = opened  # type: ignore[attr-defined]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -140,7 +139,3 @@ def run_program(text: str) -> Printed:
         [sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False
     )
     return Printed(done.stdout, done.stderr, done.returncode)
-
-
-def name_all(errors: Sequence[PythonError] = ERRORS) -> list[str]:
-    return [error.name for error in errors]

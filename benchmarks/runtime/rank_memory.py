@@ -16,7 +16,7 @@ import argparse
 import gc
 import platform
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -230,12 +230,6 @@ def measure(case: Case, hidden: int, steps: int) -> list[RankFigures]:
 
 
 # The page.
-
-
-def find_worst(figures: Sequence[RankFigures], value: Callable[[RankFigures], float]) -> str:
-    found = sorted(map(value, figures))
-    middle = (found[(len(found) - 1) // 2] + found[len(found) // 2]) / 2
-    return f"{found[0]:.2f} | {middle:.2f} | {found[-1]:.2f}"
 
 
 def render_case(case: Case, figures: Sequence[RankFigures]) -> str:
