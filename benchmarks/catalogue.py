@@ -341,6 +341,15 @@ BENCHMARKS: Sequence[Benchmark] = (
         quick=("--only", "modded-nanogpt"),
     ),
     Benchmark(
+        name="scale",
+        module="scale",
+        title="Up to 10,240 nodes",
+        peer="none; growth from 64 nodes on, and a simulated cluster",
+        needs=("numpy", "pandas"),
+        words=("--write",),
+        quick=("--most", "256", "--only", "submit", "manager"),
+    ),
+    Benchmark(
         name="metadata",
         module="commands.metadata",
         title="Calls on the file server",

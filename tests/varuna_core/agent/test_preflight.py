@@ -15,7 +15,11 @@ from varuna_core.agent.checks.gpus import check_gpus
 from varuna_core.agent.checks.preflight import CHECKS, run_checks
 from varuna_core.agent.gpu import nvidia
 from varuna_core.agent.gpu.accelerator import choose_accelerator, count_visible
-from varuna_core.agent.meeting.meeting import explain_not_ready, render_table
+from varuna_core.agent.meeting.meeting import (
+    compute_pause_s,
+    explain_not_ready,
+    render_table,
+)
 from varuna_core.agent.meeting.network import Route
 from varuna_core.agent.processes.process import CommandResult
 from varuna_core.agent.setup.ranks import map_devices
@@ -229,3 +233,9 @@ def test_the_reason_names_nodes_that_refused_and_nodes_that_said_nothing() -> No
     text = explain_not_ready(plan, {0: make_report(0), 1: bad, 2: make_report(2, ready=False)})
     assert text is not None
     assert "n1: disk: full" in text and "no report from node 3 (a)" in text
+
+
+def test_nodes_that_wait_for_each_other_leave_the_file_server_to_others() -> None:
+    assert [compute_pause_s(count, 0.0) for count in (1, 400)] == [0.2, 0.2]
+    assert all(count / compute_pause_s(count, 0.0) <= 2000 for count in (1, 400, 2000, 10_000))
+    assert (compute_pause_s(8, 60.0), compute_pause_s(100_000, 60.0)) == (1.0, 5.0)

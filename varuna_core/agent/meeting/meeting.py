@@ -27,6 +27,8 @@ from varuna_core.records.runfolder import AttemptFolder
 
 POLL_S = 0.2
 SLOWEST_POLL_S = 1.0
+NODES_PER_POLL_S, MOST_POLL_S = 2000.0, 5.0
+"""Polls a second by all nodes of a large run, to spare the file server, and the longest pause."""
 LATECOMERS_S = 10.0
 """How long node 0 waits for the other reports once one of them says no: a table of all helps."""
 T = TypeVar("T")
@@ -46,7 +48,7 @@ def find_master(attempt: AttemptFolder) -> Master | None:
 
 def wait_for_master(attempt: AttemptFolder, signals: Signals, plan: Plan, host: str) -> Master:
     found = _poll(
-        lambda: find_master(attempt), attempt, signals, plan.timing.join_s, opened=None, host=host
+        lambda: find_master(attempt), attempt, signals, plan, plan.timing.join_s, None, host
     )
     if found is None:
         waited = f"{host} waited {plan.timing.join_s:g} s for {attempt.master}"
@@ -78,9 +80,7 @@ def wait_for_go(
 ) -> Go:
     """Wait for node 0's decision, until after the slowest node's deadline at most."""
     deadline_s = _report_deadline_s(plan) + 2 * LATECOMERS_S
-    go = _poll(
-        lambda: find_go(attempt, opened), attempt, signals, deadline_s, opened=opened, host=host
-    )
+    go = _poll(lambda: find_go(attempt, opened), attempt, signals, plan, deadline_s, opened, host)
     if go is None:
         reason = f"{host} received nothing from node 0 for {deadline_s:g} s"
         raise Refusal(NOT_READY, reason, cause=EndCause.NOT_MET)
@@ -107,7 +107,7 @@ def gather_reports(
         ready = sum(report.ready for report in found.values())
         return True if ready == plan.num_nodes or is_late or is_lost else None
 
-    _poll(gather, attempt, signals, _report_deadline_s(plan), opened=opened, host=host)
+    _poll(gather, attempt, signals, plan, _report_deadline_s(plan), opened, host)
     return found
 
 
@@ -167,8 +167,8 @@ def _poll(
     look: Callable[[], T | None],
     attempt: AttemptFolder,
     signals: Signals,
+    plan: Plan,
     timeout_s: float,
-    *,
     opened: float | None,
     host: str,
 ) -> T | None:
@@ -180,8 +180,13 @@ def _poll(
         waited = time.monotonic() - begun
         if found is not None or waited >= timeout_s:
             return found
-        pause = POLL_S if waited < 30 else SLOWEST_POLL_S
-        signals.wait(min(pause, timeout_s - waited))
+        signals.wait(min(compute_pause_s(plan.num_nodes, waited), timeout_s - waited))
+
+
+def compute_pause_s(num_nodes: int, waited_s: float) -> float:
+    """Return the seconds until a node polls again; each poll makes eight calls on files."""
+    least_s = POLL_S if waited_s < 30 else SLOWEST_POLL_S
+    return max(least_s, min(num_nodes / NODES_PER_POLL_S, MOST_POLL_S))
 
 
 def check_stop(attempt: AttemptFolder, signals: Signals, opened: float | None, host: str) -> None:
