@@ -105,12 +105,12 @@ LEAST_PACED = 3
 
 
 def measure_stage_paces(works: pd.DataFrame, slow: Collection[int]) -> StagePaces | None:
-    """Measure the paces of an attempt's stages; None if it has one stage. `works` has step, stage,
-    rank and work_s; `slow` are ranks that are slower than their peers."""
+    """Measure the paces of an attempt's stages; None if no step has the work of all its ranks.
+    `works` has step, stage, rank and work_s; `slow` are ranks that are slower than their peers."""
     table = works.pivot_table(index="step", columns=["stage", "rank"], values="work_s")
     table = (table.iloc[1:] if len(table) > 1 else table).dropna()
     stages = table.columns.get_level_values("stage")
-    if table.empty or stages.nunique() < 2:
+    if table.empty:
         return None
     medians = table.median()
     is_slow = table.columns.get_level_values("rank").isin(list(slow))

@@ -37,7 +37,7 @@ from vjob.reports.analysis.headline import (
     has_ended_badly,
     has_ended_well,
 )
-from vjob.reports.analysis.measures import Analysis, Curves, StepAnalysis, find_conflict
+from vjob.reports.analysis.measures import Analysis, Curves, find_conflict
 from vjob.reports.analysis.slowdown import list_changes
 from vjob.reports.analysis.trend import measure_trend
 from vjob.reports.load.tables import Job
@@ -403,7 +403,7 @@ def _quote(evidence: Evidence) -> str:
 
 def _on_pipeline(job: Job, analysis: Analysis) -> Iterator[Finding]:
     step = analysis.find_step("median")
-    if step is None or not step.bubbles or len(step.stage_work_s) < 2:
+    if step is None or not step.bubbles or step.pipelines[0].schedule.num_stages < 2:
         return
     count = len(step.bubbles)
     measured = sum(bubble.measured for bubble in step.bubbles) / count
@@ -431,7 +431,7 @@ def _on_pipeline(job: Job, analysis: Analysis) -> Iterator[Finding]:
             f"Ranks are idle for {percent(measured)} of a step's pipeline{all_steps}. With the "
             f"same schedule it would be {percent(floor)} if messages took no time, {equal}."
         ),
-        evidence=f"{where}: {many} micro-batches, {len(step.stage_work_s)} stages",
+        evidence=f"{where}: {many} micro-batches, {pipeline.schedule.num_stages} stages",
         key="" if _find_busy(job, analysis) and measured - ideal > ideal else key,
     )
 
@@ -439,7 +439,7 @@ def _on_pipeline(job: Job, analysis: Analysis) -> Iterator[Finding]:
 def _on_pace(job: Job, analysis: Analysis) -> Iterator[Finding]:
     """Yield a finding on the stage that sets the pace, or on why it is not known."""
     step, found = analysis.find_step("median"), analysis.paces
-    if step is None or not step.bubbles or found is None:
+    if step is None or not step.bubbles or found is None or len(found.work_s) < 2:
         return
     mean, (low_s, work_s, high_s) = sum(found.work_s) / len(found.work_s), found.rank_s
     length = sum(piece.seconds for piece in step.path)
@@ -524,37 +524,6 @@ def _on_balance(job: Job, analysis: Analysis) -> Iterator[Finding]:
     )
 
 
-def _on_communication(job: Job, analysis: Analysis) -> Iterator[Finding]:
-    step = analysis.find_step("median")
-    if step is None or len(step.communication) < 2:  # a rank alone has nobody to wait for
-        return
-    took = _get_time(job, analysis, step)
-    table = step.communication
-    exposed, hidden = float(table["exposed_s"].mean()), float(table["overlapped_s"].mean())
-    if not took or exposed / took < 0.005:
-        return
-    worst = table.loc[table["exposed_s"].idxmax()]
-    total = exposed + hidden
-    yield Finding(
-        rule="communication",
-        values={"step": step.step, "exposed_s": exposed, "hidden_s": hidden},
-        weight=exposed / took,
-        sentence=(
-            f"In step {step.step} communication holds up a rank for {in_units(exposed)}, "
-            f"{percent(exposed / took)} of this step; computation hides "
-            f"{percent(hidden / total)} of all communication. Rank {int(worst['rank'])} waits "
-            f"longest, {in_units(float(worst['exposed_s']))}."
-        ),
-        evidence=f"step {step.step}: messages under way, sends and all-reduces, without bubbles"
-        + (", but with waits for slow ranks" if analysis.stragglers else ""),
-        key=("parallel.order or " if _has_orders(job) else "") + "train.micro_batch_size"
-        if exposed / took > MUCH_BUBBLE
-        and not (analysis.stragglers or _find_busy(job, analysis))
-        and _is_pipeline(job)
-        else "",
-    )
-
-
 def _has_orders(job: Job) -> bool:
     """Return True if the order of ranks matters: there are several replicas on several nodes."""
     ranks = [trace for trace in job.traces.ranks if trace.has_header]
@@ -564,12 +533,6 @@ def _has_orders(job: Job) -> bool:
 def _is_pipeline(job: Job) -> bool:
     """Return False for a script without a pipeline, on which the layout's keys have no effect."""
     return job.plan.program not in OWN_PROGRAMS or (job.plan.pipeline or 1) > 1
-
-
-def _get_time(job: Job, analysis: Analysis, step: StepAnalysis) -> float:
-    times = job.traces.steps if job.traces.is_log else analysis.times
-    own = times[(times["attempt"] == step.attempt) & (times["step"] == step.step)]["took_s"]
-    return float(own.max()) if len(own) else 0.0
 
 
 def _on_stragglers(job: Job, analysis: Analysis) -> Iterator[Finding]:
@@ -988,7 +951,6 @@ MAKERS = (
     _on_pipeline,
     _on_pace,
     _on_balance,
-    _on_communication,
     _on_stragglers,
     _on_outliers,
     _on_slowdown,
@@ -1253,14 +1215,14 @@ def _on_start(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 def _on_small_pieces(job: Job, analysis: Analysis) -> Iterator[Finding]:
     step, training = analysis.find_step("median"), job.training
-    if step is None or training is None or not step.pipelines or not step.stage_work_s:
+    if step is None or training is None or not step.pipelines:
         return
     if not analysis.headline.has_gpus:  # what starting a kernel takes is known of GPUs
         return
     events = job.events[(job.events["attempt"] == step.attempt) & (job.events["step"] == step.step)]
     forwards = events[events["kind"].isin(["F", "f"])]
-    micros = step.pipelines[0].schedule.num_microbatches
-    stages = len(step.stage_work_s)
+    schedule = step.pipelines[0].schedule
+    micros, stages = schedule.num_microbatches, schedule.num_stages
     took = (forwards["end_s"] - forwards["ready_s"]).astype(float).median()
     fixed = LAYER_LAUNCH_S * max(1, training.layers // stages)
     table = analysis.memory.dropna()

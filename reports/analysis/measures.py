@@ -78,8 +78,6 @@ class StepAnalysis:
     path: tuple[PathPart, ...]
     """The critical path of the slowest replica."""
     communication: pd.DataFrame
-    stage_work_s: tuple[float, ...]
-    """Work of each stage: the mean over its ranks, slow ranks excluded."""
     trouble: str
     """The reason why pipelines or bubbles are missing."""
 
@@ -130,7 +128,7 @@ class Analysis:
     partition: tuple[int, ...]
     """Layers of each stage in the attempt of the median step."""
     paces: StagePaces | None
-    """The paces of the stages in that attempt; None with one stage."""
+    """The paces of the stages in that attempt; None if they are not known."""
     suggestion: Suggestion | None
     goodput: Goodput
     accounting: Accounting
@@ -168,7 +166,7 @@ def analyse(job: Job) -> Analysis:
     works = [table for table in (job.traces.steps, job.traces.works) if len(table)]
     stragglers = find_stragglers(pd.concat(works), list_ranks(job)) if works else []
     slow = {(found.attempt, found.rank) for found in stragglers}
-    looked_at = {pair: _analyse_step(job, *pair, slow) for pair in set(job.chosen.values())}
+    looked_at = {pair: _analyse_step(job, *pair) for pair in set(job.chosen.values())}
     steps = tuple(replace(looked_at[pair], name=name) for name, pair in job.chosen.items())
     median = next((step for step in steps if step.name == "median"), None)
     found = job.find_partition(median.attempt if median else "")
@@ -419,9 +417,7 @@ def list_ranks(job: Job) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*names, "num_events"])
 
 
-def _analyse_step(
-    job: Job, attempt: str, step: int, slow: Collection[tuple[str, int]]
-) -> StepAnalysis:
+def _analyse_step(job: Job, attempt: str, step: int) -> StepAnalysis:
     events = job.events[(job.events["attempt"] == attempt) & (job.events["step"] == step)]
     conflict = find_conflict(job, attempt, step)
     pipelines: list[Pipeline] = []
@@ -438,15 +434,6 @@ def _analyse_step(
         else:
             bubbles.append(compared)
     last = max(pipelines, key=lambda item: item.makespan, default=None)
-    work = events[events["kind"].isin(COMPUTE) & events["stage"].between(0, MOST_STAGES)]
-    work = work.assign(work_s=work["end_s"] - work["ready_s"])
-    by_rank = work.groupby(["stage", "rank"])["work_s"].sum()
-    is_slow = by_rank.index.get_level_values("rank").map(lambda rank: (attempt, rank) in slow)
-    by_stage = by_rank[~is_slow.to_numpy(dtype=bool)].groupby("stage").mean()
-    by_stage = by_stage.combine_first(by_rank.groupby("stage").mean())  # all of a stage's
-    stages = range(int(by_stage.index.max()) + 1 if len(by_stage) else 0)
-    # A stage of which no rank wrote did nothing that is known.
-    by_stage = by_stage.reindex(stages, fill_value=0.0)
     return StepAnalysis(
         name="",
         attempt=attempt,
@@ -455,7 +442,6 @@ def _analyse_step(
         bubbles=tuple(bubbles),
         path=tuple(find_critical_path(last)) if last is not None else (),
         communication=measure_communication(events, pipelines),
-        stage_work_s=tuple(float(seconds) for seconds in by_stage),
         trouble=f"replica {min(troubles)}: {troubles[min(troubles)]}" if troubles else "",
     )
 

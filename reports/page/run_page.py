@@ -47,18 +47,18 @@ MARGIN = {"l": 70, "r": 20, "t": 50, "b": 50}
 
 
 def draw_stages(job: Job, analysis: Analysis) -> Figure | None:
-    step = analysis.find_step("median")
-    if step is None or not step.stage_work_s:
+    if analysis.paces is None:
         return None
-    stages = [f"stage {stage}" for stage in range(len(step.stage_work_s))]
-    most = max(step.stage_work_s)
-    colours = [RED if work == most and len(stages) > 1 else BLUE for work in step.stage_work_s]
+    works = analysis.paces.work_s
+    stages = [f"stage {stage}" for stage in range(len(works))]
+    most = max(works)
+    colours = [RED if work == most and len(stages) > 1 else BLUE for work in works]
     data: list[Figure] = [
         {
             "type": "bar",
             "orientation": "h",
             "y": stages,
-            "x": round_all(np.array(step.stage_work_s)),
+            "x": round_all(np.array(works)),
             "marker": {"color": colours},
             "name": "work of a step",
             "hovertemplate": "%{y}: %{x:.4g} s<extra></extra>",
@@ -86,7 +86,10 @@ def draw_stages(job: Job, analysis: Analysis) -> Figure | None:
         data,
         height=int(np.clip(26 * len(stages), 90, 900)) + 100,
         margin=MARGIN,
-        xaxis={"title": {"text": f"work in step {step.step}, s"}, "rangemode": "tozero"},
+        xaxis={
+            "title": {"text": f"work, median of {analysis.paces.num_steps} steps, s"},
+            "rangemode": "tozero",
+        },
         yaxis={"autorange": "reversed", "nticks": MOST_TICKS},
         showlegend=len(data) > 1,
     )

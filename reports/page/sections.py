@@ -161,16 +161,16 @@ def _list_pipelines(analysis: Analysis) -> ReportTable:
 def _list_stages(job: Job, analysis: Analysis) -> ReportTable:
     parts = "segments" if job.chosen_partitions else "layers"
     columns = ("stage", parts, "work s", "on path")
-    step = analysis.find_step("median")
-    if step is None or not step.stage_work_s:
+    step, paces = analysis.find_step("median"), analysis.paces
+    if step is None or paces is None:
         return ReportTable(title="stages", columns=columns, rows=[])
-    most = max(step.stage_work_s) or 1.0
-    path = {stage: 0.0 for stage in range(len(step.stage_work_s))}
+    most = max(paces.work_s) or 1.0
+    path = {stage: 0.0 for stage in range(len(paces.work_s))}
     for piece in step.path:
         if piece.what == "work" and piece.stage in path:
             path[piece.stage] += piece.seconds
     length = sum(piece.seconds for piece in step.path) or 1.0
-    has_layers = len(analysis.partition) == len(step.stage_work_s)
+    has_layers = len(analysis.partition) == len(paces.work_s)
     rows = [
         (
             str(stage),
@@ -178,9 +178,9 @@ def _list_stages(job: Job, analysis: Analysis) -> ReportTable:
             f"{work:.4f}",
             f"{100 * path[stage] / length:.1f} %",
         )
-        for stage, work in enumerate(step.stage_work_s)
+        for stage, work in enumerate(paces.work_s)
     ]
-    shares = tuple(work / most for work in step.stage_work_s)
+    shares = tuple(work / most for work in paces.work_s)
     return ReportTable(title="stages", columns=columns, rows=rows, shares=shares)
 
 

@@ -97,8 +97,8 @@ def test_a_shell_conf_is_imported_submitted_watched_and_reported(
         assert found == order_1f1b(int(stage))
     assert str(job.find_partition("0")) == "3-1"
     measures = analyse(job)
-    assert measures is not None
-    assert measures.steps[0].stage_work_s == pytest.approx((4 * 0.09, 4 * 0.03))
+    assert measures.paces is not None
+    assert measures.paces.work_s == pytest.approx((4 * 0.09, 4 * 0.03))
 
     said = vjob("report", str(run.path), "--text").stdout
     for words in ("\nPIPELINE\n", "\nSTAGES\n", "3-1", "rank 2: 2202 MB"):

@@ -237,25 +237,6 @@ def test_waits_on_busy_processors_are_not_advised_on() -> None:
     assert (found.key, found.cause, found.lost_s) == ("", "", 0.0)
 
 
-def test_a_rank_alone_is_held_up_by_nobody() -> None:
-    """Of a morphed run whose last attempt had one rank."""
-    columns = {"rank": [0, 1], "exposed_s": [0.1, 0.2], "overlapped_s": [0.0, 0.0]}
-    table = pd.DataFrame(columns)
-    step = SimpleNamespace(attempt="0", step=8, communication=table)
-    times = pd.DataFrame({"attempt": ["0"], "step": [8], "took_s": [1.0]})
-    plan = SimpleNamespace(program="gpt", pipeline=2)
-    traces = SimpleNamespace(is_log=False, ranks=[])
-    job: Any = SimpleNamespace(traces=traces, plan=plan, gpus=pd.DataFrame())
-    analysis: Any = SimpleNamespace(find_step=lambda name: step, times=times, stragglers=[])
-    (found,) = findings._on_communication(job, analysis)
-    assert found.sentence == (
-        "In step 8 communication holds up a rank for 150 ms, 15 % of this step; computation "
-        "hides 0 % of all communication. Rank 1 waits longest, 200 ms."
-    )
-    step.communication = table[table["rank"] == 0]
-    assert not list(findings._on_communication(job, analysis))
-
-
 def test_the_median_step_is_the_nearest_to_the_median_of_all() -> None:
     """Steps with details took longer than others, and the median of these was called the median."""
     took = {step: 24.0 for step in range(1, 12)} | {1: 50.0, 5: 33.0, 9: 26.0, 11: 32.0}

@@ -42,7 +42,8 @@ def test_equal_stages_have_the_bubble_of_the_books(tmp_path: Path) -> None:
     assert bubbles.ideal == pytest.approx(3 / 9)
     assert bubbles.ideal_even == pytest.approx(3 / 9)
     assert analysis.bubbles["bubble_share"].tolist() == pytest.approx([3 / 9] * 3)
-    assert median.stage_work_s == pytest.approx([0.018] * 4)
+    assert analysis.paces is not None
+    assert analysis.paces.work_s == pytest.approx([0.018] * 4)
 
 
 def test_a_slow_stage_sets_the_pace_and_is_named(tmp_path: Path) -> None:
@@ -231,7 +232,7 @@ def test_interleaved_stages_find_their_ranks(tmp_path: Path) -> None:
     _, analysis = read(tmp_path)
     (bubbles,) = analysis.steps[0].bubbles
     assert bubbles.ideal == pytest.approx(simulate(schedule, build_even_costs(4)).bubble_share)
-    assert len(analysis.steps[0].stage_work_s) == 4
+    assert analysis.paces is not None and len(analysis.paces.work_s) == 4
 
 
 def test_a_rank_that_wrote_nothing_is_said_not_guessed(tmp_path: Path) -> None:

@@ -60,7 +60,8 @@ def test_the_seeds_timers_give_pipelines_and_a_timeline(tmp_path: Path) -> None:
     ideal = simulate(build_schedule("1f1b", 2, 4), costs).bubble_share
     for step in analysis.steps:
         assert [bubble.measured for bubble in step.bubbles] == pytest.approx([ideal] * 2)
-        assert step.stage_work_s == pytest.approx((0.12, 0.24))
+    assert analysis.paces is not None
+    assert analysis.paces.work_s == pytest.approx((0.12, 0.24))
     held = build_steps(job, build_lanes(job, analysis))
     assert [step.facts["events"] for step in held] == [32] * 6
     assert "Megatron&#39;s timers" in render(tmp_path)
