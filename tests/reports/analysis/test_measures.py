@@ -269,7 +269,7 @@ def test_the_median_of_the_others_is_that(rows: list[list[float]]) -> None:
 def test_a_stage_that_nobody_wrote_of_keeps_its_place(tmp_path: Path) -> None:
     """Nor does a number that is none of a stage cost memory, as it once did: all of it."""
     for rank, stage in ((0, 0), (2, 2), (3, 2**40)):
-        write_rank(tmp_path, rank, [("F", 1, stage, 0, 0, 0, (rank + 1) * MS, 0, "")], stage=rank)
+        write_rank(tmp_path, rank, [("F", 1, stage, 0, 0, 0, (rank + 1) * MS, 0, "")], stage=stage)
     analysis = analyse(load_job(tmp_path))
     (step, *_), paces = analysis.steps, analysis.paces
     assert paces is not None and paces.work_s == pytest.approx((0.001, 0.0, 0.003))
