@@ -110,7 +110,7 @@ def measure_stage_paces(works: pd.DataFrame, slow: Collection[int]) -> StagePace
     table = works.pivot_table(index="step", columns=["stage", "rank"], values="work_s")
     table = (table.iloc[1:] if len(table) > 1 else table).dropna()
     stages = table.columns.get_level_values("stage")
-    if table.empty:
+    if table.empty or not table.to_numpy().any():
         return None
     medians = table.median()
     is_slow = table.columns.get_level_values("rank").isin(list(slow))

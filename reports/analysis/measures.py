@@ -373,11 +373,10 @@ def _measure_paces(
 ) -> StagePaces | None:
     """Measure the stages' paces, from all steps if each rank has one stage, else from the detailed
     steps alone."""
-    own = [trace for trace in job.traces.ranks if trace.attempt == attempt and trace.has_header]
-    if all(len(trace.stages) == 1 for trace in own) and works:
+    table = job.events[(job.events["attempt"] == attempt) & job.events["kind"].isin(COMPUTE)]
+    if works and (table.empty or table.groupby("rank")["stage"].nunique().max() == 1):
         table = pd.concat(works)
     else:
-        table = job.events[job.events["kind"].isin(COMPUTE)]
         table = table.assign(work_s=table["end_s"] - table["ready_s"])
         table = table.groupby(["attempt", "step", "stage", "rank"])["work_s"].sum().reset_index()
     table = table[(table["attempt"] == attempt) & table["stage"].between(0, MOST_STAGES)]
