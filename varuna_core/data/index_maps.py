@@ -165,7 +165,7 @@ def find_fault(
     if int(document.min()) < low or int(document.max()) > high:
         return f"the document index has documents outside {low} to {high}, those of this split"
     if np.any(np.bincount(document - low, minlength=high - low + 1) != epochs.count):
-        return "the document index does not hold every document once an epoch"
+        return "the document index does not hold every document once per epoch"
     if len(sample) != epochs.num_samples + 1 or len(shuffle) != epochs.num_samples:
         return (
             f"there are {len(sample) - 1:,} samples and {len(shuffle):,} places in their order, "

@@ -95,7 +95,7 @@ def _by_node(places: Sequence[ProfiledRank]) -> dict[str, list[int]]:
 
 
 def _double(most: int) -> list[int]:
-    """Return 2, 4, 8 .. and `most`, without numbers below 2."""
+    """Return the powers of two from 2 to `most`, and `most` itself if it is at least 2."""
     sizes = [2**power for power in range(1, most.bit_length()) if 2**power < most]
     return [*sizes, most] if most > 1 else []
 

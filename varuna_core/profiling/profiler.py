@@ -139,9 +139,9 @@ class Profiler:
         path: str | Path | None = None,
         links: bool = True,
     ) -> Profile:
-        """Measure and write `<out_folder>/<model>.profile.json`, or `path`; equal on all ranks.
+        """Measure, write `<out_folder>/<model>.profile.json` or `path`, and return the profile.
 
-        Default sizes double until memory or time (`limit_s` a degree) runs out. An existing file
+        Default sizes double until memory or time (`limit_s` per degree) is spent. An existing file
         must be of the same model and software, and is extended.
         """
         if get_batch is not None and not callable(get_batch):

@@ -103,7 +103,7 @@ class ManagerState:
 
     @property
     def free(self) -> Tuple[str, ...]:
-        """Return the nodes that the next attempt may use."""
+        """Return the nodes that are present and that the next attempt may use."""
         if not self.leaving:
             return self.nodes
         return tuple(node for node in self.nodes if node not in self.leaving)

@@ -107,7 +107,7 @@ class KnownLine:
     explain something."""
 
     def explain(self, context: Context, job: str = "") -> str:
-        """Return the meaning and the remedies, worded for a context."""
+        """Return the meaning and the remedies as text, in the words of a context."""
         return explain(self.meaning, self.remedies, context, job)
 
 

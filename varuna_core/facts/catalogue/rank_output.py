@@ -425,7 +425,7 @@ NETWORK = (
         r"unhandled system error|unhandled cuda error|ncclSystemError|ncclUnhandledCudaError"
         r"|ncclInternalError|ncclInvalidUsage|NCCL error(?! *handling)|NCCL failure"
         r"|invalid usage \(run with NCCL_DEBUG",
-        "often the interface, /dev/shm or a GPU of that node",
+        "often caused by the interface, /dev/shm or a GPU of that node",
         set_env("NCCL_DEBUG=INFO", "and look at the first NCCL WARN"),
     ),
     cause(

@@ -33,7 +33,7 @@ LEAST_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Rung:
-    """A rung of the ladder: how much slower, in which share of how many steps."""
+    """A rule for slow ranks: how much slower than peers, in which share of how many steps."""
 
     times: float
     """Minimum ratio to the work of the peers."""
@@ -50,7 +50,7 @@ STARK = Rung(times=1 / 0.7, share=0.5, num_steps=1)
 
 @dataclass(frozen=True)
 class SlowRank:
-    """A rank that is PERSISTENT in the last steps."""
+    """A rank that is slow by the rule PERSISTENT in the last steps."""
 
     rank: int
     ratio: float

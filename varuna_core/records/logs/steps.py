@@ -239,7 +239,7 @@ class StepReader:
 
     @property
     def has_table(self) -> bool:
-        """True below a header that names columns."""
+        """True if the last lines are a table, whose header named its columns."""
         return bool(self._tables.names)
 
     @property

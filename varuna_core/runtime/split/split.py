@@ -303,7 +303,7 @@ class Split:
 
     @cached_property
     def replay(self) -> Replay:
-        """Return the comparison of the stages with the whole model."""
+        """Return the object that compares stages with the whole model."""
         return Replay(self.rehearsal, self.inputs)
 
     def owners(self, name: str) -> tuple[int, ...]:
