@@ -438,7 +438,7 @@ def _start_phase(values: Values) -> str:
         missing, total = values["missing"], values["num_nodes"]
         verb = _plural(missing, "has", "have")
         return f"{missing} of {total} nodes {verb} not reported" if missing else "the nodes connect"
-    return "the ranks are importing modules and connecting"
+    return "the program is importing modules and connecting"
 
 
 def _gpus_spin(values: Values) -> str:
