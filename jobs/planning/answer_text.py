@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from varuna_core.facts.known import NotKnown, Within
 from varuna_core.facts.not_covered import describe_lack
@@ -96,7 +96,8 @@ def _format_expected(plan: ShapePlan, question: Question) -> Iterator[str]:
     """Lines that say how sure the time of a step is, and what of the plan was not measured."""
     expected = plan.expected_s
     if plan.band_s:
-        yield f"nine of ten steps are expected to take {_format_range(plan.band_s)} s"
+        low, high = plan.band_s
+        yield f"nine of ten steps are expected to take {low:.4g} to {high:.4g} s"
     elif isinstance(expected, Within):
         bounds = f"{expected.low:.2g} to {expected.high:.2g}"
         yield (
@@ -121,10 +122,6 @@ def _format_run(plan: ShapePlan, question: Question) -> str:
         return took
     low, high = (format_duration(bound * question.steps) for bound in (expected.low, expected.high))
     return f"{took} ({low} to {high})"
-
-
-def _format_range(bounds: Sequence[float]) -> str:
-    return " to ".join(f"{bound:.4g}" for bound in bounds)
 
 
 def _wrap(line: str) -> str:

@@ -79,11 +79,10 @@ class Networks:
 
     def _note_growth(self, ports: Mapping[str, Port], minutes: float) -> None:
         for name, port in ports.items():
-            before = self._before.get(name)
-            for counter, count in port.counts.items() if before is not None else ():
-                last = before.counts.get(counter, count) if before is not None else count
+            before = self._before.get(name, port)
+            for counter, count in port.counts.items():
                 held = self._grown.get(name, {})
-                grown = count - last
+                grown = count - before.counts.get(counter, count)
                 if grown > 0 and (counter in held or grown >= port.least[counter] * minutes):
                     self._grown.setdefault(name, {})[counter] = held.get(counter, 0) + grown
 

@@ -31,8 +31,8 @@ def render_certificate(searched: Searched) -> str:
         how = "searched wholly"
         if one.coverage is not Coverage.WHOLLY:
             how = f"searched in part, {one.done} of {one.of} shapes"
-        named = "" if len(one.schedules) == 1 else f" ({', '.join(one.schedules)})"
-        lines.append(f"  {_name_ranks(one)}{named}: {how}{reason}")
+        named = f"{_name_number(one.stages_per_rank)} ({', '.join(one.schedules)})"
+        lines.append(f"  {named}: {how}{reason}")
     first = some[0]
     lines.append(f"  each with {'; '.join(_list_values(first, is_several=False))}")
     lines.append(f"  placements: {first.placements}, replicas of a stage together; every partition")
@@ -50,11 +50,6 @@ def _state_bound(searched: Searched) -> str:
         f"none of these plans can take less than {searched.bound_s:.4g} s, this one takes "
         f"{chosen_s:.4g} s; gap {searched.gap:.1%}: a faster plan may or may not exist"
     )
-
-
-def _name_ranks(one: PlanClass) -> str:
-    named = f", {one.schedules[0]}" if len(one.schedules) == 1 else ""
-    return _name_number(one.stages_per_rank) + named
 
 
 def _name_number(stages_per_rank: Sequence[int]) -> str:
