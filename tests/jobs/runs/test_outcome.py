@@ -105,11 +105,7 @@ def test_who_was_told_to_end_learns_why(
 @pytest.mark.parametrize(
     ("stop", "code", "reason"),
     [
-        (
-            ("signal", 143),
-            113,
-            "the agent on n1 exited without a message: rank 3 left no exit code",
-        ),
+        (("signal", 143), 113, "agent on n1 exited without a message: rank 3 left no exit code"),
         (("group", 143), 143, "group weak: SIGTERM from the scheduler (cancel or time limit)"),
         (("lost", 113), 113, f"n1 {HAS_LEFT}; SIGTERM from the scheduler"),
     ],

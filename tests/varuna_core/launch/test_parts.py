@@ -168,10 +168,7 @@ def test_a_probe_of_an_odd_folder_finds_what_is_there(tmp_path: Path) -> None:
     ("key", "message"),
     [
         ("end", "was interrupted"),
-        (
-            "sees",
-            "does not see the run folder .*log_folder to one; you are user 0 here and 1 there",
-        ),
+        ("sees", "does not see the run folder .* to one; you are user 0 here and 1 there"),
         ("writes", "cannot write"),
         ("agent", "neither /bin/sh nor a python3"),
         ("python", "it has no /bin/sh: install it, or set program.python to another"),

@@ -155,9 +155,7 @@ def test_a_lost_agent_is_told_and_tried_again_later(stage: Stage) -> None:
     stage.start("127.0.0.1")
     stage.wait_for_starts(f"{HERE} 0 {SESSION}")
     stage.end_agent(HERE, 7)
-    stage.wait_for_word(
-        f"{HERE}: its agent exited with 7: I am here; trying again in 15 s if it is"
-    )
+    stage.wait_for_word(f"{HERE}: its agent exited with 7: I am here; trying again in 15 s if")
 
 
 def test_with_the_end_of_the_run_it_ends_once_all_are_home(stage: Stage) -> None:

@@ -134,9 +134,7 @@ def test_counts_that_differ_from_the_forwards_are_refused() -> None:
             return len(y) + 1
 
     varuna = Varuna(Wrong(FOUND["a mean"]), "0;", INPUTS, 6, 2, device="cpu")
-    with pytest.raises(
-        SplitError, match=r"loss_counts returns 9 for this batch.* TokenMeans are 6"
-    ):
+    with pytest.raises(SplitError, match=r"loss_counts returns 9 for this .* TokenMeans are 6"):
         varuna.step(INPUTS)
 
 

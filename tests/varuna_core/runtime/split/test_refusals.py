@@ -202,9 +202,7 @@ def test_a_model_that_skips_a_cut_later_on_is_told() -> None:
             return self.embed(ids).sum() if short else super().forward(ids, labels)
 
     stage = split_model(Skipping(), make_inputs(), 1).make_stage(0)
-    with pytest.raises(
-        SplitError, match="returned after 0 CutPoints, but it passed 5 in the dry run"
-    ):
+    with pytest.raises(SplitError, match="returned after 0 CutPoints, but it passed 5 in the"):
         stage.forward({**make_inputs(), "short": True})
 
 

@@ -142,9 +142,7 @@ def test_what_is_whole_is_given_by_the_first_rank() -> None:
     assert {s: [e.name for e in held] for s, held in first.items()} == {0: ["w", "b"], 1: ["w"]}
     assert {s: [e.name for e in held] for s, held in second.items()} == {0: ["w"]}
     odd = {0: [make_entry("optimizer.row", "w", torch.ones(2))]}
-    with pytest.raises(
-        CheckpointError, match=r"optimizer\.row of 'w' has shape \[2\], not a single"
-    ):
+    with pytest.raises(CheckpointError, match=r"optimizer\.row of 'w' has shape \[2\], not a "):
         Shares({"w": share}).place(odd)
 
 
@@ -222,14 +220,10 @@ def test_a_style_that_does_not_go_onto_a_module_is_refused_with_both_names(
     mesh: DeviceMesh,
 ) -> None:
     plan = match_modules(small_gpt(), {"norm": ColwiseParallel()})
-    with pytest.raises(
-        SplitError, match="ColwiseParallel cannot be applied to 'norm', a LayerNorm"
-    ):
+    with pytest.raises(SplitError, match="ColwiseParallel cannot be applied to 'norm', a Layer"):
         place_parameters(small_gpt(), plan, mesh)
     plan = match_modules(small_gpt(), {"tokens": PackedColwise(parts=3)})
-    with pytest.raises(
-        SplitError, match="PackedColwise cannot be applied to 'tokens', a Embedding"
-    ):
+    with pytest.raises(SplitError, match="PackedColwise cannot be applied to 'tokens', a Emb"):
         place_parameters(small_gpt(), plan, mesh)
 
 
