@@ -245,7 +245,7 @@ def test_a_shared_weight_that_code_before_the_stage_reads_is_refused(group: Any)
     split = split_model(Reading(), models.make_inputs(), 2)
     sharding = Sharding(split, TIED, group, torch.device("cpu"))
     split.make_stage(0, sharding=sharding)
-    with pytest.raises(SplitError, match=r"shares 'wte\.weight', which is read by code before"):
+    with pytest.raises(SplitError, match=r"shards 'wte\.weight', which is read by code before"):
         split.make_stage(1, sharding=sharding)
 
 
