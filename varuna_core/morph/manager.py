@@ -111,8 +111,9 @@ from varuna_core.records.training import TrainingFacts
 
 SAVE_LOOK_S = 1.0
 """Seconds between looks at the folder of checkpoints."""
-REST_PER_TURN = 4.0
-"""How long the manager rests after a turn while all is calm, as a multiple of the turn's time."""
+REST_PER_TURN, MOST_REST_S = 4.0, 2.0
+"""How long the manager rests after a turn while all is calm or nodes gather: a multiple of the
+turn's time, and the most."""
 HOME_S = 5.0
 """Seconds for nodes to see that the run has ended, before the batch script ends them."""
 KEY = "manager-save"
@@ -207,9 +208,19 @@ class Manager:
             self._link.beat()
             if self._state.phase == ENDED:
                 return
-            if is_calm:  # or each sign of life of thousands of nodes would begin a turn of its own
-                self._signals.wait(REST_PER_TURN * (time.monotonic() - began))
+            if is_calm or self._state.phase == GATHERING:
+                self._rest(time.monotonic() - began)
             self._signals.wait(poll_s(self._plan), self._link.fds)
+
+    def _rest(self, turn_s: float) -> None:
+        """Only serve connections for a while: each sign of life of thousands of nodes would begin a
+        turn of its own, and those that connect at once would wait for turns."""
+        until = time.monotonic() + min(REST_PER_TURN * turn_s, MOST_REST_S)
+        while (left_s := until - time.monotonic()) > 0 and not self._link.is_asked:
+            self._signals.wait(left_s, self._link.fds)
+            if self._signals.ending is not None:
+                return
+            self._link.step()
 
     def _tell_cut(self, attempt: AttemptFolder) -> None:
         """Tell the agents which members lost their connection, though their files may still
