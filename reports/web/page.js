@@ -10,6 +10,7 @@ async function start() {
   preparePrint();
   shown.model = JSON.parse(await unpackText("model"));
   if (shown.model.steps.length) await startTimeline((facts) => unpackBytes(`step-${shown.model.steps.indexOf(facts)}`));
+  await new Promise((done) => setTimeout(done, 20)); // a frame: the text and the timeline are seen first
   for (const [id, figure] of Object.entries(shown.model.charts)) new Chart(byId(id), figure, chooseStep);
   const figures = Object.entries(shown.model.figures);
   if (figures.length) await loadPlotly();
