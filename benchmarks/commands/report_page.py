@@ -8,6 +8,7 @@ the middle one counts. Debian's chromium, headless, without a GPU.
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -145,7 +146,8 @@ def measure_ordinary(folder: Path, before: Path | None) -> list[str]:
         pages += own.glob("*/report.html")
     found = _measure_pages(dict.fromkeys(pages, ZOOM))
     lines = [
-        "The page of an ordinary run, 60 steps of 8 ranks with a log and GPUs.",
+        "The page of an ordinary run, 60 steps of 8 ranks with a log and GPUs; load "
+        f"{os.getloadavg()[0]:.1f}.",
         "",
         "| page | KB | first paint, ms | complete, ms | processor time of its thread, ms |",
         "|---|---|---|---|---|",

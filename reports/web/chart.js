@@ -135,7 +135,10 @@ class Chart extends View {
       const named = new Map(shown.map(({ trace }) => [trace.name, trace]));
       for (const [name, { line, marker }] of named) {
         const colour = line?.color ?? [marker.color].flat()[0];
-        add(unescape(name), colour, () => !this.hidden.delete(name) ? !this.hidden.add(name) : true);
+        add(unescape(name), colour, () => {
+          if (!this.hidden.delete(name)) this.hidden.add(name);
+          return !this.hidden.has(name);
+        });
       }
     }
     if (this.layout.updatemenus) add(`${this.rows[0].title} on a log scale`, "", () => (this.isLog = !this.isLog));
