@@ -221,7 +221,7 @@ def main() -> None:
         head = (
             f"# Reports\n\n{platform.processor() or platform.machine()}, {os.cpu_count()} cores, "
         )
-        command = "python -m benchmarks.commands.report --write"
+        command = "python -m benchmarks.commands.report --before TREE --write"
         version = f"Python {platform.python_version()}. `{command}`.\n\n"
         RESULT.write_text(head + version + text + "\n")
 
