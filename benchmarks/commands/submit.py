@@ -171,9 +171,10 @@ def main() -> None:
         f"Python {platform.python_version()}, submitit {version('submitit')}, "
         f"{platform.machine()}, {options.rounds} rounds.\n\n"
         + "\n".join(render_rows(options.before, rows))
-        + f"\n\nOurs takes {seconds:.2f} s, submitit's {others:.2f} s, with {os.getloadavg()[0]:.0f}"
-        " processes at work. A Python that imports click, yaml, submitit and jinja2, and ends, "
-        f"takes {least:.2f} times submitit's processor time.\n\n{imports.rstrip()}"
+        + f"\n\nOurs takes {seconds:.2f} s, submitit's {others:.2f} s, with "
+        f"{os.getloadavg()[0]:.0f} processes at work. A Python that imports click, yaml, submitit "
+        f"and jinja2, and ends, takes {least:.2f} times submitit's processor time.\n\n"
+        f"{imports.rstrip()}"
     )
     print(text)
     if options.write:
