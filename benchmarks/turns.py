@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import statistics
 import subprocess
@@ -48,6 +49,11 @@ def divide(costs: Sequence[Sequence[Cost]]) -> tuple[list[float], list[float]]:
     """The processor time of each round over that of its last command: now, and before."""
     now, then = ([each[at].processor_s / each[-1].processor_s for each in costs] for at in (0, -2))
     return now, then
+
+
+def describe_load() -> str:
+    first = ", ours of real-time priority" if os.sched_getscheduler(0) else ""
+    return f"{os.getloadavg()[0]:.0f} processes at work{first}"
 
 
 def add_before(parser: argparse.ArgumentParser) -> None:

@@ -21,7 +21,15 @@ from pathlib import Path
 
 from benchmarks import RESULTS
 from benchmarks.machine import compile_to
-from benchmarks.turns import Row, add_before, divide, list_envs, render_rows, time_in_turn
+from benchmarks.turns import (
+    Row,
+    add_before,
+    describe_load,
+    divide,
+    list_envs,
+    render_rows,
+    time_in_turn,
+)
 from varuna_core.records.plan import render_plan
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.conf.loading.load import read_conf
@@ -106,7 +114,8 @@ def main() -> None:
         dry = [python, "-m", "vjob", "submit", conf, "--dry-run"]
         dry += ["--set", "cluster.scheduler=local"]
         lines = [
-            f"Python {platform.python_version()}, {platform.machine()}, {options.rounds} rounds.",
+            f"Python {platform.python_version()}, {platform.machine()}, {options.rounds} rounds, "
+            f"{describe_load()}.",
             "",
         ]
         rows = (
@@ -116,10 +125,10 @@ def main() -> None:
         envs = list_envs(compile_to(folder / "compiled"), options.before)
         figures: list[Row] = []
         for text, bound, ours, other in rows:
-            costs = [
-                time_in_turn([(ours, env), (other, env)], folder, options.rounds) for env in envs
-            ]
-            figures.append((text, bound, divide(costs[0])[0], divide(costs[-1])[0]))
+            turns = [(command, env) for env in envs for command in (ours, other)]
+            costs = time_in_turn(turns, folder, options.rounds)
+            now, then = (divide([each[at:][:2] for each in costs])[0] for at in (0, -2))
+            figures.append((text, bound, now, then))
         lines += render_rows(options.before, figures)
         points = measure_growth(folder, repeats=21)
         lines += [

@@ -31,6 +31,7 @@ from benchmarks.machine import compile_to
 from benchmarks.turns import (
     Row,
     add_before,
+    describe_load,
     divide,
     list_envs,
     render_rows,
@@ -169,12 +170,11 @@ def main() -> None:
     seconds, others = (statistics.median(each[at].seconds for each in costs) for at in (0, -1))
     text = (
         f"Python {platform.python_version()}, submitit {version('submitit')}, "
-        f"{platform.machine()}, {options.rounds} rounds.\n\n"
+        f"{platform.machine()}, {options.rounds} rounds, {describe_load()}.\n\n"
         + "\n".join(render_rows(options.before, rows))
-        + f"\n\nOurs takes {seconds:.2f} s, submitit's {others:.2f} s, with "
-        f"{os.getloadavg()[0]:.0f} processes at work. A Python that imports click, yaml, submitit "
-        f"and jinja2, and ends, takes {least:.2f} times submitit's processor time.\n\n"
-        f"{imports.rstrip()}"
+        + f"\n\nOurs takes {seconds:.2f} s, submitit's {others:.2f} s. A Python that imports "
+        f"click, yaml, submitit and jinja2, and ends, takes {least:.2f} times submitit's processor "
+        f"time.\n\n{imports.rstrip()}"
     )
     print(text)
     if options.write:
