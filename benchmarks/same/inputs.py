@@ -164,7 +164,7 @@ def write_run(folder: Path, name: str, script: str, *args: str) -> Path:
     return path
 
 
-def wait(is_so: Callable[[], bool], seconds: float = 60) -> None:
+def wait(is_so: Callable[[], bool], seconds: float = 600) -> None:
     deadline = time.monotonic() + seconds
     while not is_so():
         if time.monotonic() > deadline:
