@@ -67,8 +67,7 @@ def test_jobs_of_plain_sbatch_are_known_by_their_ids(vjob: Vjob, slurm: Slurm) -
 
     found = look(vjob, loop)
     assert (found["verdict"]["health"], found["progress"]["num_steps"]) == ("HEALTHY", 2000)
-    assert "a step" in found["verdict"]["reason"] and "left" in found["verdict"]["reason"]
-    assert "mean since the job started" in found["message"]
+    assert "left" not in found["verdict"]["reason"]  # its lines have no times
     assert (slurm.folder / f"my steps-{int(loop):05}.out").exists()
     assert "loss" in vjob("logs", loop, "-n", "3").stdout
     assert list(slurm.folder.glob(f"{loop}.b*.err"))

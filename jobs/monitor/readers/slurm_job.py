@@ -36,7 +36,6 @@ from vjob.jobs.monitor.readers.node_files import (
     merge_errors,
 )
 from vjob.jobs.monitor.readers.scheduler import NODES_EVERY_S, make_row
-from vjob.jobs.monitor.rules.pace import find_pace_s
 from vjob.jobs.runs.foreign_job import ask_again
 from vjob.jobs.schedulers import broker
 from vjob.jobs.schedulers import choose as schedulers
@@ -45,7 +44,6 @@ from vjob.jobs.schedulers.foreign_job import ForeignJob, JobPart
 GPU_EVERY_S = 60.0
 """Seconds between two readings of GPUs, since a step beside the job costs the controller a few
 requests."""
-MEAN = "its lines have no times: the pace is the mean since the job started"
 
 
 class SeenTimes:
@@ -161,12 +159,6 @@ class SlurmJobReader:
             for name in dict.fromkeys([*known, *gpus])
         )
         notes += [why] if why else []
-        mean = self._find_mean(snapshot)
-        if mean is not None and snapshot.progress is not None:
-            points = snapshot.progress.points
-            points = (*points[:-1], replace(points[-1], step_s=mean))
-            snapshot = replace(snapshot, progress=replace(snapshot.progress, points=points))
-            notes.append(MEAN)
         return replace(snapshot, nodes=nodes_now, message="; ".join(notes))
 
     def count_lines(self, nodes: Collection[str]) -> Mapping[str, Mapping[str, int]]:
@@ -214,18 +206,6 @@ class SlurmJobReader:
             err=files.last_lines("err", self._num_lines),
             sizes=files.sizes(),
         )
-
-    def _find_mean(self, snapshot: Snapshot) -> float | None:
-        """Return the mean seconds per step since the job started; None if a better pace is
-        known."""
-        progress, started = snapshot.progress, snapshot.attempt_started
-        if progress is None or started is None or find_pace_s(snapshot) is not None:
-            return None
-        if len(snapshot.scheduler.jobs) > 1 or progress.at is None:
-            return None
-        first = progress.first_step
-        num_steps = progress.step - (progress.points[0].step if first is None else first) + 1
-        return (progress.at - started) / num_steps if num_steps > 1 else None
 
     def _ask_nodes(self) -> tuple[NodeState, ...]:
         """Return the states of the job's nodes while it is running."""
