@@ -12,6 +12,7 @@ from rich.text import Text
 
 from vjob.jobs.monitor.model.snapshot import Line, Point, Progress, Scheduler, Snapshot, Verdict
 from vjob.jobs.monitor.model.text import format_queue_age
+from vjob.jobs.monitor.rules.pace import find_left_s
 from vjob.shelf.screen import theme
 from vjob.shelf.screen.theme import Marks
 from vjob.shelf.view.formats import (
@@ -188,7 +189,8 @@ def _render_progress(
     loss = next((p.loss for p in reversed(progress.points) if p.loss is not None), None)
     if loss is not None:
         words.append(f"loss {format_loss(loss)}")
-    words += _format_times(snapshot, progress, step_s)
+    left_s = None if step_s is None or "left_s" in verdict.main.values else find_left_s(snapshot)
+    words += _format_times(snapshot, progress, left_s)
     parts = [
         HeadingLine(
             line=_append_fitting(line, [marks.plain(word) for word in words], width), place=1
@@ -198,12 +200,11 @@ def _render_progress(
     return [*parts, HeadingLine(line=sparks, place=6.5)] if sparks is not None else parts
 
 
-def _format_times(snapshot: Snapshot, progress: Progress, step_s: float | None) -> list[str]:
+def _format_times(snapshot: Snapshot, progress: Progress, left_s: float | None) -> list[str]:
     words = []
     is_over = snapshot.record_state == "ended"
-    left = (progress.num_steps or 0) - progress.step
-    if step_s is not None and left > 0 and not is_over:
-        words.append(f"{format_coarse_duration(left * step_s)} to go")
+    if left_s is not None and not is_over:  # the verdict does not say it
+        words.append(f"{format_coarse_duration(left_s)} to go")
     if progress.at is not None and not is_over:
         words.append(f"last step {format_ago(snapshot.now - progress.at)}")
     if snapshot.phase is not None and not is_over:

@@ -271,6 +271,9 @@ def test_a_stalled_job_shows_no_pace_and_what_lets_a_stopped_rank_go_on() -> Non
     ranks = [replace(x, process_state="T") if x.rank == 6 else x for x in snapshot.ranks]
     going = "\n".join(x.plain for x in render_heading(snapshot, HEALTHY, UNICODE, 80, 9))
     assert " s/step  loss" in going and "to go" in going
+    said = judge(snapshot)  # its sentence has the time left
+    assert " left" in said.reason
+    assert "to go" not in "".join(x.plain for x in render_heading(snapshot, said, UNICODE, 80, 9))
     stopped = replace(snapshot, ranks=tuple(ranks), hang=hang)
     verdict = judge(stopped)
     most = count_most_heading(24)
