@@ -33,7 +33,7 @@ from varuna_core.facts.known import Evidence
 from varuna_core.hang.signs import read_hang, write_cut
 from varuna_core.morph.attempt import find_culprit, make_attempt, pick_nodes
 from varuna_core.morph.cost import Cost
-from varuna_core.morph.furthest import Furthest
+from varuna_core.morph.furthest import EPOCH, Furthest
 from varuna_core.morph.links import FILE_S, Calm, ManagerLink
 from varuna_core.morph.machine import advance, begin, repeat
 from varuna_core.morph.messages import (
@@ -500,9 +500,13 @@ class Manager:
         """Return True if ranks that exited with 0 reached the end of the training.
 
         A built-in program then has a checkpoint of its last step. A script left if it was asked to,
-        else it is done; one that finished just then will exit again at once.
+        unless it printed the last step that its conf names, else it is done; any other that
+        finished just then will exit again at once.
         """
-        if self._facts.steps is not None and self._saved >= self._facts.steps:
+        steps, mark = self._facts.steps, self._saved
+        if self._facts.is_own and (printed := self._furthest.find(attempt.number)) < EPOCH:
+            mark = max(mark, printed)
+        if steps is not None and mark >= steps:
             return True
         return self._facts.is_own and read_signal(attempt) is None
 

@@ -100,6 +100,18 @@ def test_a_script_that_leaves_when_asked_goes_on_and_is_done_when_it_was_not(
     assert (morph["from"], morph["to"], morph["iteration"]) == ("1 x 3", "1 x 2", -1)
 
 
+def test_a_script_that_was_asked_to_leave_at_its_last_step_is_done(tmp_path: Path) -> None:
+    """The signal before the time limit came to one that ended by itself, and it began once more."""
+    code = LEAVES.replace("sys.exit(0)", "(say(100), sys.exit(0))")
+    run = Scripted(tmp_path, code, replace(FACTS, steps=100))
+
+    def ask() -> None:
+        run.wait_for_handlers()
+        run.let_go()
+
+    assert run.train(ask)[1] == [3] and run.answer() == "0"
+
+
 def test_a_script_that_hears_nothing_is_ended_and_goes_on(tmp_path: Path) -> None:
     run = Scripted(tmp_path, 'say(3)\nif world == "3": time.sleep(1000)\n')
     said, worlds = run.train(run.let_go)
