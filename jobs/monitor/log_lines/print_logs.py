@@ -35,6 +35,7 @@ from vjob.jobs.runs.find import RunView, view_run
 from vjob.jobs.runs.outcome import read_node_names
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.job import JobState
+from vjob.jobs.schedulers.reasons import is_permanent
 
 POLL_S = 0.5
 FILES_PER_S = 500
@@ -328,7 +329,9 @@ def follow_lines(lines: RunLines, *, with_states: bool = True) -> int:
             if view.state + why != state:
                 state = view.state + why
                 if with_states:
-                    say(f"-- {run.name} is {state}")
+                    never = any(map(is_permanent, view.infos))
+                    waits = ", and will not start as it is: waiting until it ends" if never else ""
+                    say(f"-- {run.name} is {state}{waits}")
             over = view.record.state in (records.ENDED, records.REFUSED)
             is_known = is_known or check_nodes(run, run.attempts(), wanted, wait=not over)
         lines.print_new(final=over)

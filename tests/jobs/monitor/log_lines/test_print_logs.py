@@ -6,6 +6,7 @@ import json
 import time
 from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,13 +19,17 @@ from varuna_core.records.plan import write_plan
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.conf.quantities import parse_moment
 from vjob.jobs.errors import InputError
+from vjob.jobs.monitor.log_lines import print_logs as print_logs_module
 from vjob.jobs.monitor.log_lines.print_logs import (
     MANY,
     LineFilter,
+    RunLines,
     check_nodes,
     check_ranks,
+    follow_lines,
     print_logs,
 )
+from vjob.jobs.schedulers.job import JobState, SchedulerJob
 
 
 @pytest.fixture
@@ -62,6 +67,27 @@ def test_a_follower_waits_for_a_name_until_all_nodes_have_reported(run: RunFolde
     assert check(run, "n7", "n0", wait=True) and check(run, wait=True)
     with pytest.raises(InputError, match="r has no node n8; it has n0, n1, n2, n3, n4, n5, n6, n7"):
         check(run, "n7", "n8", wait=True)
+
+
+def test_a_follower_of_a_job_that_never_starts_says_that_it_waits(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`vjob run` for three nodes of a queue with two was silent until it was killed."""
+    reason = "PartitionNodeLimit"
+    info = SchedulerJob(id="7", state=JobState.PENDING, native_word="PENDING", reason_text=reason)
+    record = SimpleNamespace(scheduler="local", state="submitted")
+    ended = SimpleNamespace(
+        scheduler="local", state="ended", verdict="CANCELLED", outcome=None, message="cancelled"
+    )
+    views = [
+        SimpleNamespace(run=run, record=record, infos=[info], state="PENDING"),
+        SimpleNamespace(run=run, record=ended, infos=[], state="CANCELLED"),
+    ]
+    monkeypatch.setattr(print_logs_module, "view_run", lambda run: views.pop(0))
+    said: list[str] = []
+    assert follow_lines(RunLines(run, said.append, LineFilter())) == 1
+    waits = ", and will not start as it is: waiting until it ends"
+    assert said[:2] == [f"-- r is PENDING ({reason}){waits}", "-- r is CANCELLED"]
 
 
 def test_of_many_names_a_message_lists_some(run: RunFolder) -> None:
