@@ -80,7 +80,7 @@ def build_nodes(draft: Draft, launch: Launch) -> None:
     names, counts, chosen = _choose_blocks(draft, blocks, same, total)
     is_alone = bool(find_launcher([word.text for word in (launch.script, *launch.args)]))
     for name, count, block in zip(names, counts, chosen, strict=True):
-        group = _build_group(draft, block)
+        group = _build_group(draft, block, has_ranks=ranks is not None)
         own = ranks
         if own is None and block is not None and launch.kind in ("python", "command"):
             tasks = _work_out(block.options)["ranks"] if launch.command.is_step else 1
@@ -123,7 +123,7 @@ def _find_counts(draft: Draft, launch: Launch) -> tuple[int | None, int | None]:
         word = options.get(name)
         if word is not None:
             ranks = None if word.is_open else to_number(word.text)
-            _record_count(draft, f"{where}: --{name} {word.text}", ranks, f"{NODES}[0].gpus")
+            _record_count(draft, f"{where}: --{name} {word.text}", ranks, f"{NODES}[0].ranks")
     return total, ranks
 
 
@@ -267,7 +267,8 @@ def _join_srun(draft: Draft) -> list[JobBlock]:
     return blocks
 
 
-def _build_group(draft: Draft, block: JobBlock | None) -> dict[str, Any]:
+def _build_group(draft: Draft, block: JobBlock | None, *, has_ranks: bool) -> dict[str, Any]:
+    """Build a group from a job's options; `has_ranks`: its launcher counts the ranks itself."""
     group: dict[str, Any] = {}
     if block is None:
         return group
@@ -281,7 +282,9 @@ def _build_group(draft: Draft, block: JobBlock | None) -> dict[str, Any]:
         key, convert = {**GROUP_OPTIONS, **TOP_OPTIONS}.get(name, ("", None))
         if name in AMOUNTS:
             amount = amounts.get(AMOUNTS[name])
-            if amount is None:
+            if has_ranks and AMOUNTS[name] == "ranks":
+                draft.record(said, "no key of the conf: the launcher counts the ranks")
+            elif amount is None:
                 draft.note(f"{said} is left out: its amount per node is not known; set "
                            f"{NODES}[].{AMOUNTS[name]}")  # fmt: skip
             else:

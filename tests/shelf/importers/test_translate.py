@@ -239,6 +239,16 @@ def test_amounts_are_those_of_a_node(options: str, group: dict[str, Any], tmp_pa
     assert conf["cluster"]["nodes"] == [{"group": "master", **group}]
 
 
+def test_what_was_taken_names_the_keys_that_it_became(tmp_path: Path) -> None:
+    """Slurm's one task of a node, torchrun, was said to be its ranks, and torchrun's to be GPUs."""
+    script = "#SBATCH -N 2 --ntasks-per-node=1 --gpus-per-node=a100:2\nsrun torchrun "
+    (tmp_path / "x.sh").write_text(f"{script}--nproc_per_node 2 t.py\n")
+    made, _ = translate_source(Source(path=tmp_path / "x.sh"), ENVIRON)
+    assert "ranks: 2" in made and "--nproc_per_node 2 -> cluster.nodes[0].ranks\n" in made
+    assert "--ntasks-per-node=1 -> no key of the conf: the launcher counts the ranks\n" in made
+    assert "--gpus-per-node=a100:2 -> cluster.nodes[].gpus\n" in made
+
+
 def test_options_of_sbatch_are_keys_or_are_told(tmp_path: Path) -> None:
     head = "#SBATCH -N 1 --signal=USR1@90 -D /w --mail-type=END -d singleton --array=3-5 -t 1:30:00"
     conf, notes = translate(tmp_path, f"{head}\nsrun python t.py $SLURM_ARRAY_TASK_ID\n")
