@@ -304,7 +304,8 @@ class Checkpoint:
     """The folder of checkpoints, and how often to save."""
 
     folder: str | None = None
-    """Folder on the shared file system (relative to the conf's folder); none saves nothing."""
+    """Folder on the shared file system (relative to the conf's folder; `${...}` is its absolute
+    path); none saves nothing."""
     every: NonNegativeInt = 500
     """Steps between checkpoints; 0 for only on demand and at the end."""
     keep: PositiveInt = 3
@@ -467,7 +468,8 @@ class Cluster:
     exclude: tuple[str, ...] = ()
     """Nodes to avoid."""
     requeue: bool = False
-    """Let Slurm start the job again after a node failure or a preemption."""
+    """Let Slurm start the job again after a node failure or a preemption, and with `morph` before
+    its time limit."""
     restarts: NonNegativeInt | None = None
     """How often a failed attempt is restarted in the same job, on the same nodes, as with
     torchrun's --max-restarts; default: never. With `morph` it counts failures in a row without
@@ -479,7 +481,8 @@ class Cluster:
     port: int | Auto = "auto"
     """Master's port; auto picks a free one outside the ephemeral range."""
     grace_s: Seconds = 20
-    """Time between TERM and KILL for the ranks; Slurm cuts it at its KillWait (`vjob doctor`)."""
+    """Time between TERM and KILL for the ranks; Slurm cuts it at its KillWait, 5 s of which agents
+    need to record the exits (`vjob doctor`)."""
     join_s: Seconds = 600
     """How long nodes wait for each other at the start."""
     prepare_s: Seconds = 1800
