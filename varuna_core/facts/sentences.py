@@ -7,6 +7,7 @@ the start, a node that missed another one), the text of the first piece of evide
 
 from __future__ import annotations
 
+import re
 from typing import Any, Callable, Iterable, Mapping, Optional
 
 from varuna_core.facts.cause import BY_SCHEDULER, Actor, End, EndCause
@@ -190,9 +191,14 @@ def _rank(end: End) -> str:
     return f"{name_rank(end.rank, end.node)} {describe_exit(end.code, end.signal, *words)}"
 
 
+_WARNING = re.compile(r"\[W\d{3,4}[ :]")
+"""Beginning of a warning of torch's own log, such as `[W1130 01:43:06.08 socket.cpp:207] ...`."""
+
+
 def describe_exit(code: Optional[int], signal: Optional[str], raised: str, last: str) -> str:
     """Describe how a rank ended, with its exception or its last line. A line before a signal may be
-    unrelated: it is quoted as the last line, not as the cause."""
+    unrelated: it is quoted as the last line, not as the cause, and not if it is torch's warning."""
+    last = "" if signal and _WARNING.match(last) else last
     how = f"was ended by {signal}" if signal else f"exited {code}"
     between = "; the last line that it wrote: " if signal and not raised else ": "
     return between.join(filter(None, (how, raised or last)))

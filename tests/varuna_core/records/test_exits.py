@@ -86,6 +86,13 @@ def test_the_first_to_fail_is_the_culprit() -> None:
     assert outcome.reason == f"rank 2 on n61 was ended by SIGKILL{said}"
 
 
+def test_a_warning_of_torch_long_before_a_kill_is_not_quoted() -> None:
+    """It stood in `list` and the report as if it were the cause."""
+    said = "[W1130 01:10:30.081 socket.cpp:207] [c10d] The hostname cannot be retrieved. err=-3"
+    outcome = judge(make_exit(2, -9, ended=4.0, last_error=said), stopped(1))
+    assert outcome.reason == "rank 2 on n61 was ended by SIGKILL"
+
+
 def test_a_node_that_left_nothing_was_lost() -> None:
     outcome = judge(make_exit(0), make_exit(1))
     assert (outcome.code, outcome.culprit_node) == (NODE_LOST, "n61")
