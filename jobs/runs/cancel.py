@@ -54,7 +54,10 @@ def cancel_run(
     is_asked = False
     try:
         append_event(run.vjob_events, CANCEL_ASKED, now=now, by=by)
-        if not now and _find_saving([view]):
+        has_handlers = not now and bool(_find_saving([view]))
+        if not now and not has_handlers and view.is_under_way:
+            say("no rank is asked to save: not every one is known to have a handler for SIGUSR1")
+        if has_handlers:
             say(f"asking {run.name} to checkpoint and leave, for at most {wait_s} s")
             write_signal(run.attempts()[-1], "USR1", f"cancel-{uuid.uuid4().hex}")
             is_asked = True

@@ -206,7 +206,9 @@ def test_cancel_ends_a_run_whose_folder_cannot_be_written(
 def test_cancel_of_ranks_without_a_handler_ends_them(vjob: Vjob) -> None:
     run = vjob.submit(fate("-1", "hang"))
     wait_for(lambda: read_out(run).count("ready") == 4, 30, lambda: vjob.explain(run))
-    assert "is cancelled" in vjob("cancel", run.name).stdout
+    done = vjob("cancel", run.name)
+    assert "is cancelled" in done.stdout
+    assert "no rank is asked to save" in done.stdout + done.stderr  # nothing was said of it
     found = vjob.status("last")
     assert (found["state"], found["message"]) == ("CANCELLED", "cancelled with vjob cancel")
     assert "over already" in vjob("cancel", "last", code=2).stderr
