@@ -122,7 +122,7 @@ def test_what_is_being_prepared_or_just_was_is_kept(node: Node) -> None:
         assert node.list()[0]["state"] == "being prepared"
         assert "being prepared" in node("clean", "--all")
     node.prepare(age_s=1)
-    assert "for a run that may just be starting" in node("clean", "--all")
+    assert "its run may just be starting" in node("clean", "--all")
     assert tree.exists()
 
 

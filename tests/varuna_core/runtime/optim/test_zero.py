@@ -275,7 +275,7 @@ def test_what_is_sharded_runs_in_one_piece_and_is_used_by_nothing_else() -> None
 
 def test_slices_want_even_batches() -> None:
     refuse_uneven([range(4), range(4, 7)], 2)
-    with pytest.raises(ValueError, match=r"make 2, 1$"):
+    with pytest.raises(ValueError, match=r"give 2, 1$"):
         refuse_uneven([range(4), range(4, 6)], 2)
 
 
