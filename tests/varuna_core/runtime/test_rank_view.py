@@ -144,7 +144,7 @@ def test_a_model_of_hugging_faces_keeps_its_methods_and_is_saved_whole(tmp_path:
     assert module.get_input_embeddings().weight is model.masters()["transformer.wte.weight"]
     with pytest.raises(RuntimeError, match="generate runs the whole model many times"):
         module.generate(make_text(1)["input_ids"])
-    with pytest.raises(RuntimeError, match=r"state_dict=model\.gather_state_dict"):
+    with pytest.raises(RuntimeError, match=r"model\.gather_state_dict"):
         module.save_pretrained(tmp_path)
     module.save_pretrained(tmp_path, state_dict=model.gather_state_dict())
     read = library.GPT2LMHeadModel.from_pretrained(tmp_path)
