@@ -15,7 +15,16 @@ from varuna_core.facts.hardware import Fault, is_grave
 from varuna_core.facts.known import Evidence, NotKnown, Sure
 from varuna_core.facts.remedy import Action, Remedy, Target
 from vjob.jobs.monitor.log_lines.errors import first_root, is_proof
-from vjob.jobs.monitor.model.snapshot import Echo, Gpu, Health, Line, Point, Snapshot, Verdict
+from vjob.jobs.monitor.model.snapshot import (
+    COUNTED,
+    Echo,
+    Gpu,
+    Health,
+    Line,
+    Point,
+    Snapshot,
+    Verdict,
+)
 from vjob.jobs.monitor.rules.base import (
     Values,
     cancel,
@@ -518,6 +527,6 @@ def _list_lines(snapshot: Snapshot, step: int, line: Line | None = None) -> tupl
 
 def _list_sources(snapshot: Snapshot) -> tuple[Finding, ...]:
     progress = snapshot.progress
-    if progress is None or not progress.source:
+    if progress is None or progress.source in ("", COUNTED):  # no loss is known to the counter
         return ()
     return (Finding("source", values={"source": progress.source}),)

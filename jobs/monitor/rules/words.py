@@ -675,7 +675,7 @@ def _no_checkpoint(values: Values) -> str:
     folders = values["folders"]
     if not folders:
         return "vjob does not know whether the program saved anything"
-    return f"vjob finds no checkpoint that it can read in {format_names(folders)}"
+    return f"whether {format_names(folders)} has a checkpoint of the program's own is not known"
 
 
 def _hung(values: Values) -> str:

@@ -19,7 +19,7 @@ from tests.jobs.monitor.builders import (
     with_points,
 )
 from varuna_core.records.checkpoints import Damaged, Skipped
-from vjob.jobs.monitor.model.snapshot import Disk, Echo, Health
+from vjob.jobs.monitor.model.snapshot import COUNTED, Disk, Echo, Health
 from vjob.jobs.monitor.rules.judge import judge
 
 
@@ -57,6 +57,10 @@ def test_a_loss_that_is_no_number_fails() -> None:
     assert (verdict.health, verdict.rule) == (Health.FAILING, "not a number")
     assert "at step 50, first printed at step 50" in verdict.reason
     assert "step 40" in verdict.advice
+    counted = with_points(healthy(), bad)
+    assert counted.progress is not None and verdict.facts
+    counted = replace(counted, progress=replace(counted.progress, source=COUNTED))
+    assert not any("optimizer" in fact for fact in judge(counted).facts)  # a line had the loss
     skipped = (*points[:-1], replace(points[-1], loss=float("inf"), skipped=1))
     assert judge(with_points(healthy(), skipped)).health is Health.HEALTHY
     recovered = (*points[:20], replace(points[20], loss=float("nan")), *points[21:])
