@@ -18,7 +18,8 @@ GROUP = "vjob.known_lines"
 
 @lru_cache(maxsize=1)
 def load_catalogue() -> Catalogue:
-    """Return the built-in rows and those of plug-ins; warn once about a plug-in whose rows cannot
+    """Return the catalogue of known log lines: the built-in rows and those of plug-ins. Warn once
+    about a plug-in whose rows cannot
     be used."""
     catalogue = BUILT_IN
     for name in list_plugins(GROUP):

@@ -318,7 +318,8 @@ def spell_groups(node: Node) -> Node:
 
 
 class ConfReader:
-    """Parses one tree; `lines` maps each written key to its place."""
+    """Parses one conf, given as a YAML tree; `lines` maps each written key to its place in the
+    file."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []

@@ -83,7 +83,8 @@ def build_groups(nodes: Sequence[NodeGroup]) -> tuple[GroupPlan, ...]:
 
 
 def list_node_counts(conf: JobConf) -> Iterator[tuple[int, ...]]:
-    """Yield the numbers of nodes of each group that a run may have, nearest to all first."""
+    """Yield the allowed node counts, one number for each group, those nearest to all nodes
+    first."""
     groups, morph = conf.cluster.nodes, conf.morph
     asked = sum(group.count for group in groups)
     most = [group.count for group in groups]

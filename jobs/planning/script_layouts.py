@@ -72,7 +72,7 @@ def plan_by_data_sheets(conf: JobConf, micro_batches: int | None) -> Layouts:
     nodes = conf.cluster.nodes
     speeds = [choose_product(name_gpu(group))[0].compute_flops_s(size) for group in nodes]
     groups = build_groups(nodes)
-    assert conf.parallel.partition != "auto", "a conf without one has no layouts of its own"
+    assert conf.parallel.partition != "auto", "such a conf has no layouts of its own to plan"
     layers = sum(conf.parallel.partition.counts)
     tensor, depth = conf.parallel.tensor, require_number(conf.parallel.pipeline)
     found: Layouts = {}

@@ -196,6 +196,7 @@ def test_only(ready: Prepared) -> dict[str | None, StartEstimate]:
 def describe_estimates(
     ready: Prepared, estimates: Mapping[str | None, StartEstimate]
 ) -> dict[str, Any]:
-    """Return the estimates for scripts; an unknown message is given as its text only."""
+    """Return the start estimates in machine-readable form; of a scheduler's message that is not
+    recognized, only the text."""
     jobs = [{"group": group, **one.as_json()} for group, one in estimates.items()]
     return {"run": ready.run.name, "jobs": jobs}

@@ -123,7 +123,7 @@ def cancel(jobs: tuple[str, ...], sweep: str | None, now: bool, wait_s: int, as_
     help="Also choose runs with checkpoints, results or other files of their ranks.",
 )
 @click.option("--delete", is_flag=True, help="Remove the runs; without it they are only listed.")
-@click.option("--all", "-a", "show_all", is_flag=True, help="Also list the runs that stay.")
+@click.option("--all", "-a", "show_all", is_flag=True, help="Also list the runs that are kept.")
 @json_option
 def prune(
     folder: Path | None,

@@ -39,7 +39,7 @@ MOST_STEPS_OF_BATCH = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """The smaller conf of a try."""
+    """The reduced conf that `vjob try` runs."""
 
     conf: JobConf
     notes: tuple[str, ...]

@@ -200,7 +200,8 @@ def _blame_silent(plan: Plan, judged: Judgement, silent: list[int]) -> Judgement
 def _replace(
     judged: Judgement, cause: EndCause, code: int, reason: str, *, has_other: bool = False
 ) -> Judgement:
-    """Replace the cause; `reason` is its first evidence, `has_other` notes the previous reason."""
+    """Replace the cause; `reason` is its first evidence. With `has_other`, keep the previous reason
+    as a note."""
     witness = Evidence("close", Sure.INFERRED, text=reason)
     end = End(cause, Actor.UNKNOWN, code=code, at=judged.end.at, started=judged.end.started)
     end = replace(end, evidence=(witness, *judged.end.evidence))

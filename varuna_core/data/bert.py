@@ -100,7 +100,9 @@ class BertSamples:
         seed: int,
     ) -> None:
         if sequence < 8:
-            raise DataError(f"sequence {sequence} cannot hold two parts and three special tokens")
+            raise DataError(
+                f"sequence length {sequence} is too short for two parts and three marks"
+            )
         self.tokens = tokens
         self.part = part
         self.documents = documents

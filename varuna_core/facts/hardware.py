@@ -1,7 +1,7 @@
 """Hardware faults, as drivers and the kernel report them.
 
 A fault is a `Finding` whose rule is a `Fault`. Its values are those of `make_fault`, and those that
-the sampler adds: the time since when it exists, and the affected rank. `sentences.py` has its
+the sampler adds: when it began, and the affected rank. `sentences.py` has its
 sentence.
 """
 

@@ -566,7 +566,8 @@ class Bench:
             )
 
     def _choose_rounds(self, round_s: float) -> int:
-        """Choose the number of rounds, equal on ranks that share layers."""
+        """Choose how often to repeat a measurement whose round takes `round_s`; ranks that share
+        layers agree on the number, since they communicate in each round."""
         rounds = torch.tensor(min(MOST, max(LEAST, int(ROUNDS_S / max(round_s, 1e-6)))))
         if self.sharding is not None:
             dist.all_reduce(rounds, op=dist.ReduceOp.MIN, group=self.sharding.group)

@@ -92,7 +92,8 @@ def cause_limit_s(points: Sequence[Point], *, first_step: int | None = None) -> 
 
 
 def overdue_s(points: Sequence[Point], *, first_step: int | None = None) -> float:
-    """Return the silence from which on an error line is believed: LATE_S and a few gaps."""
+    """Return how long a job must be silent before an error line counts as the cause: LATE_S plus a
+    few of the usual gaps between steps."""
     gaps = list_gaps(points, first_step)
     return LATE_S + (max(3 * statistics.median(gaps), max(gaps)) if gaps else LATE_S)
 

@@ -112,7 +112,7 @@ _COUNTS = {"nodes": (2, 3), "ntasks": (6, 12), "gpus": (8, 5), "cpus": (64, 48)}
 """Two values for each count that no option sets, so that words that depend on the count differ."""
 _NODES = ("2", "3")
 A_COUNT = "a count of the job"
-ALL_THERE = "the files that it asks for are there"
+ALL_THERE = "all files that it asks for exist"
 ENDED = ("timeout", "full", -9, 137, 247)
 """Exit statuses of a pass that was ended before bash finished."""
 

@@ -423,7 +423,8 @@ class Guard(threading.Thread):
         return Progress()
 
     def _note_state(self, rank: int, pid: int, now: float) -> bool:
-        """Note whether the process itself is halted."""
+        """Record whether the rank's process is stopped, by SIGSTOP for example; return True if it
+        is."""
         track, stat = self._tracks[rank], read_stat(pid)
         if stat is None or stat.state not in "TZX":
             track.halted_at = None

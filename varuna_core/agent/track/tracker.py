@@ -136,7 +136,7 @@ class Feed:
 
 @dataclass(frozen=True)
 class Reading:
-    """Makes readers of attempts."""
+    """Opens, for each attempt, the reader of the points that the tracker sends."""
 
     run: RunFolder
     attempt: AttemptFolder

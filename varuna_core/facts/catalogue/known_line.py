@@ -42,7 +42,7 @@ class Stream(str, Enum):
 
 
 class Proof(str, Enum):
-    """Strength of a known line as evidence."""
+    """How strongly a known log line proves a cause."""
 
     CAUSE = "cause"
     """The line may be the cause of the rank's end."""

@@ -303,7 +303,8 @@ class Chain:
 
     @cached_property
     def upstream(self) -> list[Array]:
-        """By stage, the time before later stages' first action plus that after their last one."""
+        """For each stage, the time of a step in which later stages cannot work: before their first
+        action and after their last one."""
         if self.puts_off:
             return [stage.way_down for stage in self.stages]
         return [stage.way for stage in self.stages]

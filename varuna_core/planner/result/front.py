@@ -104,7 +104,7 @@ def list_parts(cluster: Cluster) -> Iterator[Cluster]:
 
 
 def _list_counts(count: int, parts: int) -> list[int]:
-    """Return 0, all, and fractions of all down to 1/`parts`."""
+    """Return 0, `count`, and the fractions of `count` down to `count` / `parts`."""
     halves = itertools.takewhile(lambda n: n <= parts, (2**i for i in range(1, 7)))
     return sorted({0, count, *(count // n for n in halves)})
 

@@ -283,7 +283,7 @@ class TraceWriter:
 
     @contextmanager
     def span(self, kind: str, **facts: Any) -> Iterator[None]:
-        """Record the time of a block with `add`."""
+        """Measure how long the body of a `with` statement takes, and record that with `add`."""
         begin = self.now()
         try:
             yield

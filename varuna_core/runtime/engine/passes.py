@@ -96,7 +96,7 @@ class Pass(ABC):
         raise self._refuse("O")
 
     def load(self) -> None:
-        """L: start to copy the graph back."""
+        """L: start to copy the offloaded graph back to the device."""
         raise self._refuse("L")
 
     @abstractmethod
@@ -106,7 +106,7 @@ class Pass(ABC):
     @abstractmethod
     def backward(self, pairs: Pairs, gradients: Gradients) -> Gradients:
         """B: compute all gradients, and return those of received tensors. `gradients` holds all
-        received gradients, including those from which nothing starts."""
+        received gradients, also those of outputs that no backward starts from."""
 
     @abstractmethod
     def backward_inputs(self, pairs: Pairs, gradients: Gradients) -> Gradients:
