@@ -233,7 +233,7 @@ def test_the_report_has_its_template_and_scripts(
     (logs / "n060.out").write_text("".join(lines))
     call(python.with_name("vjob"), "report", logs, "-o", tmp_path / "page.html", env=env)
     page = (tmp_path / "page.html").read_text()
-    assert "<html" in page and "</style>" in page and len(page) > 100_000
+    assert "<html" in page and "</style>" in page and "<script" in page
 
 
 def test_varuna_core_is_a_package_of_its_own(wheel: Path, tmp_path: Path) -> None:

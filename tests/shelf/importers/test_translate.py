@@ -383,5 +383,5 @@ def test_a_list_of_nodes_is_parted_outside_brackets() -> None:
 
 def test_a_pipe_is_no_script(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.sh")
-    with pytest.raises(OSError, match="no regular file"):
+    with pytest.raises(OSError, match="not a regular file"):
         translate_source(Source(path=tmp_path / "x.sh"), ENVIRON)

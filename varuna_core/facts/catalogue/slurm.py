@@ -356,8 +356,8 @@ REASONS = (
     _passes(
         Waiting.NODES_DOWN,
         "Nodes.required.for.job.are.DOWN",
-        "nodes that it needs are down or drained until they return or an admin returns them, or "
-        "are kept for jobs of a queue of higher priority",
+        "nodes that it needs are down or drained, or are kept for jobs of a queue of higher "
+        "priority",
         SINFO,
     ),
     _passes(Waiting.QUEUE_CLOSED, "PartitionDown|PartitionInactive", "its queue is closed for now"),

@@ -110,7 +110,7 @@ BLOCKS = [f"blocks.{k}" for k in range(4)]
 def test_the_blocks_are_compiled_and_the_log_names_them(caplog: pytest.LogCaptureFixture) -> None:
     varuna = make(schedule="zero_bubble")
     assert list_compiled(varuna) == BLOCKS
-    assert "takes 4 modules (blocks.0, blocks.1, blocks.2, blocks.3)" in caplog.text
+    assert "compiles 4 modules (blocks.0, blocks.1, blocks.2, blocks.3)" in caplog.text
     assert "their weight gradients are not postponed" in caplog.text
     varuna.close()
 

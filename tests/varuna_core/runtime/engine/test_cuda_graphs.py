@@ -57,7 +57,7 @@ def test_four_shapes_are_recorded(caplog: pytest.LogCaptureFixture) -> None:
     batches = [make_inputs(6, length) for length in lengths for _ in range(2)]
     made = take(build(schedule="1f1b"), *batches, *batches)
     assert made[-1] == NUM_SHAPES and made == sorted(made)
-    assert caplog.text.count(f"batches of {NUM_SHAPES} shapes are recorded at most") == 1
+    assert caplog.text.count(f"at most {NUM_SHAPES} shapes of batches") == 1
 
 
 def test_weights_that_lie_elsewhere_are_recorded_anew() -> None:

@@ -101,7 +101,9 @@ def test_another_optimizer_is_refused_by_name(tmp_path: Path) -> None:
     one.set_optimizer(torch.optim.AdamW(one.parameters()))
     one.checkpoint(tmp_path)
     other.set_optimizer(torch.optim.SGD(other.parameters(), 0.1))
-    with pytest.raises(CheckpointError, match=r"state of AdamW, the optimizer is SGD: .*export"):
+    with pytest.raises(
+        CheckpointError, match=r"state of AdamW, but the optimizer is SGD: .*export"
+    ):
         other.load_checkpoint(tmp_path)
 
 
