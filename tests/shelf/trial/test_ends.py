@@ -39,6 +39,7 @@ def test_the_folder_of_a_try_that_could_not_be_ended_is_kept(
             cwd=vjob.folder,
             env=vjob.env,
             stderr=said,
+            preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # nohup ignores SIGHUP
         )
     try:
         wait_for(lambda: list(vjob.folder.glob("log/77/record.json")), 60)
