@@ -241,7 +241,7 @@ class Cluster:
             assert time.monotonic() < until, "nodes waited in vain for a word"
         return float(pipe.recv())
 
-    def tell(self, what: str, index: int) -> float:
+    def order(self, what: str, index: int) -> float:
         next(pipe for indices, pipe, _ in self.parts if index in indices).send((what, index))
         return time.monotonic()
 
@@ -297,12 +297,12 @@ def measure_fixed(nodes: int) -> Points:
         points["until then, processor s"] = cluster.read_processor_s()
         points["messages a second while ranks train"] = nodes / cluster.sign_s
         points["of a processor for that, %"] = cluster.measure_share()
-        said = cluster.tell("close", nodes - 1)
+        said = cluster.order("close", nodes - 1)
         points["a closed connection is noticed, s"] = (
             wait_until(lambda: nodes - 1 in read_cut(state)) - said
         )
         if cluster.lost_s <= MOST_LOST_S:
-            said = cluster.tell("freeze", nodes - 2)
+            said = cluster.order("freeze", nodes - 2)
             points["a silent one is noticed, s"] = (
                 wait_until(lambda: nodes - 2 in read_cut(state)) - said
             )
@@ -320,14 +320,14 @@ def measure_fixed(nodes: int) -> Points:
 def measure_morphing(nodes: int) -> Points:
     points: Points = {}
     with opened(nodes, morphs=True) as cluster:
-        points["all are told to start, s"] = cluster.wait_for_word() - cluster.began
+        points["all have the order to start, s"] = cluster.wait_for_word() - cluster.began
         points["until then, processor s"] = cluster.read_processor_s()
         time.sleep(OLD_S)  # until the manager no longer waits for a first step, which none does
         points["messages a second while ranks train"] = 2 * nodes / cluster.sign_s
         points["of a processor for that, %"] = cluster.measure_share()
         points["a silent node is noticed, s"] = math.nan
         if cluster.lost_s <= MOST_LOST_S:
-            said = cluster.tell("freeze", nodes - 1)
+            said = cluster.order("freeze", nodes - 1)
             points["a silent node is noticed, s"] = (
                 wait_until(lambda: len(cluster.read_state().nodes) < nodes) - said
             )

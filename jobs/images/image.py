@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from varuna_core.records.files import list_files, open_file
+from varuna_core.records.files import list_files, locate_cache, open_file
 from vjob.containers.reference import BadReference, Reference, parse_reference
 from vjob.containers.runtime import ImageKind
 from vjob.jobs.conf.schema import Container
@@ -115,15 +115,9 @@ class Imported:
     time: float
 
 
-def locate_cache(environ: Mapping[str, str]) -> Path:
-    """Return the default folder of imported files, in the home folder, which nodes see."""
-    base = environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(base) / "vjob" / "images"
-
-
 def find_imported(image: str, environ: Mapping[str, str]) -> Path | None:
     """Return the file that an import of this reference made; None if there is none."""
-    path = locate_cache(environ) / read_reference(image).file_name
+    path = locate_cache("images", environ) / read_reference(image).file_name
     return path if path.is_file() else None
 
 

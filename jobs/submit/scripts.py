@@ -18,7 +18,7 @@ from typing import Any
 import jinja2
 
 from varuna_core import __version__
-from varuna_core.records.files import PRIVATE_FOLDER
+from varuna_core.records.files import PRIVATE_FOLDER, locate_cache
 from varuna_core.records.plan import ContainerPlan, GroupPlan, Plan
 from varuna_core.records.record import JobLimits
 from varuna_core.records.runfolder import RunFolder
@@ -288,8 +288,6 @@ class _CompiledTemplates(jinja2.FileSystemBytecodeCache):
 
 @cache
 def _environment() -> jinja2.Environment:
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = Path(base) / "vjob" / "templates"
     return jinja2.Environment(
         loader=jinja2.PackageLoader("vjob.templates", ""),
         undefined=jinja2.StrictUndefined,
@@ -298,5 +296,5 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
         autoescape=False,
-        bytecode_cache=_CompiledTemplates(str(folder), f"{__version__}-%s"),
+        bytecode_cache=_CompiledTemplates(str(locate_cache("templates")), f"{__version__}-%s"),
     )

@@ -95,7 +95,8 @@ class StagePaces:
 
     @property
     def is_known(self) -> bool:
-        """True if the stage works longest in more steps than chance explains, with two stages."""
+        """True if the stage works longest in clearly more than half of the steps: by two standard
+        deviations of as many tosses of a coin."""
         least = self.num_steps / 2 + self.num_steps**0.5
         return self.num_steps >= LEAST_PACED and self.num_longest >= min(self.num_steps, least)
 
@@ -105,8 +106,13 @@ LEAST_PACED = 3
 
 
 def measure_stage_paces(works: pd.DataFrame, slow: Collection[int]) -> StagePaces | None:
-    """Measure the paces of an attempt's stages; None if no step has the work of all its ranks.
-    `works` has step, stage, rank and work_s; `slow` are ranks that are slower than their peers."""
+    """Measure how long each stage works in a step, as the median over an attempt's steps. Return
+    None
+    if no step has the work of all ranks.
+
+    `works` has the columns step, stage, rank and work_s; `slow` are the ranks that are slower than
+    the other ranks of their stages.
+    """
     table = works.pivot_table(index="step", columns=["stage", "rank"], values="work_s")
     table = (table.iloc[1:] if len(table) > 1 else table).dropna()
     stages = table.columns.get_level_values("stage")

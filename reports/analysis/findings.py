@@ -385,8 +385,10 @@ def _on_processors(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 
 def _find_busy(job: Job, analysis: Analysis) -> dict[str, tuple[pd.DataFrame, float]]:
-    """Return the samples of nodes whose ranks compute on processors that are all busy, and how many
-    per cent: what ranks wait for there, another rank or a processor, is not known."""
+    """Return, for each node whose ranks compute on processors that are all busy, its samples and
+    the
+    mean load of the processors in per cent. Whether a rank waits there for another rank or for a
+    processor is not known."""
     samples = job.gpus[job.gpus["gpu"] == "cpu"] if len(job.gpus) else job.gpus
     if samples.empty or analysis.headline.has_gpus:
         return {}
@@ -447,16 +449,18 @@ def _on_pace(job: Job, analysis: Analysis) -> Iterator[Finding]:
         return
     who = f"its rank {found.rank}" if work_s > 1.02 * found.work_s[found.stage] else "it"
     steps = f"{found.num_longest} of {found.num_steps} steps"
-    works = f"{in_units(work_s)} per step, the median of {found.num_steps}"
-    works += f" (half of them {in_units(low_s)} to {in_units(high_s)})"
+    works = (
+        f"{in_units(work_s)} per step, the median of {found.num_steps} (half of them "
+        f"{in_units(low_s)} to {in_units(high_s)})"
+    )
     above, key = work_s / mean - 1, ""
     share = sum(p.seconds for p in step.path if (p.what, p.stage) == ("work", found.stage)) / length
     if found.is_known:
         said = (
             f"Stage {found.stage} sets the pace: {who} works {works}, {percent(above)} more than "
+            f"the mean stage, and the stage is {percent(share)} of the critical path of step "
+            f"{step.step}."
         )
-        said += f"the mean stage, and the stage is {percent(share)} of the critical path of step "
-        said += f"{step.step}."
         is_slow = any(
             (x.attempt, x.rank) == (step.attempt, found.rank) for x in analysis.stragglers
         )
@@ -465,13 +469,20 @@ def _on_pace(job: Job, analysis: Analysis) -> Iterator[Finding]:
     elif found.num_steps < LEAST_PACED:
         said = f"Which stage sets the pace is not known from {found.num_steps} of the steps."
     else:
-        said = "Which stage sets the pace is not known, for the steps disagree: stage "
-        said += f"{found.stage} works longest in only {steps}, {works}."
+        said = (
+            "Which stage sets the pace is not known, for the steps disagree: stage "
+            f"{found.stage} works longest in only {steps}, {works}."
+        )
     yield Finding(
         rule="pace",
         values={
-            **{"step": step.step, "stage": found.stage, "rank": found.rank, "above": above},
-            **{"share": share, "steps": found.num_steps, "longest": found.num_longest},
+            "step": step.step,
+            "stage": found.stage,
+            "rank": found.rank,
+            "above": above,
+            "share": share,
+            "steps": found.num_steps,
+            "longest": found.num_longest,
         },
         weight=min(above, MOST_PACE) if above > 0.02 and found.is_known else 0.0,
         sentence=said,
@@ -724,7 +735,7 @@ def _on_evaluations(curves: Curves) -> Iterator[Finding]:
         at = known.iloc[values.index(best)]
         said = ", where it was a number, " if len(known) < len(rows) else " "
         said += _describe_trend(values) if len(values) > 1 else f"was {best:.4g}"
-        if best != best:
+        if np.isnan(best):
             said = f" was not a number in {'any line' if len(rows) > 1 else 'its one line'}"
         elif "loss" in metric and len(values) > 1:
             said += f", at best {best:.4g}"
@@ -1102,9 +1113,10 @@ def _on_exposed(job: Job, analysis: Analysis) -> Iterator[Finding]:
     busy = _find_busy(job, analysis)
     if busy:
         pace = (
-            f"the processors of {_name_some([*busy])} were all busy, and ranks that wait for one "
+            f"the processors of {_name_some([*busy])} were all busy, and ranks that wait for a "
+            "processor keep the others waiting too: how much of the time that takes is not known"
         )
-        pace, keys = pace + "keep the others waiting too: how much of it is that is not known", []
+        keys = []
     elif _is_pipeline(job):
         keys += ["more micro-batches a step (train.global_batch_size)"]
         keys += ["parallel.order"] if _has_orders(job) else []

@@ -90,14 +90,15 @@ class Curves:
     """A row for each log line: step, loss, grad_norm, loss_scale, learning_rate, skipped, nan."""
     skipped: int
     nan: int
-    """Steps whose loss was not a number, as far as lines tell: a line without a count is one."""
+    """Steps whose loss was not a number; of a log that does not count them, the lines that print
+    such a loss."""
     first_nan: int | None
     """The first step at which a line printed such a loss; None if the lines count all such steps,
     as Megatron's do."""
     evaluations: pd.DataFrame
-    """Metrics of evaluations, one a row: step (or epoch, by `unit`; NaN if it is not known; without
-    `is_own` that of an earlier line), split
-    (val, test, dev), metric, value."""
+    """Metrics of evaluations, one a row: step (or epoch, by `unit`), split (val, test, dev),
+    metric,
+    value. The step is NaN if it is not known, and that of an earlier line without `is_own`."""
 
     def list_evaluated(self) -> list[tuple[str, str, pd.DataFrame]]:
         """Return for each split its name, the name of its loss (or of another metric if it has

@@ -163,7 +163,8 @@ def drop_first(times: pd.DataFrame) -> pd.DataFrame:
 
 
 def name_times(times: pd.DataFrame) -> str:
-    """Name what the rows are: `121 steps`, or `18 lines, each the mean of up to 10 steps`."""
+    """Describe what a table of step times holds, for a sentence on their median: `121 steps`, or
+    `18 lines, each the mean of up to 10 steps` for a log that prints every tenth step."""
     most = int(times["count"].max())
     if most == 1:
         return f"{len(times):,} step{'s' if len(times) > 1 else ''}"
@@ -391,8 +392,8 @@ def measure_goodput(
     time. `source` is TRACE if `times` begins with traced steps. `spans` comes from to_spans;
     `total` is the number of steps of the whole training. `counts` has the counted optimizer steps
     by attempt and rank, which are preferred to times of lines. A line about one of `evaluations`
-    tells no time of a step alone. `goes_to` is given for a run that
-    goes on: the present if it hangs, else inf, which stands for its last step.
+    has no time of a step alone. `goes_to` is given for a run that has not ended, and says up to
+    when it counts: the present if it hangs, else inf, which stands for its last step.
     """
     seen = [table[["attempt", "step"]] for table in (times, iterations) if len(table)]
     every = pd.concat(seen) if seen else times
@@ -563,7 +564,7 @@ def _judge(
         written = [None if at != at else at for at in rows["written"].astype(float)]
         pairs = tuple(zip((int(step) for step in rows["step"]), written, strict=True))
         total = int(totals.iloc[-1]) if len(totals) else None
-        is_least = "is_least" in rows and rows["is_least"].iloc[-1] == True  # noqa: E712 - or nan
+        is_least = "is_least" in rows and bool(rows["is_least"].eq(True).iloc[-1])  # else nan
         lines = Lines(pairs[-1][0], total, pairs, str(node), BAR_SLACK_S, is_least=is_least)
         there = [int(rank) for rank in exits["rank"][exits["node"] == node]] if len(exits) else []
         reference = min((rank for rank in there if rank in counts), default=None)

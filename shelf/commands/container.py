@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from varuna_core.records.files import locate_cache
 from vjob.jobs.conf.quantities import DAYS
 from vjob.jobs.errors import InputError, VjobError
 from vjob.shelf.commands.arguments import (
@@ -107,10 +108,10 @@ def import_(
     ~/.config/enroot/.credentials, for nvcr.io one for authn.nvidia.com too.
     """
     from vjob.jobs.images.fetch import import_image
-    from vjob.jobs.images.image import locate_cache, read_reference
+    from vjob.jobs.images.image import read_reference
 
     name = read_reference(reference).file_name
-    target = output or (cache or locate_cache(os.environ)) / name
+    target = output or (cache or locate_cache("images")) / name
     path = import_image(reference, target.absolute(), _note, arch=arch, again=again)
     has_usual_place = output is None and cache is None
     if as_json:
@@ -139,11 +140,11 @@ def list_(scratch: str, cache: Path | None, as_json: bool) -> None:
     """
     from varuna_core.records.formatting import format_size
     from vjob.jobs.images import store as stores
-    from vjob.jobs.images.image import list_imported, locate_cache
+    from vjob.jobs.images.image import list_imported
     from vjob.jobs.images.store import render_table, show_time
 
     store = stores.NodeStore(scratch, os.getuid())
-    folder = cache or locate_cache(os.environ)
+    folder = cache or locate_cache("images")
     roots, imported = store.find_roots(), list_imported(folder)
     if as_json:
         found = {

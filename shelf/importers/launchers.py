@@ -15,7 +15,7 @@ from typing import Literal
 
 from vjob.jobs.programs.launchers import MODULES
 from vjob.shelf.importers.bash.recording import SHORT, Command, Word
-from vjob.shelf.importers.bash.wrappers import find_wrapper, names
+from vjob.shelf.importers.bash.wrappers import find_wrapper, list_words
 
 Kind = Literal["deepspeed", "varuna", "torch", "python", "command"]
 Options = dict[str, Word]
@@ -24,14 +24,14 @@ Options = dict[str, Word]
 
 # Options of launchers that take no value: all others take the next word.
 FLAGS: Mapping[str, frozenset[str]] = {
-    "varuna": names("no_morphing resume cpu kill"),
-    "torch": names("use_env standalone m module no_python run_path use-env"),
-    "deepspeed": names(
+    "varuna": list_words("no_morphing resume cpu kill"),
+    "torch": list_words("use_env standalone m module no_python run_path use-env"),
+    "deepspeed": list_words(
         "module no_python no_local_rank force_multi save_pid elastic_training no_ssh "
         "bind_cores_to_rank no_ssh_check quiet q"
     ),
 }
-PLAIN = names("nohup exec time sudo eval builtin setsid env")
+PLAIN = list_words("nohup exec time sudo eval builtin setsid env")
 """Wrappers that have no effect of their own unless they have options."""
 _ENROOT: Mapping[str, str] = {"r": "root", "w": "rw", "m": "mount", "e": "env"}
 _DEEPSPEED: Mapping[str, str] = {

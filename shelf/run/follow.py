@@ -167,14 +167,17 @@ def compute_exit_code(view: RunView) -> int:
 
 
 def cancel_now(run: RunFolder, screen: Screen, by: str) -> None:
-    """End the run at once, because of `by`; from here on, Ctrl-C and SIGTERM are ignored."""
+    """Cancel a run without letting its ranks save, and ignore Ctrl-C and SIGTERM from here on.
+
+    `by` is what requested it, `Ctrl-C` or `SIGTERM`, and is recorded with the end of the run.
+    """
     for number in ENDS:
         signal.signal(number, signal.SIG_IGN)
     cancel(run, screen, now=True, by=by)
 
 
 def cancel(run: RunFolder, screen: Screen, *, now: bool, by: str) -> None:
-    """End a run, which may be over already."""
+    """Cancel a run that may be over already, and print what came of it; `by` as in `cancel_now`."""
     try:
         wait_s = END_S if now else SAVE_S
         screen.say(cancel_run(run, now=now, wait_s=wait_s, say=screen.say, by=by))

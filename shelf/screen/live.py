@@ -45,14 +45,14 @@ class Heights:
 
 
 def count_most_heading(height: int) -> int:
-    """Return the maximum number of heading lines on a screen of this height."""
+    """Return how many lines the heading above the panes may have on a screen of `height` lines."""
     return max(2, min(12, height // 3))
 
 
 def arrange_panes(
     lines: int, *, active: str, is_zoomed: bool, num_nodes: int, num_gpus: int
 ) -> Heights:
-    """Divide the lines that head and hints leave between the panes."""
+    """Divide the lines between the heading and the key hints among the panes."""
     lines = max(0, lines)
     if is_zoomed or lines < ONE_PANE:
         return Heights(**{name: lines if name == active else 0 for name in PANES})

@@ -31,6 +31,7 @@ from typing import Callable, Collection, Iterator, Mapping, Optional, Sequence
 
 import varuna_core
 from varuna_core.plugins.seam import collect_for_nodes
+from varuna_core.records.files import locate_cache
 from varuna_core.records.plan import Plan
 
 _FOLDERS = ("facts", "records", "hang", "plugins", "agent", "morph", "trace")
@@ -197,8 +198,7 @@ def _render(name: str, sources: Mapping[str, bytes], entries: Sequence[str] = ()
     key = hashlib.sha256(f"{name} {sys.version} {' '.join(entries)}".encode())
     for each in sorted(sources):
         key.update(f"{each} {len(sources[each])} ".encode() + sources[each])
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    kept = Path(base) / "vjob" / "bundles" / f"{key.hexdigest()}.pyz"
+    kept = locate_cache("bundles") / f"{key.hexdigest()}.pyz"
     with contextlib.suppress(OSError):
         return kept.read_bytes()
     chosen = select_imported(sources, entries) if entries else sources

@@ -59,7 +59,8 @@ class Machine:
 
 
 def parse_machine_list(text: str, name: str) -> tuple[Machine, ...]:
-    """Parse a machine list; raise an error with all problems. `name` is the list's file name."""
+    """Parse a machine list; raise InputError with up to ten of its faulty lines. `name` is the
+    list's file name."""
     found: dict[Machine, int] = {}
     problems = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -81,7 +82,10 @@ def parse_machine_list(text: str, name: str) -> tuple[Machine, ...]:
 
 
 def read_machine_list(path: Path) -> tuple[Machine, ...]:
-    """Read a machine list; raise InputError with all problems of the file."""
+    """Read the machine list in a file: the hosts on which a run without a scheduler starts agents.
+
+    Raise InputError if the file cannot be read, or with up to ten of its faulty lines.
+    """
     try:
         return parse_machine_list(path.read_text(encoding="utf-8-sig"), str(path))
     except OSError as error:
@@ -215,9 +219,13 @@ def read_listing(listing: Listing, text: str | None, error: str, name: str) -> t
 def decide(
     hosts: Sequence[Host], listed: Sequence[Machine], now: float, *, seats: int, own: str
 ) -> tuple[tuple[Host, ...], list[Move]]:
-    """Return the machines that have a seat from now on, and the steps to take, in order.
+    """Compare the run's machines with the machine list. Return the machines that keep or get a
+    seat,
+    and the moves that carry this out (probe a machine, ask its agent to leave), in order.
 
-    `seats` is the number of seats; `own` is this machine's name.
+    `hosts` are the machines so far, `listed` those of the list. A seat is the index of a node in
+    the
+    run, and `seats` is how many there are. `now` is the time; `own` is this machine's name.
     """
     kept: list[Host] = []
     moves: list[Move] = []

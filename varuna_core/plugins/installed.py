@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional, Set, Tuple
 
 from varuna_core.plugins import carried
-from varuna_core.records.files import PRIVATE_FOLDER, read_json, write_json
+from varuna_core.records.files import PRIVATE_FOLDER, locate_cache, read_json, write_json
 
 log = logging.getLogger("vjob.plugins")
 GROUPS = (
@@ -138,8 +138,7 @@ def _read_time(path: str) -> int:
 
 
 def _name_file(key: str) -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(base) / "vjob" / "plugins" / f"{key}.json"
+    return locate_cache("plugins") / f"{key}.json"
 
 
 def _read_file(path: Path) -> Optional[_CacheContent]:

@@ -17,7 +17,19 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any, BinaryIO, Dict, Iterator, List, Optional, Tuple, Type, TypeVar, Union
+from typing import (
+    Any,
+    BinaryIO,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Tuple,
+    Type,
+    TypeVar,
+    Union,
+)
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 STORE_FAILED = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENOTCONN)
@@ -32,6 +44,12 @@ OTHERS_READ = 0o044
 SHARED_FILE = 0o640
 SHARED_FOLDER = 0o2750
 """Mode of a shared folder: new files in it belong to its group."""
+
+
+def locate_cache(name: str, environ: Optional[Mapping[str, str]] = None) -> Path:
+    """Return the folder of a cache of vjob's in the user's home, or where XDG_CACHE_HOME says."""
+    base = (os.environ if environ is None else environ).get("XDG_CACHE_HOME")
+    return Path(base or os.path.expanduser("~/.cache")) / "vjob" / name
 
 
 def write_atomic(path: Path, text: str, mode: int = PRIVATE_FILE, *, lasts: bool = True) -> None:

@@ -137,7 +137,9 @@ def _insert(kept: list[tuple[int, Key]], item: tuple[int, Key]) -> None:
 
 
 def _offload(actions: tuple[Action, ...]) -> tuple[Action, ...]:
-    """Add `O` and `L` for each graph that leaves time for another action between the two."""
+    """Add offloads to a rank's actions: `O` copies a graph of activations to the host after its
+    forward, `L` copies the graph back before its backward. Graphs that are used again too soon for
+    both copies stay; the actions are returned unchanged if no memory is saved."""
     ends = _find_ends(actions)
     chosen = {key for key, (begin, end) in ends.items() if end > begin + 2}
     loads = {ends[key][1] - 1: key for key in chosen}

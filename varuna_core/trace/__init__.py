@@ -340,7 +340,7 @@ class _Span(ContextDecorator):
 
     def _write(self, writer: TraceWriter, now: float, kind: str, what: str) -> None:
         """Write the part since the begin, or since the end of a span inside this one."""
-        ready = self.begun or now
+        ready = now if self.begun is None else self.begun
         begin, num_bytes = ready, self.num_bytes
         if self.num_pieces:
             what, num_bytes = CONTINUED, 0

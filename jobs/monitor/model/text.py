@@ -14,6 +14,7 @@ from varuna_core.facts.known import NotKnown, Value, as_json
 from varuna_core.facts.sentences import PHRASES
 from varuna_core.records.exits import count_ends
 from varuna_core.records.formatting import format_duration, format_pace, format_size
+from varuna_core.records.logs.gpu_text import CPU
 from varuna_core.records.logs.tail import clean, clean_name, fold
 from vjob.jobs.monitor.model.snapshot import (
     COUNTED,
@@ -266,9 +267,15 @@ def _render_node(node: Node, now: float, how: str, *, is_over: bool) -> list[str
     words += counts or [f"{kind} {format_size(size)}" for kind, size in node.sizes.items()]
     lines = [node.name + (f"  ({', '.join(words)})" if words else "")]
     lines += [f"  {clean(check)}" for check in node.checks]
-    for kind, shown in (("out", node.out), ("err", node.err), ("gpu", node.gpu)):
-        lines += [f"  {kind}  {line}".replace("gpu  [cpu]", "cpu ", 1) for line in shown]
-    return lines
+    for kind, shown in (("out", node.out), ("err", node.err)):
+        lines += [f"  {kind}  {line}" for line in shown]
+    return [*lines, *map(_label_reading, node.gpu)]
+
+
+def _label_reading(line: str) -> str:
+    """Label a line of the GPU log, which is about a GPU or about the node's processors."""
+    processors = line.removeprefix(f"[{CPU}]")
+    return f"  gpu  {line}" if processors == line else f"  cpu {processors}"
 
 
 def _render_script(snapshot: Snapshot) -> list[str]:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from vjob.jobs.programs.launchers import LAUNCHERS, WRAPPERS, is_python
 
 
-def names(text: str) -> frozenset[str]:
+def list_words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-SHELLS = names("bash sh zsh dash ksh")
-SETUP = names(
+SHELLS = list_words("bash sh zsh dash ksh")
+SETUP = list_words(
     "apt apt-get aws chmod chown cmake cmp column conda cp curl dcgmi df diff dstat du env file "
     "find free gcloud git gpustat gsutil gunzip hf hostname htop huggingface-cli ibstat "
     "ibv_devinfo id ifconfig iostat ip jq jutil kubectl ldd less ln ls lscpu lsof lspci make mamba "
@@ -26,7 +26,7 @@ SETUP = names(
 )
 """Commands that prepare or show something; a line with only such a command is not a launch."""
 _FLAGS: Mapping[str, frozenset[str]] = {
-    "srun": names(
+    "srun": list_words(
         "l u v vv Q q X k s O Z I H E label unbuffered verbose quiet pty exclusive overlap no-kill "
         "oversubscribe contiguous spread-job use-min-nodes container-remap-root "
         "no-container-remap-root container-writable container-readonly container-mount-home "
@@ -35,34 +35,36 @@ _FLAGS: Mapping[str, frozenset[str]] = {
     ),
 }
 """Options without a value, for wrappers most of whose options take a value."""
-_SHARED = names("exec ionice nice nohup setsid stdbuf time timeout")
+_SHARED = list_words("exec ionice nice nohup setsid stdbuf time timeout")
 _VALUES: Mapping[str, frozenset[str]] = {
     **{name: frozenset(word.lstrip("-") for word in WRAPPERS[name]) for name in _SHARED},
     "nsys": frozenset(word.lstrip("-") for word in WRAPPERS["nsys profile"]),
-    "env": names("u unset C chdir S"),
+    "env": list_words("u unset C chdir S"),
     "eval": frozenset(),
     "builtin": frozenset(),
-    "sudo": names("u g"),
-    "apptainer": names("B H W bind home pwd env env-file workdir overlay"),
-    "singularity": names("B H W bind home pwd env env-file workdir overlay"),
-    "enroot": names("m e c mount env conf"),
-    "docker": names(
+    "sudo": list_words("u g"),
+    "apptainer": list_words("B H W bind home pwd env env-file workdir overlay"),
+    "singularity": list_words("B H W bind home pwd env env-file workdir overlay"),
+    "enroot": list_words("m e c mount env conf"),
+    "docker": list_words(
         "v e w volume env workdir gpus name network net shm-size ipc ulimit user u entrypoint p "
         "publish mount env-file runtime device h hostname"
     ),
-    "ncu": names("o export target-processes set section metrics k kernel-name"),
+    "ncu": list_words("o export target-processes set section metrics k kernel-name"),
 }
 """Options whose value is the next word, for the other wrappers; those of wrappers other than
 containers and profilers come from the table of launchers."""
-_FLAGS_OF_SBATCH = names("parsable wait verbose quiet hold test-only exclusive requeue no-requeue")
+_FLAGS_OF_SBATCH = list_words(
+    "parsable wait verbose quiet hold test-only exclusive requeue no-requeue"
+)
 VERBS: Mapping[str, frozenset[str]] = {
-    "apptainer": names("exec run"),
-    "singularity": names("exec run"),
-    "enroot": names("start exec"),
-    "docker": names("run exec"),
-    "nsys": names("profile"),
+    "apptainer": list_words("exec run"),
+    "singularity": list_words("exec run"),
+    "enroot": list_words("start exec"),
+    "docker": list_words("run exec"),
+    "nsys": list_words("profile"),
 }
-PLACED = names("apptainer singularity enroot docker timeout")
+PLACED = list_words("apptainer singularity enroot docker timeout")
 """Wrappers with a positional argument after the options: an image, a container, a time."""
 ALIASES: Mapping[str, str] = {"podman": "docker", "nvidia-docker": "docker"}
 

@@ -27,6 +27,7 @@ from tests.jobs.confs import (
     make_plan,
 )
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.submit import scripts
 from vjob.jobs.submit.scripts import render_batch, render_node, render_scripts
 
 GOLDEN = ROOT / "tests/jobs/golden"
@@ -79,6 +80,21 @@ def test_scripts_pass_shellcheck(layout: str, folder: str, tmp_path: Path) -> No
         script.write_text(text)
         done = subprocess.run(["shellcheck", script], capture_output=True, text=True, check=False)
         assert done.stdout == ""
+
+
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_compiled_templates_are_kept_where_the_home_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_writable: bool
+) -> None:
+    home = tmp_path / "cache"
+    if not is_writable:
+        home.touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    expected = render_all(SINGLE)
+    for _ in range(2):
+        scripts._environment.cache_clear()
+        assert render_all(SINGLE) == expected
+    assert home.is_file() or list(home.glob("vjob/templates/*"))
 
 
 def test_a_job_that_may_start_with_fewer_nodes_asks_for_a_range_and_no_tasks() -> None:

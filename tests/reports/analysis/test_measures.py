@@ -202,7 +202,7 @@ def test_what_the_log_says_of_the_training_is_told(tmp_path: Path) -> None:
 
 
 def test_lines_that_print_nan_are_no_count_of_steps(tmp_path: Path) -> None:
-    """Five lines about 451 steps without a loss were told as five steps."""
+    """Five lines about 451 steps without a loss were reported as five steps."""
     lines = [
         f"step {step} loss {(2.5, 'inf', 'nan')[step // 100 - 1]} time 20 ms"
         for step in range(100, 301, 50)

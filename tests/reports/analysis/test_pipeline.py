@@ -85,7 +85,7 @@ def test_a_slow_stage_sets_the_pace_and_is_named(tmp_path: Path) -> None:
 def test_equal_stages_are_advised_where_they_would_help(
     tmp_path: Path, work: tuple[int, int], num_micro: int, said: str, key: str
 ) -> None:
-    """Equal stages were told to idle for 26 % instead of 24, and another batch was to help unequal
+    """Equal stages were said to idle for 26 % instead of 24, and another batch to help unequal
     ones."""
     costs = Costs(forward=work, input_grad=work, weight_grad=work)
     schedule, steps = build_schedule("1f1b", 2, num_micro), (10, 20, 30, 40)

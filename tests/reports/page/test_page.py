@@ -243,10 +243,10 @@ def test_figures_are_such_as_plotly_knows(tmp_path: Path) -> None:
     ):
         assert words in texts, words
     (table,) = [item for item in build_sections(job, analysis) if item.title == "morphs"]
-    told = dict(zip(table.columns, table.rows[0], strict=True))
-    assert told["layout"] == "8 x 4 to 6 x 4" and told["why"] == "n3 was lost"
-    assert (told["pause s"], told["stop s"]) == ("12.3", "2.50")
-    assert "load s" not in told, "nothing is known of it"
+    morph = dict(zip(table.columns, table.rows[0], strict=True))
+    assert morph["layout"] == "8 x 4 to 6 x 4" and morph["why"] == "n3 was lost"
+    assert (morph["pause s"], morph["stop s"]) == ("12.3", "2.50")
+    assert "load s" not in morph, "nothing is known of it"
 
 
 def test_a_log_alone_says_which_key_gives_more(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_the_table_fits_80_columns_and_has_what_was_found_first() -> None:
     result = Result(
         conf="/x/conf.yaml",
         rows=[Row(name="memory", text="1.2 GiB " * 30)],
-        findings=[Trouble(cause="it broke " * 20, remedy="mend it")],
+        findings=[Trouble(cause="it broke " * 20, remedy="fix it")],
         differs=["one node"],
     )
     lines = render(result).splitlines()

@@ -284,8 +284,10 @@ class AttemptWatch(threading.Thread):
         for name in hub.take_changed():  # of thousands of nodes few come or go
             kind, _, index = name.partition("-")
             if kind == "node":
-                is_here = hub.has(name) or int(index) in self._done
-                (self._missing.discard if is_here else self._missing.add)(int(index))
+                if hub.has(name) or int(index) in self._done:
+                    self._missing.discard(int(index))
+                else:
+                    self._missing.add(int(index))
                 self._is_cut_known = False
         for peer in self._peers:
             if self._is_peer_linked(peer):

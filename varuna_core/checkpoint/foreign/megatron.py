@@ -270,7 +270,12 @@ def list_entries(
     vocab: int | None = None,
     sequence: int | None = None,
 ) -> list[Entry]:
-    """Return all tensors of pretrain_gpt's model, with query, key and value in its order."""
+    """Convert Megatron-LM's tensors, which have pretrain_gpt's names already, to those of
+    pretrain_gpt, vjob's own GPT; raise CheckpointError for a model that pretrain_gpt cannot
+    compute.
+
+    Megatron-LM groups query, key and value by head; here they follow one another.
+    """
     for name in ("tokens.weight", "positions.weight"):
         if name not in tensors:
             theirs = "word" if name.startswith("tokens") else "position"

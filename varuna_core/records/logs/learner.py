@@ -51,7 +51,7 @@ _LARGEST = 1e12
 
 
 class Doubt(str, Enum):
-    """Reasons why a log that grows does not show which step the training has reached."""
+    """Reasons why the current training step cannot be read from a log, although the log grows."""
 
     FEW = "too few lines so far to tell which number counts steps"
     RIVALS = "two numbers are about equally likely to count steps"
@@ -66,7 +66,7 @@ class Doubt(str, Enum):
 
 @dataclass(frozen=True)
 class Counted:
-    """One reading of the counter."""
+    """One log line in which the step counter was found, with the step and what else it shows."""
 
     text: str
     at: Optional[float]
@@ -502,7 +502,8 @@ class _Shape:
 
 
 def _weigh_number(parts: List[str], at: int) -> float:
-    """Return a score for the words beside a number: above 0 if they suggest a count of steps."""
+    """Score the words next to a number in a log line. A positive score means that they suggest a
+    step counter (`step 10`), a negative one that they suggest something else (`10 %`, `lr 10`)."""
     before, after = parts[at], parts[at + 1]
     weight = 0.3 if at == 0 else 0.0
     if _MINOR.search(before):

@@ -72,7 +72,9 @@ class LongStep:
 
 @dataclass(frozen=True)
 class StepCounts:
-    """The optimizer steps of one rank in one attempt, with times by the rank's wall clock."""
+    """How many optimizer steps one rank made in one attempt, when, and how long they took. Times
+    are
+    those of the rank's wall clock."""
 
     count: int
     opened_at: float

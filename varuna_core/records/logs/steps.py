@@ -296,8 +296,11 @@ class StepReader:
     def _take_own(
         self, found: Iteration, rank: Optional[int], at: Optional[float], slack_s: float
     ) -> Optional[StepReading]:
-        """Take a line of the user's own. The first lines of a resumed run wait for each other, as
-        one alone does not show whether its steps are counted in each epoch."""
+        """Take a line that the user's own pattern matches.
+
+        The first lines of a run that resumes in a later epoch are kept until there are enough of
+        them: one line alone does not show whether steps are counted within each epoch.
+        """
         self._waiting.append((found, rank, at, slack_s))
         waiting = self._waiting
         first, epoch = waiting[0][0], waiting[0][0].epoch or 0

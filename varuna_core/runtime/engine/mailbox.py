@@ -78,7 +78,9 @@ class Mailbox:
             self._take(receiver, NOTHING)
 
     def order(self, actions: Sequence[Action], ahead: int) -> Iterable[Action]:
-        """Return the actions in order, with up to `ahead` forwards run early to fill waits."""
+        """Return this rank's actions of a step in the order in which to run them. With `ahead`, up
+        to so
+        many forwards run earlier than scheduled while the next action waits for a message."""
         if not ahead:
             return actions
         return run_ahead(actions, ahead, self._has_come, self._wait_for_either)

@@ -131,10 +131,10 @@ class ShardedDraws:
             return None
         found = next(self._expected, None)
         if found is None or found.name != str(func):
-            told = "no more" if found is None else found.name
+            other = "no more" if found is None else found.name
             raise RuntimeError(
                 f"in segment {self._segment} the model draws random numbers by {func}, where the "
-                f"dry run has {told}: with tensor > 1 the draws may not depend on the data, since "
+                f"dry run has {other}: with tensor > 1 the draws may not depend on the data, since "
                 "each rank must know its share of them"
             )
         return found

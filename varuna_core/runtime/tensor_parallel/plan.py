@@ -191,9 +191,9 @@ def resolve_ties(
             continue
         ways = {other: placed.get(other) for other in names}
         if len(set(ways.values())) > 1:
-            told = ", ".join(f"{n!r} {w.placement if w else 'whole'}" for n, w in ways.items())
+            shown = ", ".join(f"{n!r} {w.placement if w else 'whole'}" for n, w in ways.items())
             raise SplitError(
-                f"the tensor plan shards the names of one tied weight differently: {told}; use "
+                f"the tensor plan shards the names of one tied weight differently: {shown}; use "
                 "RowwiseParallel for an embedding whose head has ColwiseParallel"
             )
         if ways[name] is not None:
