@@ -4,6 +4,8 @@ hypothesis draws the same examples in each run, so that a failure can be repeate
 VJOB_EXPLORE=1 draws new ones.
 """
 
+import contextlib
+import fcntl
 import gc
 import os
 import signal
@@ -39,6 +41,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # As the ranks of most tests have: a sum over several threads is rounded otherwise, and threads that
 # wait for each other's turn on a busy processor spin.
 os.environ["OMP_NUM_THREADS"] = "1"
+# torch waits without end for the lock of an extension whose compiler was killed: each checkout has
+# extensions of its own, and `pytest_sessionstart` removes such locks.
+os.environ["TORCH_EXTENSIONS_DIR"] = str(Path(sys.prefix) / "torch_extensions")
 # A site's file of the machine is no part of a test.
 os.environ["VJOB_SITE"] = ""
 
@@ -68,6 +73,21 @@ def _keep_signals() -> Iterator[None]:
     for number, handler in before.items():
         if handler is not None and signal.getsignal(number) is not handler:
             signal.signal(number, handler)
+
+
+def pytest_sessionstart() -> None:
+    """Remove the locks of extensions that nobody compiles: those that are there while no other run
+    of the tests holds the folder."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    folder = Path(os.environ["TORCH_EXTENSIONS_DIR"])
+    folder.mkdir(exist_ok=True)
+    held = os.open(folder, os.O_RDONLY)  # until this process ends
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for lock in folder.glob("**/lock"):
+            lock.unlink()
+    fcntl.flock(held, fcntl.LOCK_SH)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
