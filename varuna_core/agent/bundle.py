@@ -193,7 +193,8 @@ def collect_sources() -> dict[str, bytes]:
 def _render(name: str, sources: Mapping[str, bytes], entries: Sequence[str] = ()) -> bytes:
     """Return the bundle with its bytecode, from the cache if it has been built before.
 
-    If `entries` are given, the bundle has only the modules that these entry points import.
+    If `entries` are given, the bundle has only the modules that these entry points import, and
+    their bytecode has no docstrings.
     """
     key = hashlib.sha256(f"{name} {sys.version} {' '.join(entries)}".encode())
     for each in sorted(sources):
@@ -202,7 +203,8 @@ def _render(name: str, sources: Mapping[str, bytes], entries: Sequence[str] = ()
     with contextlib.suppress(OSError):
         return kept.read_bytes()
     chosen = select_imported(sources, entries) if entries else sources
-    data = render_bundle({**chosen, **compile_sources(name, chosen)})
+    compiled = compile_sources(name, chosen, optimize=2 if entries else 0)
+    data = render_bundle({**chosen, **compiled})
     with contextlib.suppress(OSError):  # a home that is full, or of somebody else
         kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         _write(kept, data)
@@ -212,12 +214,19 @@ def _render(name: str, sources: Mapping[str, bytes], entries: Sequence[str] = ()
     return data
 
 
-def compile_sources(archive: str, sources: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Compile these modules to pyc files, except modules whose bytecode is not reproducible."""
+def compile_sources(
+    archive: str, sources: Mapping[str, bytes], optimize: int = 0
+) -> dict[str, bytes]:
+    """Compile these modules to pyc files, except modules whose bytecode is not reproducible.
+
+    With `optimize=2` the bytecode has neither docstrings nor assertions.
+    """
     found = {}
     for name, source in sources.items():
         if name.endswith(".py") and name != "__main__.py":
-            code = compile(source, f"{archive}/{name}", "exec", dont_inherit=True)
+            code = compile(
+                source, f"{archive}/{name}", "exec", dont_inherit=True, optimize=optimize
+            )
             if sys.version_info < (3, 11) and _has_set(code):
                 continue  # written in the order of hashes, which differ from process to process
             head = importlib.util.MAGIC_NUMBER + _UNCHECKED + importlib.util.source_hash(source)
