@@ -661,11 +661,13 @@ def _list_doubts(snapshot: Snapshot) -> tuple[Finding, ...]:
         found.append(Finding("stopped early"))
     elif unwritten and _lacks_steps(snapshot):
         found.append(Finding("logs lack lines", values={"num_bytes": unwritten}))
+    return (*found, *_list_bad_loss(snapshot))
+
+
+def _list_bad_loss(snapshot: Snapshot) -> tuple[Finding, ...]:
     points = snapshot.progress.points if snapshot.progress is not None else ()
     bad = find_bad_loss(points)
-    if bad is not None:
-        found.append(Finding("last loss is not a number", values={"step": bad.step}))
-    return tuple(found)
+    return () if bad is None else (Finding("last loss is not a number", values={"step": bad.step}),)
 
 
 def _ended_well(snapshot: Snapshot) -> bool:
@@ -729,7 +731,7 @@ def _list_details(snapshot: Snapshot, cause: Cause) -> tuple[Finding, ...]:
         values = hang_values(snapshot, hang, _find_ended(snapshot))
         values |= {"attempt": snapshot.attempt, "is_sure": snapshot.hang is not None}
         details.append(Finding("hung", values=values))
-    return (*details, *_list_saved(snapshot, cause))
+    return (*details, *_list_bad_loss(snapshot), *_list_saved(snapshot, cause))
 
 
 def _list_saved(snapshot: Snapshot, cause: Cause | None = None) -> tuple[Finding, ...]:

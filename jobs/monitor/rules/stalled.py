@@ -541,7 +541,7 @@ def running(snapshot: Snapshot) -> Verdict | None:
     if signs.num_bytes and is_early:
         reason = "no step has been seen yet"
     steps = NotKnown(snapshot.doubt.value if snapshot.doubt is not None else reason)
-    hint = () if is_told or is_early else (TELL_STEPS,)
+    hint = (TELL_STEPS,) if signs.num_bytes else tuple(show(snapshot, Target.STACKS))
     return conclude(
         Health.RUNNING,
         "running",
@@ -553,7 +553,7 @@ def running(snapshot: Snapshot) -> Verdict | None:
             "is_busy": signs.is_busy,
         },
         details=_list_start_details(snapshot),
-        remedies=hint,
+        remedies=() if is_told or is_early else hint,
     )
 
 

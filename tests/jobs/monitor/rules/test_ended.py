@@ -70,6 +70,9 @@ def test_a_job_that_exits_0_with_a_loss_that_is_no_number_did_not_end_well() -> 
         said = judge(with_points(ended, (*before, changed), num_steps=last.step, is_asked=True))
         assert said.health is Health.DONE and "ended well" not in said.reason
         assert "not a number" in said.facts[0]
+        cancelled = over(healthy(), "CANCELLED", outcome=make_outcome(143, ""))
+        said = judge(with_points(cancelled, (*before, changed), is_asked=True))
+        assert said.health is Health.CANCELLED and "not a number" in said.facts[0]
     skipped = replace(last, loss=float("nan"), skipped=1)  # for overflow, as fp16 does now and then
     asked = judge(with_points(ended, (*before, skipped), num_steps=last.step, is_asked=True))
     assert asked.facts == ()
