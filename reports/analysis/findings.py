@@ -36,6 +36,7 @@ from vjob.reports.analysis.headline import (
     goes_on,
     has_ended_badly,
     has_ended_well,
+    is_waiting,
 )
 from vjob.reports.analysis.measures import Analysis, Curves, find_conflict
 from vjob.reports.analysis.slowdown import list_changes
@@ -280,7 +281,9 @@ MUCH_IMBALANCE = 0.1
 
 
 def find_all(job: Job, analysis: Analysis) -> list[Finding]:
-    """Return all findings on a run, sorted for the report."""
+    """Return all findings on a run, sorted for the report; none before its first attempt."""
+    if is_waiting(job):
+        return []
     found = [finding for make in MAKERS for finding in make(job, analysis)]
     found += _ask_plugins(job, analysis)
     found += find_causes(job, analysis, found)
@@ -1165,6 +1168,19 @@ def _on_hang(job: Job, analysis: Analysis) -> Iterator[Finding]:
             cause="hang",
             lost_s=held,
         )
+    for label, hang in job.suspected.items():
+        if label not in job.hangs:
+            may = "may hang" if goes_on(job) else "may have hung"
+            yield Finding(
+                rule="suspected hang",
+                values=hang.as_json(),
+                weight=MUST,
+                sentence=f"Attempt {label} {may}, from about {_format_time(hang.since)} UTC on: "
+                f"{describe_hang(hang)}.",
+                evidence="the agents suspected it (attempt-N/state/hanging.json)",
+                key="",
+                cause="hang",
+            )
 
 
 def _on_restarts(job: Job, analysis: Analysis) -> Iterator[Finding]:

@@ -384,6 +384,12 @@ def goes_on(job: Job) -> bool:
     return job.state is not None and job.state.word in ("RUNNING", "COMPLETING", "SUSPENDED")
 
 
+def is_waiting(job: Job) -> bool:
+    """Return True if the run waits in the queue and none of its attempts has started."""
+    has_started = any(event.get("kind") == "started" for event in job.history)
+    return job.state is not None and job.state.word == "PENDING" and not has_started
+
+
 def find_state(job: Job) -> RunState:
     """Return the state from the run record or, without one, from the events."""
     if job.state is not None:

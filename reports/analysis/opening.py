@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from varuna_core.facts.known import NotKnown, Value, value_of
 from varuna_core.records.formatting import format_duration, format_pace, format_share
 from vjob.reports.analysis.findings import Finding
-from vjob.reports.analysis.headline import format_bounded, goes_on, has_ended_badly, has_ended_well
+from vjob.reports.analysis.headline import (
+    format_bounded,
+    goes_on,
+    has_ended_badly,
+    has_ended_well,
+    is_waiting,
+)
 from vjob.reports.analysis.measures import Analysis
 from vjob.reports.load.tables import Job
 
@@ -18,6 +24,8 @@ MUCH_START = 0.1
 def write_opening(job: Job, analysis: Analysis, findings: Sequence[Finding]) -> str:
     """Return a sentence that says how the run went and what to change, using known figures only."""
     head = analysis.headline
+    if is_waiting(job):
+        return f"The run has not started; `vjob status {job.sources.name}` says what it waits for."
     went = "The run is not known to have ended"
     if has_ended_well(job):
         is_doubted = any(one.rule == "not a number" for one in findings)
@@ -50,6 +58,8 @@ def write_opening(job: Job, analysis: Analysis, findings: Sequence[Finding]) -> 
     if head.hung:
         is_new = not head.hung_hours and goes_on(job)  # its time is not accounted yet
         went += "; it hangs" if is_new else f"; a hang cost {head.hung_cost}"
+    elif any(one.rule == "suspected hang" for one in findings):
+        went += "; it may hang" if goes_on(job) else "; it may have hung"
     change, first = next((one for one in findings if one.key), None), "change first"
     if findings and findings[0].rule == "ended badly":
         went, first = f"{went}; what ended it comes first below", "change then"

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from varuna_core.facts.hang import Hang
+from varuna_core.facts.hang import Hang, parse_hang
 from varuna_core.facts.partition import Partition
 from varuna_core.facts.remedy import Context, context_of
 from varuna_core.hang.signs import read_hang
@@ -202,6 +202,8 @@ class Job:
     """Content of resolved.yaml; empty without this file."""
     hangs: dict[str, Hang]
     """Hangs that the agents of an attempt found."""
+    suspected: dict[str, Hang]
+    """Hangs that the agents of an attempt suspect, or suspected when it ended."""
     worlds: dict[str, int]
     """The number of ranks of each attempt that has its own plan."""
     skipped: dict[str, str]
@@ -331,7 +333,8 @@ def load_job(
         plan=plan,
         training=_read_training(sources),
         conf=_read_conf(sources),
-        hangs=_read_hangs(sources),
+        hangs=_read_hangs(sources, read_hang),
+        suspected=_read_hangs(sources, lambda attempt: parse_hang(read_json(attempt.hanging))),
         worlds=_read_worlds(sources),
         skipped=skipped,
         commit=_read_commit(sources),
@@ -506,9 +509,9 @@ def _read_partitions(sources: Sources) -> dict[str, Partition]:
     return {label: partition for label, partition in found.items() if partition is not None}
 
 
-def _read_hangs(sources: Sources) -> dict[str, Hang]:
+def _read_hangs(sources: Sources, read: Callable[[AttemptFolder], Hang | None]) -> dict[str, Hang]:
     found = {one.label: AttemptFolder(one.folder, 0) for one in sources.attempts if sources.run}
-    hangs = {label: read_hang(attempt) for label, attempt in found.items()}
+    hangs = {label: read(attempt) for label, attempt in found.items()}
     return {label: hang for label, hang in hangs.items() if hang is not None}
 
 

@@ -199,6 +199,9 @@ def test_a_hang_is_said_first_with_what_it_cost(tmp_path: Path) -> None:
     (said_well, *_) = findings.find_all(now_well, analyse(now_well))
     assert "its steps went on by" in said_well.sentence and not said_well.key
     assert "; it hangs;" in write_opening(now, analyse(now), [said])
+    maybe = dataclasses.replace(now, hangs={}, suspected={"0": late})
+    (said, *_) = findings.find_all(maybe, analyse(maybe))
+    assert "may hang, from about " in said.sentence and said.rule == "suspected hang"
 
 
 def make_waiting(*hosts: str) -> tuple[Any, Any]:

@@ -8,7 +8,7 @@ import pytest
 
 from varuna_core.facts.known import NotKnown, Value, Within
 from vjob.jobs.reporting.report import read_job
-from vjob.reports.analysis.findings import Finding
+from vjob.reports.analysis.findings import Finding, find_all
 from vjob.reports.analysis.measures import Analysis
 from vjob.reports.analysis.opening import write_opening
 from vjob.reports.load.tables import Job, RunState
@@ -43,6 +43,17 @@ def test_it_says_how_the_run_went_as_far_as_is_known(
     job, analysis = read
     said = write_opening(replace(job, state=RunState(state)), analysis, [])
     assert said.startswith(f"{went} after 90 s, at step 5 of 9; 80 % to 90 % of the time since")
+
+
+def test_a_run_in_the_queue_has_not_started_and_has_no_findings(
+    read: tuple[Job, Analysis],
+) -> None:
+    """It was "not known to have ended; no finding suggests a change"."""
+    job, analysis = replace(read[0], state=RunState("PENDING")), read[1]
+    assert find_all(job, analysis) == []
+    assert write_opening(job, analysis, []).startswith("The run has not started; `vjob status")
+    job = replace(job, history=[{"kind": "started", "time": 1.0}])  # then it was requeued
+    assert write_opening(job, analysis, []).startswith("The run is not known to have ended")
 
 
 def test_it_says_how_much_of_the_time_was_a_wait(read: tuple[Job, Analysis]) -> None:
