@@ -69,6 +69,8 @@ MOST_SHOWN = 20
 """The most rows in the table of submitted runs."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _JOB = re.compile(r"last|L?\d+")
+_OUTPUT = re.compile(r"--?(save|out|output|ckpt|checkpoint)([-_]?(dir|folder|path|file))?")
+"""Options by which programs usually take a path to write to."""
 
 Values = Mapping[str, str]
 """The value of each swept key, as written."""
@@ -263,8 +265,31 @@ def prepare_sweep(
         raise InputError("--at-most needs runs of one scheduler, as they wait for each other")
     if index.find_sweep(name):
         raise InputError(f"a sweep {name} already exists: give another --sweep-name")
+    _warn_of_shared_outputs([list_outputs(run.ready.conf.program.args) for run in runs])
     sweep = Sweep(name=name, runs=tuple(runs), at_most=at_most)
     return replace(sweep, array_obstacle=find_array_obstacle(sweep))
+
+
+def list_outputs(args: Sequence[str]) -> dict[str, str]:
+    """Return the path that each option of a program names to write to, as far as the option's name
+    says so; a path with a reference may differ between runs, and is omitted."""
+    words = [part for word in args for part in word.split("=", 1)]
+    pairs = itertools.pairwise(words)
+    return {
+        option: path
+        for option, path in pairs
+        if _OUTPUT.fullmatch(option) and not re.match(r"-|[0-9]*$|.*\$\{", path)
+    }
+
+
+def _warn_of_shared_outputs(outputs: Sequence[Mapping[str, str]]) -> None:
+    shared = set.intersection(*(set(each.items()) for each in outputs))
+    for option, path in sorted(shared) if len(outputs) > 1 else ():
+        log.warning(
+            "all runs of the sweep have %s %s and may overwrite each other's files: put "
+            "${run.name} in the path to give each run its own",
+            *(option, path),
+        )
 
 
 def check_name(name: str) -> None:

@@ -27,6 +27,7 @@ from vjob.jobs.submit.sweep import (
     MOST_RUNS,
     build_rows,
     find_before,
+    list_outputs,
     parse_rows,
     parse_sweep,
     split_values,
@@ -149,6 +150,12 @@ def test_a_file_that_cannot_be_read_says_why(text: str, word: str) -> None:
     assert word in str(raised.value)
 
 
+def test_options_that_name_an_output_are_known() -> None:
+    args = ["--save", "a.pt", "--out_dir=b", "--save=9", "--out", "-q", "--lr", "c", "--output"]
+    assert list_outputs(args) == {"--save": "a.pt", "--out_dir": "b"}
+    assert list_outputs(["--save", "${run.name}.pt", "--save-every", "5"]) == {}
+
+
 @given(st.integers(1, 30), st.integers(1, 8), st.data())
 def test_at_most_so_many_run_at_once_whatever_order_they_end_in(
     count: int, at_most: int, data: st.DataObject
@@ -249,6 +256,16 @@ def test_a_name_that_could_be_taken_for_a_job_is_refused(vjob: Vjob, name: str) 
     options = ("--sweep", "cluster.grace_s=2,3", f"--sweep-name={name}")
     said = vjob("submit", vjob.write(conf("-1", "exit:0")), *options, code=2).stderr
     assert f"--sweep-name {name}: letters, digits" in said
+
+
+def test_runs_that_write_one_file_are_told_apart(vjob: Vjob) -> None:
+    """Three runs of a sweep overwrote one train.pt without a word."""
+    text = "{name: x, program: {script: t.py, args: [--save, a.pt]}, cluster: {scheduler: local}}"
+    (vjob.folder / "conf.yaml").write_text(text)
+    (vjob.folder / "t.py").touch()
+    words = ["submit", "conf.yaml", "--dry-run", "--sweep"]
+    assert "all runs of the sweep have --save a.pt" in vjob(*words, "env.A=1,2").stderr
+    assert "overwrite" not in vjob(*words, "program.args=[--save=a],[--save=b]").stderr
 
 
 def test_a_dry_run_shows_all_runs_and_the_files_of_the_first(vjob: Vjob) -> None:
