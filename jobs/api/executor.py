@@ -200,7 +200,8 @@ class VjobExecutor(ScriptExecutor):
         return resolve(replace(source, overrides=tuple(overrides)))
 
     def read_parameters(self, name: str) -> ConfText:
-        """Return the conf that the parameters define, named `name` unless they give a name."""
+        """Return the conf that this executor's parameters define; its name is `name` unless the
+        parameters contain a name."""
         asked = {name: value for name, value in self.parameters.items() if value is not None}
         conf: ConfLike | None = asked.get("conf")
         settings: dict[str, Any] = {"log_folder": str(self.folder)}

@@ -140,7 +140,8 @@ class VjobJob(Job[R]):
         return found
 
     def _register_in_watcher(self) -> None:
-        """Register each rank too, since a single rank may be all that came from another process."""
+        """Register this job also if it is a single rank: a process may have unpickled only that
+        rank."""
         self.watcher.register_run(self.job_id, self.run)
 
     # Progress.

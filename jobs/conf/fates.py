@@ -138,14 +138,16 @@ def list_ignored(conf: JobConf, written: Collection[str]) -> list[str]:
 
 
 def list_referenced_leaves(conf: JobConf) -> set[str]:
-    """Return the keys to which the conf refers, without indices; `model` for any of the model's."""
+    """Return the keys to which the conf refers, without indices; `model` is added if the conf
+    refers to any key of the model."""
     names = {_INDEX.sub("", name) for name in list_referenced(conf)}
     return names | ({MODEL} if any(name.startswith(f"{MODEL}.") for name in names) else set())
 
 
 @cache
 def list_leaves() -> tuple[str, ...]:
-    """Return the keys that hold a value themselves; the model counts as one."""
+    """Return the keys of a conf that hold a value rather than other keys; `model` stands for all of
+    its own keys."""
     keys = list_conf_keys()
     sections = {key.rpartition(".")[0] for key in keys}
     return tuple(

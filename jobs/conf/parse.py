@@ -432,7 +432,8 @@ class ConfReader:
         return FAILED if FAILED in values.values() else cls(**values)
 
     def suggest_key(self, parent: str, name: str, node: Node, hints: Mapping[str, Any]) -> str:
-        """Suggest the key that may be meant: for Slurm's word, a similar one, or one elsewhere."""
+        """Suggest what may be meant by an unknown key: the key for a removed key or for a Slurm
+        option, or else a key with a similar name or with the same name in another section."""
         if join_key(parent, name) in REMOVED:
             return REMOVED[join_key(parent, name)][1]
         text = node.text if isinstance(node, Scalar) else None

@@ -158,7 +158,7 @@ class Llama:
 class Model:
     """The shape of a built-in model; a name such as gpt2-xl stands for one of these.
 
-    A script takes it whole: a reference to one of its keys is one to all.
+    A reference to one of these keys from a script's conf counts as a reference to all of them.
     """
 
     layers: LayerCount
@@ -441,7 +441,7 @@ def spell_gpus(kind: str | None, count: int) -> str | int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """The machines that it runs on."""
+    """The machines that the job runs on."""
 
     scheduler: (
         Literal["auto", "slurm", "allocation", "local", "machines"]

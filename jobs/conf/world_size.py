@@ -40,7 +40,7 @@ def get_world(conf: JobConf) -> int:
 
 
 def get_replicas(conf: JobConf) -> int | None:
-    """Return the number of replicas; None if it is open or does not divide evenly."""
+    """Return the number of replicas; None if the ranks cannot be divided evenly into replicas."""
     parallel = conf.parallel
     if parallel.data != "auto":
         return parallel.data
@@ -49,7 +49,8 @@ def get_replicas(conf: JobConf) -> int | None:
 
 
 def choose_order(conf: JobConf, data: int) -> str:
-    """Return the order; for `auto` a stage's replicas share a node, for their large gradients."""
+    """Return the order of the ranks; for `auto`, replicas of the same stage are adjacent, on one
+    node if they fit, since their gradients are large."""
     if conf.parallel.order != "auto":
         return conf.parallel.order
     return "data" if data > 1 else "pipeline"

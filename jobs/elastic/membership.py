@@ -265,8 +265,8 @@ def read_submitted(run: RunFolder) -> JobConf:
 
 
 def choose_group(plan: Plan, queue: str | None) -> GroupPlan:
-    """Return the conf's group after which new nodes are modelled: the group of the queue, else the
-    first."""
+    """Return the conf's node group whose settings new nodes get: the group with this queue, else
+    the first group."""
     if queue is None:
         return plan.groups[0]
     return next((group for group in plan.groups if group.queue == queue), plan.groups[0])

@@ -84,7 +84,8 @@ def explain_failure(what: str, result: Result, runtime: str) -> VjobError:
 def build_environment(
     reference: Reference, folder: str, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return enroot's environment: the user's, and a runtime folder, as /run may be closed."""
+    """Return the environment for enroot: the user's variables, and a runtime folder in `folder` if
+    they name none, since /run may not be writable."""
     env = {"ENROOT_RUNTIME_PATH": f"{folder}/runtime", **environ}
     podman = shutil.which("podman")
     if reference.scheme == "podman" and podman:

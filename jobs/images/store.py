@@ -52,7 +52,7 @@ class Root:
 
 @dataclass(frozen=True, kw_only=True)
 class Cleaned:
-    """Result of a removal: entries that went, stayed or failed."""
+    """Result of `clean`: the entries that were removed, and those that were kept."""
 
     removed: tuple[Root, ...]
     """Entries that were removed or, in a dry run, would be."""

@@ -107,7 +107,8 @@ def find_answer(
 def choose_offer(
     front: Front, steps: int, budget: float | None, deadline_h: float | None
 ) -> tuple[PricedPlan, str]:
-    """Choose by budget or deadline of the whole run; given both, the fastest within the budget."""
+    """Choose a plan by the budget or the deadline of the whole run, and say in words for what it
+    was chosen; given both, choose the fastest plan within the budget."""
     if budget is None:
         assert deadline_h is not None
         offer = choose_by_deadline(front, deadline_h * 3600 / steps)
@@ -152,7 +153,8 @@ def build_json(answer: Answer) -> dict[str, Any]:
 
 
 def _weigh_gap(searched: Searched) -> Value[float]:
-    """Return the gap over all searched classes, with the share of shapes searched wholly."""
+    """Return the gap over all searched classes; its evidence has the number of shapes that were
+    searched completely, and the number of all shapes."""
     done, of = (sum(getattr(one, name) for one in searched.classes) for name in ("done", "of"))
     model = Evidence("the planner's model", Sure.ESTIMATED, seen=done, expected=of)
     return Value(searched.gap, (model,))

@@ -93,7 +93,8 @@ def _format_best(answer: Answer) -> Iterator[str]:
 
 
 def _format_expected(plan: ShapePlan, question: Question) -> Iterator[str]:
-    """Lines that say how sure the time of a step is, and what of the plan was not measured."""
+    """Yield lines that say how certain the time of a step is, and which parts of the plan were not
+    measured."""
     expected = plan.expected_s
     if plan.band_s:
         low, high = plan.band_s

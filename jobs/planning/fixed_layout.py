@@ -152,7 +152,8 @@ def plan_by_profile(
     conf: JobConf, fixed: Collection[str], base: Path, file: Path
 ) -> tuple[dict[str, tuple[int, int, str]], dict[str, float]]:
     """Return the planner's layouts and expected step times; raise PlanningError or InputError if
-    the conf allows none. Partitions count the ends of the model if the conf's does."""
+    the conf allows none. Partitions count the embedding and the head unless the conf's own
+    partition does not."""
     question = load_question(conf, fixed, base, PlanOptions(prices={}, profile=file))
     found = plan_other_nodes(question, conf, plan_fixed_layout(question, conf))
     num_segments = question.profile.model.num_segments
@@ -173,7 +174,8 @@ def _find_layout(
     least: int,
     deadline: Deadline,
 ) -> Candidate | None:
-    """Return the best depth, replicas and cuts: whole micro-batches, a layer or more a stage."""
+    """Return the best depth, replicas and cuts, with whole micro-batches for each replica and at
+    least one layer for each stage."""
     tensor, size = option.shape.tensor, option.shape.micro_batch
     shares = sum(node.gpus // tensor for node in nodes)
     micro_batches = -(-tables.training.batch // size)

@@ -146,7 +146,8 @@ def list_not_compared(
 
 
 def may_have_zero_3(conf: JobConf) -> bool:
-    """Return True if ZeRO 3 is possible; False also if only the program knows."""
+    """Return True if the conf may use ZeRO 3; False also for a program that is not built in, since
+    only the program itself knows."""
     if conf.program.kind not in BUILT_IN:
         return False
     changed = close_layout(replace(conf, parallel=replace(conf.parallel, zero=3, tensor=1)))
@@ -172,7 +173,8 @@ def describe_training(conf: JobConf, batch: int) -> TrainingModel:
 
 
 def list_recomputes(conf: JobConf) -> tuple[Recompute, ...]:
-    """Return the ways of recompute that a plan may use; a script's code decides its own."""
+    """Return the recompute modes that a plan may use; a program that is not built in gets `none`
+    and `full`, since its own code decides."""
     if conf.program.kind not in BUILT_IN:
         return ("none", "full")
     on_gpus = all(group.num_gpus for group in conf.cluster.nodes)
@@ -297,10 +299,11 @@ def build_cluster(
 def fill_links(
     profile: Profile, cluster: Cluster, link_gb_s: float | None
 ) -> tuple[Profile, list[str]]:
-    """Add links that a profile of these nodes lacks, and estimates of others by --link.
+    """Return the profile with the links that it lacks between this cluster's nodes, estimated with
+    `link_gb_s` (--link) if given, and notes on the estimates.
 
-    A link between nodes of a kind cannot be measured with one such node, and no plan uses it: it
-    gets another link of that kind.
+    A link between two nodes of a kind cannot be measured if the cluster has only one such node, and
+    no plan uses the link: it gets the values of another link of that kind.
     """
     links = dict(profile.network.links)
     counts: Counter[str] = Counter()

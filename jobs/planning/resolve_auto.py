@@ -114,7 +114,8 @@ def resolve_conf(
 def resolve_unplanned(
     path: Path, overrides: Sequence[str], *, require_env: bool = True
 ) -> Resolved:
-    """Read and check a conf without planning: with an open layout, every rank gets a place."""
+    """Read and check a conf without planning; a layout that is to be planned is replaced by a
+    single stage."""
     read = load_conf(path, overrides)
     conf = read.conf
     if is_open(conf):
@@ -179,8 +180,8 @@ def choose_layout(read: ReadConf) -> Chosen:
 
 
 def _add_script_layouts(chosen: Chosen, base: Path, written: Collection[str]) -> Chosen:
-    """Add the layouts of a morphing script for other nodes, if anything is known of its speed
-    there."""
+    """Add the layouts of a morphing script for other numbers of nodes, if a profile or the data
+    sheets of several GPU types tell how fast they are."""
     conf = chosen.conf
     parallel = conf.parallel
     if not may_change_layout(conf) or conf.morph.mode == "world" or parallel.order == "pipeline":
@@ -217,7 +218,8 @@ def has_unlike_gpus(conf: JobConf) -> bool:
 
 
 def _find_reason(conf: JobConf) -> str | None:
-    """Return why cuts are not planned; None if they may be, empty if there are none."""
+    """Return the reason why the partition is not planned; None if it may be planned, and an empty
+    text if there is nothing to divide."""
     parallel = conf.parallel
     if parallel.partition != "auto":
         return "the conf gives the partition"
@@ -296,8 +298,8 @@ def _cut(conf: JobConf, base: Path, file: Path | None) -> Chosen:
 
 
 def _leave_to_runtime(conf: JobConf, question: Question) -> Question:
-    """Leave `auto` to the runtime when estimating, since only the runtime or a profile measures
-    graphs: the search then has the runtime's ways."""
+    """For an estimate, leave `recompute: auto` to the runtime, since only the runtime or a profile
+    measures graphs; the search then uses only the modes `none`, `full` and `auto`."""
     if not _keeps_auto(conf, question):
         return question
     ways = tuple(way for way in ("none", "full", "auto") if way in question.training.recomputes)
@@ -315,7 +317,8 @@ def _keeps_auto(conf: JobConf, question: Question) -> bool:
 
 
 def _predict(conf: JobConf, plan: ShapePlan, profile: Profile) -> Prediction:
-    """Return the prediction with its kind of GPU, if the conf names none and nodes may differ."""
+    """Return the plan's prediction; if a node group of the conf names no GPU type, add the
+    profile's, since the nodes may differ from it."""
     prediction = plan.build_prediction()
     if any(group.num_gpus and group.gpu_type is None for group in conf.cluster.nodes):
         (gpu,) = profile.gpus

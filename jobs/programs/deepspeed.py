@@ -24,7 +24,8 @@ BUCKET = 500_000_000
 
 
 def build_arguments(conf: JobConf, config: str) -> tuple[str, ...]:
-    """Return the script's arguments, with the generated file's path added unless they place it."""
+    """Return the script's arguments. The path of the generated file replaces its placeholder in
+    them, or else is added as --deepspeed_config."""
     if any(CONFIG_WORD in word for word in conf.program.args):
         return tuple(word.replace(CONFIG_WORD, config) for word in conf.program.args)
     named = {word.partition("=")[0] for word in conf.program.args}

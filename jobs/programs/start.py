@@ -65,7 +65,8 @@ class ProgramFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """The processes of a run, as a value of `program.launch`, and the reason."""
+    """The way in which a run's processes are started (a value of `program.launch`), and the reason
+    for this choice."""
 
     name: str
     why: str = ""
@@ -376,7 +377,8 @@ def list_layout_keys(written: Collection[str]) -> list[str]:
 
 
 def read_first_line(conf: JobConf) -> ProgramFiles:
-    """Read the facts of a script started by its first line; raise InputError if it cannot be."""
+    """Read what the first line of a script says about its start; raise InputError if the script
+    cannot be started by this line."""
     path = conf.program.path or ""
     try:
         with open(path, "rb") as file:

@@ -225,7 +225,8 @@ def _cancel_all(view: RunView, cancel: Callable[[str], None]) -> list[VjobError]
 
 
 def _find_saving(views: Sequence[RunView]) -> list[RunView]:
-    """Return the runs whose ranks on every node catch SIGUSR1, which would kill others unsaved."""
+    """Return the runs whose ranks catch SIGUSR1 on every node; on other ranks the signal would end
+    the process before it has saved."""
     begun = time.monotonic()
     found: list[RunView] = []
     open_ = list(views)
@@ -256,7 +257,8 @@ def _catches(view: RunView, waited_s: float) -> bool | None:
 
 
 def _is_pending(view: RunView) -> bool:
-    """Return True if a cancelled job is over at once; a running one reports it by its files."""
+    """Return True for a run with a pending job, which is over as soon as it is cancelled; the end
+    of a running job is known from its files."""
     return any(info.state is JobState.PENDING for info in view.infos)
 
 

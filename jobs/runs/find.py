@@ -538,7 +538,8 @@ def _end(
 
 
 def _ask_canceller(record: RunRecord) -> str:
-    """Ask the scheduler for the user who cancelled a run; nobody if vjob cancelled it."""
+    """Return the names of the users who cancelled the run's jobs, according to the scheduler; empty
+    if not known."""
     scheduler = schedulers.get_scheduler(record.scheduler)
     names = {scheduler.ask_canceller(job.id) for job in record.jobs}
     return " and ".join(sorted(names - {""}))

@@ -45,8 +45,8 @@ def list_runs(limit: int | None) -> list[dict[str, Any]]:
 
 
 def choose_message(view: RunView) -> str:
-    """Return the record's message and the hang that its agents saw last, if that is not over;
-    for a run that did not end well, also the checkpoint that it goes on from."""
+    """Return the record's message. If the run did not end well, or has no message, add a hang that
+    has not passed, and the checkpoint from which a new submit would continue."""
     said, is_ended = view.record.message, view.record.state == ENDED
     if said and (not is_ended or view.state == JobState.COMPLETED.value):
         return said

@@ -81,7 +81,8 @@ def judge_run(run: RunFolder, infos: Sequence[SchedulerJob]) -> Judgement | None
 
 
 def find_own_checkpoint(run: RunFolder) -> int | None:
-    """Return the step of the newest checkpoint if the run saved it, and goes on from it."""
+    """Return the step of the newest checkpoint if this run wrote it; else None. Submitted again,
+    the run would resume from it."""
     plan = read_plan(run.plan)
     store = None if plan is None else find_store(run, plan)
     newest = None if store is None else find_newest(store)

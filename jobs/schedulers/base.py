@@ -220,8 +220,8 @@ class Scheduler(ABC):
         raise NotImplementedError
 
     def explain_step(self, text: str) -> str:
-        """Return why such a step did not begin, if the tool's own output `text` does not show the
-        reason."""
+        """Return why a step beside the job's own step did not begin, if the tool's own output
+        `text` does not show the reason; else an empty text."""
         return ""
 
     def build_shell(
@@ -232,7 +232,7 @@ class Scheduler(ABC):
         raise NotImplementedError
 
     def can_wait_for(self, other: Scheduler) -> bool:
-        """Return True if a job here may depend on a job of `other`."""
+        """Return True if a job of this scheduler may depend on a job of `other`."""
         return self.can.dependencies and self.name == other.name
 
     def find_other_machine(self, run: RunFolder, group: str | None) -> str:

@@ -134,7 +134,8 @@ def _is_at(key: str, place: str) -> bool:
 
 
 def _keep_plan(run: RunFolder, resolved: Resolved) -> Resolved:
-    """Add the rest of JOB's planning, which still holds since nothing has changed."""
+    """Add the other results of JOB's planning (reason, prediction, layouts), which still hold since
+    nothing has changed."""
     plan = read_plan(run.plan)
     if plan is None:
         return resolved

@@ -164,7 +164,8 @@ def find_code(conf: JobConf, base: Path) -> tuple[Path, Path] | None:
 
 
 def find_word(word: str, conf: JobConf, base: Path) -> Path | None:
-    """Return the local path of a word in the ranks' folder; an empty word is the folder."""
+    """Return the local path of the file that a word names in the ranks' working directory, or of
+    the directory itself for an empty word; None if not known."""
     workdir = conf.container.workdir or conf.workdir or str(base)
     return None if has_references(word) else find_here(os.path.join(workdir, word), conf, base)
 
@@ -461,7 +462,7 @@ class _Moved:
         """Return the environment with PYTHONPATH pointing into the copy of the code.
 
         `lead` comes first, then the entries, then packages installed from the code in editable
-        mode. Without entries the last are added only if `adds` is true.
+        mode. Without entries, these packages are added only if `adds` is true.
         """
         entries = env.get(_PATH, "").split(os.pathsep) if env.get(_PATH) else []
         mapped = [lead] if lead else []

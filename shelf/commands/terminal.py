@@ -25,8 +25,8 @@ DUMB = ("", "dumb", "unknown")
 
 
 def find_width(stream: TextIO) -> int | None:
-    """Return the columns of the terminal; for a pipe, those that a vjob at its other end has set,
-    or None."""
+    """Return the columns of the terminal; for a pipe, the width that a vjob process at the other
+    end of the pipe has set in the environment, or None."""
     if stream.isatty():
         return max(LEAST_WIDTH, shutil.get_terminal_size().columns)
     said = os.environ.get(WIDTH, "")

@@ -1,5 +1,5 @@
-"""The `vjob try` command: run two steps of a conf's program on one node, before the whole run
-waits."""
+"""The `vjob try` command: run two steps of a conf's program on one node, before the whole run is
+submitted."""
 
 from __future__ import annotations
 

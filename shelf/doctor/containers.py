@@ -68,8 +68,8 @@ def examine_containers() -> list[Diagnosis]:
 
 
 def examine_runtime(name: str, scratch: str) -> Diagnosis:
-    """Check a runtime's version and try a start; docker's daemon is asked, since it only starts
-    images."""
+    """Check a container runtime's version, and try to start a container; for docker, which only
+    starts images, check that its daemon answers."""
     env = {**os.environ, "USER": os.environ.get("USER") or str(os.getuid())}
     _, said = try_out(VERSIONS[name], env)
     kind = RUNTIMES.get(name)

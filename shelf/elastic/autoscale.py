@@ -255,8 +255,9 @@ class Autoscaler:
         self._tell(f"job {job} will bring {why}")
 
     def _compute_walltime_min(self, left_s: float) -> int | None:
-        """Return the time limit of a joining job: no longer than the run lasts, so that it starts
-        sooner, or the run's own if the run is requeued with its guests."""
+        """Return the time limit in minutes of a job that joins the run: little more than the run's
+        remaining time, so that the job starts sooner; None, for the run's own limit, if the run may
+        be requeued or its remaining time is not limited."""
         cluster = self.conf.cluster
         if cluster.requeue or math.isinf(left_s):
             return None
@@ -273,7 +274,8 @@ class Autoscaler:
         return not asked or asked[-1] == "grow-asked"
 
     def _is_early(self, view: RunView) -> bool:
-        """Return True while waiting after useless jobs, each of which doubles the wait."""
+        """Return True if the last request for nodes is too recent: the wait doubles with each
+        joined job that is already over."""
         over = find_joined_over(view)
         own = [join for join in read_joins(self._run.morph) if join.by_itself]
         failed = sum(1 for join in own if join.number in over)

@@ -54,8 +54,9 @@ def collect(recordings: Sequence[Recording], folder: str) -> ShellConf:
 
 
 def _walk(recording: Recording, *, is_step: bool = False) -> Iterator[Command]:
-    """Yield the commands that a script starts. Where one starts another script of the folder, or
-    passes a text to a shell, the commands of that follow, after the words that stand before it."""
+    """Yield the commands that a script starts. If a command starts another script of the folder, or
+    passes a text to a shell, yield the words that precede that script or shell, then the commands
+    inside it."""
     for one in recording.launches:
         before = one.words[: locate_program(one.texts)]
         is_own = is_step or any(posixpath.basename(word.text) == "srun" for word in before)

@@ -21,7 +21,8 @@ ENDED_S = 30.0
 
 
 class StatusApp(KeyApp[None]):
-    """Runs the live screen; holds what outlives it, such as the last verdict."""
+    """Application of the live screen; keeps what is needed after the screen has closed, such as the
+    last verdict."""
 
     def __init__(
         self,

@@ -232,7 +232,8 @@ LIGHT = LightFilter()
 
 
 class KeyApp(App[Result]):
-    """Shows one screen, gives it data from repeated looks, and does the work of its keys."""
+    """Application that shows one screen, passes it the data that a thread reads repeatedly, and
+    does the work of its keys."""
 
     TITLE = "vjob status"
     ENABLE_COMMAND_PALETTE = False

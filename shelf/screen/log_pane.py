@@ -68,7 +68,8 @@ class LogBuffer:
 
 
 def find_spans(line: str, text: str) -> list[tuple[int, int]]:
-    """Return the places of the text in a line, with the same rule for capitals."""
+    """Return start and end of each occurrence of the text in a line, ignoring case unless the text
+    has capitals."""
     if not text:
         return []
     where = line if text != text.lower() else line.lower()

@@ -96,7 +96,7 @@ def render_row(
 
 
 class TablePane(ScrollPane, Generic[Row]):
-    """Table whose cursor stays on its row's thing when rows move."""
+    """Table whose cursor stays on the same item, such as a node or a run, when rows move."""
 
     BINDINGS = [  # noqa: RUF012 - Textual's own way
         ("up,k", "step(-1)", "up"),

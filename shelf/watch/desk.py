@@ -49,7 +49,7 @@ CANCEL_WAIT_S = 60
 
 @dataclass(frozen=True, kw_only=True)
 class WatchAction:
-    """An action to take once such news have held."""
+    """An action, `verb`, to take once the news `news` has held for two polls."""
 
     news: str
     verb: str

@@ -197,7 +197,7 @@ def render(page: StatusPage) -> bytes:
 def build_job_page(
     snapshot: Snapshot, verdict: Verdict, links: tuple[tuple[str, str], ...] = ()
 ) -> StatusPage:
-    """Build the page from one look at a job."""
+    """Build the page from one snapshot of a job and its verdict."""
     view = View.make(snapshot, verdict)
     rows = sorted(view.rows, key=lambda row: (not row.is_culprit, not row.is_bad, row.index))
     is_bad = lambda row: row.is_culprit or row.is_bad  # noqa: E731

@@ -47,7 +47,8 @@ def main(words: list[str] | None = None) -> int:
 
 
 def run_command(args: argparse.Namespace) -> int:
-    """Run a parsed command; return its exit code, that of a refusal or of a lost disk included."""
+    """Run a parsed command; return its exit code, also if the command is refused or a disk is full
+    or lost."""
     try:
         return int(args.run_command(args))
     except Refusal as refusal:

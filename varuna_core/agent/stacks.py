@@ -50,9 +50,10 @@ class Unpacker:
         self._open: Dict[str, Dict[int, str]] = {}
 
     def add(self, line: str) -> Tuple[bool, Optional[Any]]:
-        """Take a line; true if it is of a parcel, and the value if it is the last one missing.
+        """Take a line of output; return True if the line is part of a parcel, and the parcel's
+        value if this line was the last one missing.
 
-        A parcel that arrives damaged is dropped: its sender counts as one that said nothing.
+        A damaged parcel is dropped, as if its sender had printed nothing.
         """
         match = _LINE.search(line)
         if match is None:
@@ -89,7 +90,7 @@ def dump_nodes(
     native: bool,
     spies: Sequence[str],
 ) -> None:
-    """Print a parcel for each rank of these nodes, or of the one that this is."""
+    """Print a parcel for each rank of the nodes `indices` or, if there are none, of this node."""
     for index in indices or [_choose_own(plan, attempt)]:
         beat = read_json(attempt.beat(index))
         beat = beat if isinstance(beat, dict) else {}
@@ -115,10 +116,12 @@ def dump_nodes(
 def dump_job(
     jobs: Sequence[str], hosts: Sequence[str], *, native: bool, spies: Sequence[str]
 ) -> None:
-    """Print a parcel for each Python process of a Slurm job on this node, in a step beside it.
+    """Print a parcel for each Python process of a Slurm job on this node, in a step beside the
+    job's own.
 
-    `jobs` are its ids, `hosts` Slurm's names of all its nodes. A process counts that no other of
-    its task started; one without a rank does not, where others of its task have one.
+    `jobs` are the ids of the job, `hosts` Slurm's names of all its nodes. Only the topmost Python
+    processes of each task count; those without a rank do not count if others of their task have
+    one.
     """
     name = os.environ.get("SLURMD_NODENAME", os.uname().nodename)
     facts = {"index": hosts.index(name) if name in hosts else 0, "node": name}

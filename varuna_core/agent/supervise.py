@@ -183,7 +183,8 @@ class Supervisor:
         return self._code
 
     def _compute_left_s(self) -> float:
-        """For the tracker's last words: who asked us to end waits for the ranks' grace alone."""
+        """Return how many seconds the tracker may take after the ranks' end: whoever asked this
+        agent to end waits only for the ranks' grace."""
         if self._is_stopping and self._site.plan.morph:
             return 0.0
         if self._is_stopping and self._signals.ending is not None:
@@ -218,7 +219,8 @@ class Supervisor:
             self._pump.add(rank, process.stdout, process.stderr)
 
     def _fork(self, starts: list[RankStart], *, adopts: bool) -> list[RankProcess]:
-        """The ranks, from one process; none where each has to be started."""
+        """Return the ranks forked from one process that has imported what they need; an empty list
+        if each rank has to be started by itself."""
         origin, forked = self._origin, []
         may_fork = adopts and can_fork(self._site, starts)
         if may_fork and origin is not None and origin.fits(starts):
@@ -284,7 +286,8 @@ class Supervisor:
             self._stop_ranks(STOPPED)
 
     def _deliver(self, called: list[int]) -> None:
-        """Pass signals on to ranks that have a handler; the others are owed them, each once."""
+        """Pass signals on to the ranks that have a handler for them; for other ranks, keep each
+        signal until they have one."""
         due = [*self._owed, *((number, rank) for number in called for rank in self._alive)]
         self._owed = []
         for number, rank in dict.fromkeys(due):
@@ -349,13 +352,15 @@ class Supervisor:
                 self._end_failed(rank, returncode, ended)
 
     def _is_left(self) -> bool:
-        """True where a rank saved and left, which it says before it ends: what its end breaks in
-        others is no failure, and may come before the watch has seen the stop."""
+        """Return True if a rank has saved and left. It says so before it ends, so that errors that
+        its end causes in other ranks do not count as failures, even before the watch has seen the
+        stop."""
         stop = read_stop(self._attempt, self._site.master.opened)
         return stop is not None and stop["code"] == 0
 
     def _settle(self) -> None:
-        """Decide on the ranks that a signal ended: told with us, or failed."""
+        """Decide on the ranks that a signal ended: they were stopped if this node is being stopped;
+        otherwise, after SETTLE_S, they failed."""
         if not self._held:
             return
         if self._is_stopping:
@@ -372,7 +377,8 @@ class Supervisor:
         self._fail(rank, value.code, value.how)
 
     def _fail(self, rank: int, code: int, how: str) -> None:
-        """After the exit file: whoever reads the stop finds the culprit's record."""
+        """Record that a rank failed, and stop the others. Call this after its exit file is written,
+        so that whoever reads the stop finds the record of the rank at fault."""
         if self._is_stopping:
             return
         self._code = code

@@ -1,4 +1,5 @@
-"""Ends in run folders of earlier versions. Only this module matches English sentences.
+"""Find how a run ended from the run folder of an earlier version. Only this module matches English
+sentences.
 
 Such folders have no `end` in record.json and no end.json. The first of these that settles the cause
 is used: an `end`, the kind of stop, exit code 112 or 113 and the culprit, the scheduler's word,

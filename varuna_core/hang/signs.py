@@ -75,7 +75,8 @@ class NodeSigns:
 
 
 def write_signs(attempt: AttemptFolder, signs: NodeSigns) -> None:
-    """Write this node's signs; raise OSError if the disk is full or the folder was removed."""
+    """Write the observations of this node's ranks; raise OSError if the disk is full or the folder
+    was removed."""
     path = attempt.hang_signs(signs.index)
     path.parent.mkdir(mode=0o700, exist_ok=True)
     write_json(path, asdict(signs), lasts=False)
@@ -87,7 +88,8 @@ def remove_signs(attempt: AttemptFolder, index: int) -> None:
 
 
 def read_signs(attempt: AttemptFolder, num_nodes: int) -> dict[int, NodeSigns]:
-    """Read the nodes' files of signs of life that exist, keyed by the index of the node."""
+    """Read the agents' observations of their ranks, for the nodes that have written some, keyed by
+    the index of the node."""
     found = {}
     for index in range(num_nodes):
         path = attempt.hang_signs(index)
@@ -98,7 +100,8 @@ def read_signs(attempt: AttemptFolder, num_nodes: int) -> dict[int, NodeSigns]:
 
 
 def parse_signs(value: Any) -> NodeSigns | None:
-    """Parse a node's file of signs of a hang; None if it is damaged or has another version."""
+    """Parse a file with a node's observations of its ranks; None if it is damaged or has another
+    version."""
     try:
         ranks = tuple(_parse_rank(one) for one in value["ranks"])
         return NodeSigns(

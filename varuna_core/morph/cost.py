@@ -40,7 +40,7 @@ class Cost:
     def __init__(
         self, run: RunFolder, observer: NodeObserver, steps: Optional[Furthest] = None
     ) -> None:
-        """`steps` reads those of a user's script, which does not report its start."""
+        """`steps` reads the steps of a user's script, which does not report its start."""
         self._run, self._observer, self._steps = run, observer, steps
         self._look_at = 0.0
         self._marks: Dict[str, float] = {}
@@ -53,12 +53,13 @@ class Cost:
 
     @property
     def is_old(self) -> bool:
-        """True if the attempt was ordered long ago, so that looks for its first step may be rare: a
-        script that prints no steps never shows one."""
+        """True if the attempt was ordered so long ago that its first step need be looked for only
+        rarely: a script that prints no steps never shows one."""
         return time.monotonic() - self._ordered > OLD_S
 
     def mark(self, before: ManagerState, state: ManagerState) -> None:
-        """Record marks after each step of the state machine."""
+        """Record the times at which the phases of a morph begin; called after each step of the
+        state machine."""
         now = time.monotonic()
         if before.phase == state.phase:
             return

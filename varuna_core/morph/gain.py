@@ -62,7 +62,8 @@ def forecast(
 
 
 def find_predicted_s(plan: Plan, seats: Sequence[int]) -> Optional[float]:
-    """Return the step time that the planner predicted at submit for such nodes; None if none."""
+    """Return the step time that the planner predicted at submit for nodes of the groups of these
+    seats; None if it predicted none."""
     name = name_nodes([plan.node(seat).group for seat in sorted(seats)])
     return (plan.layout_steps or {}).get(name)
 

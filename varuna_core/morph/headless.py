@@ -40,7 +40,8 @@ def give_back(
     rest: Callable[[float], bool],
     most_wait_s: float,
 ) -> bool:
-    """Run these shell commands in turn until one succeeds; return True if it was run here.
+    """Run the shell commands `lines` in turn, one node at a time, until one succeeds; return True
+    if this node ran the command that succeeded.
 
     `rest` waits some seconds, and returns False if this node is asked to end meanwhile.
     """
@@ -64,7 +65,7 @@ def give_back(
 
 
 def is_over(folder: MorphFolder, session: str, epoch: int) -> bool:
-    """Return True if a later session has the run, or will have it."""
+    """Return True if a later session owns the run, or is about to."""
     newest = read_newest_epoch(folder)
     if is_outdated(folder, session, newest):
         return True

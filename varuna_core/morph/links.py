@@ -182,7 +182,7 @@ class ManagerLink:
             self._hub.say("attempt", {"attempt": number, "stop": stop, "signal": asked})
 
     def answer(self) -> None:
-        """After a look, answer those who asked for it, and send a sign of life to all."""
+        """Tell the members that asked for it that the run folder has been read."""
         self.is_asked = False
         if self._hub is None:
             return
@@ -204,7 +204,8 @@ class ManagerLink:
 
 
 class Calm:
-    """Decides when the manager looks at the run folder: each round, or seldom while all is calm."""
+    """Decides when the manager reads the run folder: in each round or, while all nodes are
+    connected and the ranks train, seldom."""
 
     def __init__(self, run: RunFolder, plan: Plan, epoch: int) -> None:
         self._run, self._epoch = run, epoch
@@ -214,7 +215,8 @@ class Calm:
         self._attempt = -1
 
     def must_look(self, attempt: AttemptFolder, now: float) -> bool:
-        """Return True if files may have changed or a full look is due, while all is calm."""
+        """Return True if the run folder must be read although all is calm: its files may have
+        changed, or a full reading is due."""
         if attempt.number != self._attempt:
             self._attempt, self._news = attempt.number, {}
         if now >= self._next_full:

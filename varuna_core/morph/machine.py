@@ -108,7 +108,8 @@ def begin(
 
 
 def advance(state: ManagerState, said: Input, now: float, rules: Rules, choose: Choose) -> Step:
-    """The next state and what to do, in this order."""
+    """Return the state after the input `said` at the time `now`, and the actions to take, in their
+    order."""
     if state.phase == ENDED:
         return state, []
     state, actions = _apply_input(state, said, now, rules)
@@ -339,8 +340,9 @@ def _conclude(state: ManagerState, said: Judged, now: float, rules: Rules) -> St
 
 
 def _leave_out(state: ManagerState, said: Judged, rules: Rules) -> ManagerState:
-    """Leave a node out of the next attempt, if the others suffice: after two failures on it in a
-    row without a new checkpoint, or one whose rank there was stopped or dead."""
+    """Exclude a node from the next attempt if the other nodes suffice: a node at fault in two
+    failures in a row without a new checkpoint, or in one failure in which a rank on the node was
+    stopped or dead."""
     suspect = said.culprit if state.fruitless or said.is_sure else ""
     rest = [node for node in state.nodes if node not in (*state.leaving, suspect)]
     is_known = said.is_sure or suspect == state.suspect
@@ -354,7 +356,8 @@ def _leave_out(state: ManagerState, said: Judged, rules: Rules) -> ManagerState:
 
 
 def _retreat(state: ManagerState, code: int, reason: str, rules: Rules) -> Step:
-    """End the job before ranks ran; for the limit, this is an attempt without a checkpoint."""
+    """End the job before its ranks have run. It counts toward the limit of attempts without a new
+    checkpoint, except after a lack of disk space."""
     state = replace(state, fruitless=state.fruitless + (not state.room))
     if state.fruitless >= rules.most_fruitless:
         state = replace(state, after=END)

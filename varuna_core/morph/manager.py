@@ -237,7 +237,8 @@ class Manager:
             self._told_cut = mark
 
     def _is_calm(self) -> bool:
-        """True while ranks train, all nodes are connected, and nobody asked for a look."""
+        """True while the ranks train, all nodes are connected, and none has asked the manager to
+        read the run folder."""
         state = self._state
         if state.phase != RUNNING or self._link.is_asked:
             return False
@@ -303,7 +304,7 @@ class Manager:
         return said + self._observer.observe(self._state, sight, time.monotonic())
 
     def _widen(self) -> None:
-        """Add the seats that were given out since the last look."""
+        """Add the seats that were given to joining jobs since the last call."""
         joins = read_joins(self._run.morph)
         if len(joins) != self._num_joins:
             self._num_joins, self._plan = len(joins), add_joins(self._asked, joins)
@@ -479,8 +480,9 @@ class Manager:
         return found if is_echo else found.with_note(judged.outcome.reason)
 
     def _find_full(self, number: int, end: facts.End) -> str:
-        """Return the folder that had no room for the ranks' output and has none yet, or that had
-        none when they named it, which is believed once in a row."""
+        """Return the folder that is still too full for the run, if the attempt ended because a disk
+        was full; else the folder that the ranks' errors name, unless the attempt before ended for
+        that reason too. Empty if there is none."""
         lines = list_full(end)
         if not lines:
             return ""

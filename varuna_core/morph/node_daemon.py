@@ -140,7 +140,8 @@ def beat_s(plan: Plan) -> float:
 
 
 def linked_beat_s(plan: Plan) -> float:
-    """Return the seconds between two signs of life over a connection, which ends with silence."""
+    """Return the seconds between two signs of life over a connection: a fraction of the silence
+    after which a connection counts as broken."""
     return min(beat_s(plan), compute_silence_s(plan.timing.lost_s) / BEATS_PER_SILENCE)
 
 

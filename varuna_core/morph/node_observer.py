@@ -54,7 +54,8 @@ class NodeObserver:
     """Observes nodes, and remembers when the sign of life of each changed last."""
 
     def __init__(self, lost_s: float, beat_s: float, poll_s: float) -> None:
-        """`beat_s` is the time between signs of life, `poll_s` that once an attempt is ending."""
+        """`beat_s` is the time between two signs of life, `poll_s` the same once an attempt is
+        ending."""
         self._lost_s, self._suspect_s = lost_s, SUSPECT_BEATS * poll_s
         self._closed_s = CLOSED_BEATS * poll_s
         self._beat_s = beat_s

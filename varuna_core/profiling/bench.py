@@ -126,7 +126,8 @@ class Crossings:
         self._cuts: list[Cut] = []
 
     def make(self, segment: int, inputs: Mapping[str, Any]) -> tuple[Tensor, ...]:
-        """Return the tensors that enter a segment for such a batch; equal on all ranks."""
+        """Return the tensors that enter a segment for the batch `inputs`; the tensors are equal on
+        all ranks."""
         if not segment:
             return ()
         shown = sign(dict(inputs))
@@ -628,6 +629,7 @@ def _compute_undisturbed(
 def _list_times(
     rounds: Sequence[Sequence[float]], kind: Kind, of: Sequence[tuple[Kind, int]]
 ) -> list[list[float]]:
-    """Return the times of a kind of action in all rounds, a list for each of its positions."""
+    """Return the times of all actions of `kind`: a list for each of its positions in `of`, with one
+    time for each round."""
     places = [place for place, (own, _) in enumerate(of) if own == kind]
     return [[took[place] for took in rounds] for place in places]

@@ -203,8 +203,8 @@ class Measuring:
         selective: bool,
         say: Callable[[str], None],
     ) -> None:
-        """`split` has a stage for each segment. In `empty`, stage EMPTY has no segment; None for a
-        model of one segment."""
+        """`split` has a stage for each segment. `empty` also has a stage, EMPTY, without a segment;
+        it is None for a model of one segment."""
         self.split, self.empty, self.crew, self.tensor = split, empty, crew, tensor
         self.classes, self.samples, self.tensor_plan = classes, samples, tensor_plan
         self.loss_scale, self.seed, self.say = loss_scale, seed, say

@@ -50,7 +50,8 @@ def name_kind(device: torch.device) -> str:
 
 
 class Crew:
-    """All ranks of a profile, and exchanges between them; also for a single rank without groups."""
+    """All ranks that measure a profile, and exchanges of values between them; a single rank needs
+    no process group."""
 
     def __init__(
         self, device: torch.device, kind: str | None = None, may_share: bool = False

@@ -512,7 +512,8 @@ def _parse_morphing(value: dict[str, Any]) -> MorphPlan:
 
 
 def read_facts(run: RunFolder, plan: Plan) -> TrainingFacts:
-    """Return the facts of a run that may morph; raise ValueError if it has none."""
+    """Return the facts about the training of a run that may morph, from its plan or else from
+    training.json; raise ValueError if neither has them."""
     given = plan.morphing.facts if plan.morphing is not None else None
     return given or derive_facts(read_training(run.training))
 

@@ -162,8 +162,8 @@ class StageMap:
 def parse_stage_map(
     value: str | Sequence[Sequence[int]], world_size: int, tensor: int = 1
 ) -> StageMap:
-    """Parse a stage map from text, or from a list of ranks for each place; every rank of the world
-    must occur once.
+    """Parse a stage map from text, or from a list that has the ranks of each stage; every rank of
+    the world must occur exactly once.
 
     With `tensor` above 1 each entry stands for that many ranks; return the slice of tensor rank 0.
     """

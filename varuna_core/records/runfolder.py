@@ -143,8 +143,8 @@ class AttemptFolder:
 
     @property
     def plan(self) -> Path:
-        """The attempt's own plan, which exists only in a run that may morph; otherwise the run's
-        plan applies."""
+        """File of the attempt's own plan, which exists only in a run that may morph; otherwise the
+        run's plan applies."""
         return self.path / "plan.json"
 
     @property
@@ -153,8 +153,8 @@ class AttemptFolder:
 
     @property
     def owner(self) -> Path:
-        """The owner of this attempt in a run that may morph: the session of the manager that made
-        it."""
+        """File that names the session of the manager that made this attempt, in a run that may
+        morph."""
         return self.path / "owner.json"
 
     @property
@@ -167,7 +167,7 @@ class AttemptFolder:
 
     @property
     def partition(self) -> Path:
-        """The partition that Varuna chose for a script's model, written by rank 0."""
+        """File with the partition that Varuna chose for a script's model, written by rank 0."""
         return self.path / "state" / "partition.json"
 
     @property
@@ -188,7 +188,7 @@ class AttemptFolder:
 
     @property
     def next(self) -> Path:
-        """The attempt that follows in a split run; written before the outcome."""
+        """File that names the next attempt of a split run; written before the outcome."""
         return self.path / "state" / "next.json"
 
     @property
@@ -197,22 +197,22 @@ class AttemptFolder:
 
     @property
     def end(self) -> Path:
-        """The `End` from which `outcome` is rendered; written before it."""
+        """File with the `End` from which `outcome` is rendered; written before `outcome`."""
         return self.path / "state" / "end.json"
 
     @property
     def hang(self) -> Path:
-        """The hang that the agents found (varuna_core/hang)."""
+        """File with the hang that the agents found (varuna_core/hang)."""
         return self.path / "state" / "hang.json"
 
     @property
     def hanging(self) -> Path:
-        """The suspected hang; the file exists only while the agents suspect one."""
+        """File with the suspected hang; it exists only while the agents suspect one."""
         return self.path / "state" / "hanging.json"
 
     @property
     def cut(self) -> Path:
-        """Nodes whose connection to the first node or to the manager is broken."""
+        """File with the nodes whose connection to the first node or to the manager is broken."""
         return self.path / "state" / "cut.json"
 
     def hang_signs(self, index: int) -> Path:
@@ -233,12 +233,13 @@ class AttemptFolder:
 
     @property
     def skipped(self) -> Path:
-        """Saves that the checkpoint folder could not store."""
+        """File with the saves that the checkpoint folder could not store."""
         return self.path / "state" / "skipped.json"
 
     @property
     def link(self) -> Path:
-        """Address of the agents' hub while it is listening (agent/meeting/link.py)."""
+        """File with the address of the agents' hub while the hub is listening
+        (agent/meeting/link.py)."""
         return self.path / "state" / "link.json"
 
     def node_log(self, node: str, kind: str) -> Path:
@@ -252,7 +253,7 @@ class AttemptFolder:
         return self.path / "beat" / f"{index}.json"
 
     def error_file(self, rank: int) -> Path:
-        """The exception that ended a rank, where torch's `record` decorator wrote it."""
+        """File in which torch's `record` decorator writes the exception that ended a rank."""
         return self.path / "ranks" / f"{rank}.error.json"
 
     def ended(self, rank: int) -> Path:
@@ -260,7 +261,7 @@ class AttemptFolder:
         return self.path / "ranks" / f"{rank}.ended"
 
     def steps(self, rank: int) -> Path:
-        """Optimizer steps that a rank's Python has counted."""
+        """File with the optimizer steps that a rank's Python has counted."""
         return self.path / "ranks" / f"{rank}.steps"
 
     def list_steps(self) -> dict[int, Path]:
@@ -278,20 +279,21 @@ class AttemptFolder:
         return self.path / "exit" / f"{rank}.json"
 
     def node_exits(self, index: int) -> Path:
-        """How the ranks of a node ended, as far as they have."""
+        """File with the exits of those ranks of a node that have ended."""
         return self.path / "exit" / f"node-{index}.json"
 
     def exits_reserve(self, index: int) -> Path:
-        """Blanks that reserve room for the node's exits, in case the disk is full when ranks
-        end."""
+        """Path of a file of blanks that reserves disk space for the exits of the node's ranks, in
+        case the disk is full when they end."""
         return self.path / "exit" / f".node-{index}.reserve"
 
     def trace(self, rank: int) -> Path:
-        """The trace of one rank, in older run folders and from ranks with an older varuna_core."""
+        """File with the trace of one rank, in older run folders and from ranks with an older
+        varuna_core."""
         return self.path / "trace" / f"{rank}.jsonl"
 
     def node_trace(self, index: int) -> Path:
-        """Trace of all ranks of a node; each batch of lines names its rank."""
+        """File with the trace of all ranks of a node; each batch of lines names its rank."""
         return self.path / "trace" / f"node-{index}.jsonl"
 
     def list_traces(self) -> list[Path]:
@@ -320,7 +322,7 @@ class MorphFolder:
         return self.path / "epochs"
 
     def claim(self, epoch: int) -> Path:
-        """Claim of an epoch; created only once and never changed."""
+        """File of the claim of an epoch; created only once and never changed."""
         return self.epochs / f"{epoch}.claim.json"
 
     def manager(self, epoch: int) -> Path:
@@ -339,7 +341,7 @@ class MorphFolder:
 
     @property
     def unclaimed(self) -> Path:
-        """The manager's state in runs of versions without epochs."""
+        """File with the manager's state in runs of versions without epochs."""
         return self.path / "manager.json"
 
     @property
@@ -360,7 +362,7 @@ class MorphFolder:
 
     @property
     def link(self) -> Path:
-        """Address of the manager (agent/meeting/link.py)."""
+        """File with the address of the manager (agent/meeting/link.py)."""
         return self.path / "link.json"
 
     @property
@@ -420,12 +422,13 @@ class RunFolder:
 
     @property
     def known_lines(self) -> Path:
-        """Rows of the catalogue of known lines, for the nodes."""
+        """File with the rows of the catalogue of known lines that the nodes need."""
         return self.path / "known_lines.json"
 
     @property
     def master_pid(self) -> Path:
-        """Process to send signals to by hand, in a run on a list of machines."""
+        """File with the id of the process to which users may send signals, in a run on a list of
+        machines."""
         return self.path / "master.pid"
 
     @property
@@ -435,7 +438,7 @@ class RunFolder:
 
     @property
     def machines(self) -> Path:
-        """Machines that got an agent, as the list spells them, by the node's name."""
+        """File with the machines that got an agent, as spelled in the list, by the node's name."""
         return self.path / "machines.json"
 
     @property
@@ -477,12 +480,12 @@ class RunFolder:
 
     @property
     def code_diff(self) -> Path:
-        """Differences between the user's code and its commit."""
+        """File with the differences between the user's code and its commit."""
         return self.path / "code.diff"
 
     @property
     def packages(self) -> Path:
-        """Packages of the ranks' interpreter at the submit."""
+        """File that lists the packages of the ranks' interpreter at the submit."""
         return self.path / "packages.txt"
 
     @property
@@ -495,12 +498,13 @@ class RunFolder:
 
     @property
     def trackers(self) -> Path:
-        """Settings of the plug-ins of `track`."""
+        """File with the settings of the plug-ins of `track`."""
         return self.path / "trackers.json"
 
     @property
     def track(self) -> Path:
-        """State of the trackers: how far each has read, and what W&B keeps on disk."""
+        """Folder with the state of the trackers: how far each has read, and what W&B keeps on
+        disk."""
         return self.path / "track"
 
     @property
@@ -522,12 +526,12 @@ class RunFolder:
 
     @property
     def vjob_events(self) -> Path:
-        """Events that `vjob` writes, on another host than the batch script."""
+        """File of the events that `vjob` writes, on another host than the batch script."""
         return self.path / "events-vjob.jsonl"
 
     @property
     def morph_events(self) -> Path:
-        """Events that the manager writes; agents write to the others."""
+        """File of the events that the manager writes; agents write to the other files of events."""
         return self.path / "events-morph.jsonl"
 
     @property

@@ -421,7 +421,8 @@ def check_supported(conf: JobConf) -> Iterator[KeyProblem]:
 
 
 def _check_built_in_supported(conf: JobConf) -> Iterator[KeyProblem]:
-    """Yield combinations that the built-in programs lack; other programs may have them."""
+    """Yield combinations of settings that the built-in programs do not support, although other
+    programs may."""
     parallel = conf.parallel
     if parallel.tensor > 1 and parallel.zero == 3:
         message = "with tensor, 3 is not supported by this version of vjob; use 1 or 2"
@@ -442,7 +443,7 @@ def _check_morph_supported(conf: JobConf) -> Iterator[KeyProblem]:
 
 
 def _check_morph_world(conf: JobConf) -> Iterator[KeyProblem]:
-    """Refuse stages for a run in which only the number of ranks follows the nodes."""
+    """Refuse `morph.mode: world` for a built-in program, and together with pipeline stages."""
     parallel = conf.parallel
     if conf.program.kind in BUILT_IN:
         yield "morph.mode", "world", f"is for {', '.join(OWN)}; leave it out for {BUILT_IN[0]}"

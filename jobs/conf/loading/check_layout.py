@@ -35,7 +35,8 @@ def check_layout(conf: JobConf) -> Iterator[KeyProblem]:
 
 
 def _check_open(conf: JobConf) -> Iterator[KeyProblem]:
-    """Yield keys that the planner needs in order to choose the others."""
+    """Yield problems that prevent the planner from choosing the parts of the layout that are
+    `auto`."""
     key = "parallel.pipeline" if conf.parallel.pipeline == "auto" else "train.micro_batch_size"
     if conf.train.global_batch_size is None:
         message = "must be set if vjob is to choose the layout, since its default depends on it"
@@ -74,7 +75,8 @@ def _check_world(conf: JobConf) -> Iterator[KeyProblem]:
 
 
 def _check_least(conf: JobConf) -> Iterator[KeyProblem]:
-    """Check that a morphing script keeps its depth on fewest nodes, unless its layers are known."""
+    """Check that a morphing script whose number of layers is not known has enough ranks for its
+    stages."""
     parallel, world = conf.parallel, get_world(conf)
     pipeline = require_number(parallel.pipeline)
     is_known = parallel.partition != "auto" or conf.model is not None
@@ -133,7 +135,8 @@ def _check_llama(conf: JobConf, model: Model, llama: Llama) -> Iterator[KeyProbl
 
 
 def _check_sharing(conf: JobConf) -> Iterator[KeyProblem]:
-    """Yield combinations with shared layers that the built-in programs lack."""
+    """Yield combinations of tensor or sequence parallelism with other settings that the built-in
+    programs do not support."""
     parallel, model, train = conf.parallel, conf.model, conf.train
     if conf.program.kind not in BUILT_IN:
         return
@@ -160,7 +163,7 @@ def _check_sharing(conf: JobConf) -> Iterator[KeyProblem]:
 
 
 def _check_context(conf: JobConf) -> Iterator[KeyProblem]:
-    """Yield combinations with parts of sequences that the built-in programs lack."""
+    """Yield problems of `parallel.context` with other settings of the conf."""
     parallel, model, train = conf.parallel, conf.model, conf.train
     key, context = "parallel.context", parallel.context
     replicas = None if is_open(conf) else get_replicas(conf)

@@ -337,7 +337,8 @@ def _explain_folder(path: Path) -> str:
 
 
 def _read_file(path: Path) -> bytes:
-    """Read at most MOST_BYTES of a file or of a pipe with a writer; nothing else is waited for."""
+    """Read a regular file, or a pipe that has a writer; raise _UnusableError for anything else, and
+    for more than MOST_BYTES."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(fd, "rb", buffering=0) as handle:
         mode = os.fstat(fd).st_mode

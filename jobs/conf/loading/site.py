@@ -59,7 +59,8 @@ class Lock:
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """The settings of this machine: the site's file, then the user's, for this cluster."""
+    """The settings that apply on this machine and its cluster, merged from the site's file and the
+    user's file."""
 
     files: Mapping[str, str] = field(default_factory=dict)
     """By path of each file that was read, its source: site or user."""
@@ -213,7 +214,8 @@ def _parse_file(text: str, path: str, source: str) -> _File:
 
 
 def _take_defaults(tree: Table, problems: list[Problem]) -> tuple[Table, dict[str, Table]]:
-    """Return the tree without its defaults, which have the form of a conf, and these by key."""
+    """Split the tree of a site file: return the tree without its `defaults` sections, and these
+    sections by key."""
     found: dict[str, Table] = {}
 
     def take(table: Table, parent: str) -> Table:

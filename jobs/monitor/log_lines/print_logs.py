@@ -171,7 +171,7 @@ def find_logs(
 
 @functools.lru_cache(maxsize=64)
 def tell_once(what: str) -> None:
-    """Print once a note on what is skipped."""
+    """Print a note, only once, that something is skipped: `what` is the text."""
     print(clean(what), file=sys.stderr, flush=True)
 
 

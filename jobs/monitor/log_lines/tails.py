@@ -1,8 +1,8 @@
 """Incremental reader of a growing file's end: each poll reads what was appended, up to a bound.
 
-    first look     the last bytes, from the first line that begins in them
-    later looks    what was appended; where that is more than a look may read, its last part
-    renamed away, shrunk, written anew     the file under this name, as at a first look
+    first poll     the last bytes, from the first line that begins in them
+    later polls    what was appended; if that is more than a poll may read, its last part
+    renamed away, shrunk, written anew     the file under this name, as at a first poll
     gone, stale, forbidden                 nothing new; `problem` says why
     asked for what was skipped             its lines with one of some words, the last ones first
 

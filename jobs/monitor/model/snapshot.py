@@ -1,8 +1,8 @@
 """`Snapshot` and `Verdict`: the state of a job at one moment, and what the rules make of it. Plain
 data, made by the readers and the rules, shown by others.
 
-None and empty mean "nothing tells". Times are seconds since 1970 by the clock of the file server,
-as far as it is known; `Snapshot.now` is that clock too, so that ages are differences.
+None and empty values mean "not known". Times are seconds since 1970 by the clock of the file
+server, as far as it is known; `Snapshot.now` is that clock too, so that ages are differences.
 docs/json.md has the JSON form, which is these fields by name.
 """
 

@@ -426,8 +426,8 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def choose_hang(values: Mapping[str, Any]) -> tuple[Hang | None, Hang | None]:
-    """Return the hang that is certain and the hang that is only suspected; a suspicion by a witness
-    in SAID_EARLY is certain."""
+    """Return the hang that is certain and the hang that is only suspected, None for either if there
+    is none; a suspicion whose witness is in SAID_EARLY counts as certain."""
     found, suspected = (parse_hang(values.get(name)) for name in ("hang", "hanging"))
     is_open = found is not None and found.until is None
     is_early = suspected is not None and suspected.witness in SAID_EARLY

@@ -205,8 +205,9 @@ def _is_echo(kind: str) -> bool:
 
 
 def _scan(log: Log, until: float, cause: Line | None) -> list[Line]:
-    """Return lines of known kinds, of exceptions, and the last one with the text of a `cause` of no
-    kind, reading until the process has used `until` seconds of processor time."""
+    """Return the log's lines of known kinds, its exceptions and, if `cause` is not of a known kind,
+    the last line with the text of `cause`. Stop once the process has used `until` seconds of
+    processor time."""
     counts: dict[str, int] = {}
     is_apart, raised = log.path.with_suffix(".times").exists(), RaisedLines()
     found: list[Line] = []

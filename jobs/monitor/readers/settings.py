@@ -74,8 +74,8 @@ def _list_wanted(plan: Plan | None, training: Mapping[str, Any]) -> dict[str, st
 
 
 def compare(nodes: Iterable[NodeFiles], wanted: Mapping[str, str]) -> tuple[Echo, ...]:
-    """Return the settings that the nodes' logs print, each value of one once, with the requested
-    values. Of a node's own rank only the first value is returned."""
+    """Return the settings that the nodes' logs print, with the requested values: each distinct
+    value of a setting once, but only the first value of NODE_RANK, which differs on each node."""
     echoes: dict[tuple[str, str], Echo] = {}
     for files in nodes:
         log = files.logs.get("out")

@@ -84,7 +84,7 @@ class _SeenMarks(LineTimes):
 
 @dataclass(frozen=True)
 class NodeGpus:
-    """The reading of one node's GPUs."""
+    """The GPUs of one node, as the driver's tool last printed them."""
 
     reading: Known[Sequence[GpuSample]]
 
@@ -244,7 +244,8 @@ def _keep_files(new: ForeignJob, old: ForeignJob) -> ForeignJob:
 
 
 def choose_state(rows: Collection[JobRow]) -> str:
-    """Return one state for all parts."""
+    """Return the state shown for the whole job: RUNNING if any part is running, else PENDING if any
+    part is pending, else the state of the first part."""
     words = list(dict.fromkeys(row.state for row in rows))
     return next((word for word in ("RUNNING", "PENDING") if word in words), words[0])
 
@@ -278,8 +279,8 @@ def build_gpu_command(part: JobPart) -> list[str]:
 
 
 def render_gpu_script() -> str:
-    """Return shell text that prints one reading of each vendor whose tool exists, prefixed with the
-    host's and the vendor's name."""
+    """Return shell text that runs the tool of each GPU vendor, if the tool exists, and prefixes
+    each of its lines with the names of the host and the vendor."""
     return "; ".join(
         f"if command -v {one.smi_command.split()[0]} >/dev/null; then "
         f'{one.smi_command} 2>&1 | sed "s/^/$(uname -n)|{one.name}|/"; fi'

@@ -176,7 +176,8 @@ def find_step_line(snapshot: Snapshot, step: int | None = None) -> Line | None:
 
 
 def find_bad_loss(points: Sequence[Point]) -> Point | None:
-    """Return the last point with a loss if this loss is not a number, in a step that was taken."""
+    """Return the last point with a loss if this loss is not a finite number and its step was not
+    skipped; else None."""
     point = next((one for one in reversed(points) if one.loss is not None or one.nan), None)
     if point is None:
         return None

@@ -144,7 +144,8 @@ def decide_end(snapshot: Snapshot) -> End:
 
 def find_job_end(snapshot: Snapshot) -> End | None:
     """Return the end of the job according to the scheduler alone; None if the scheduler gives no
-    cause or reports success. Its line in the job's output comes before its state."""
+    cause or reports success. While the job still runs, the scheduler's line in the job's output
+    counts too, since it appears before the job's state changes."""
     words = [*(row.state for row in snapshot.scheduler.jobs), snapshot.record_verdict]
     causes = {END_CAUSES.get(parse_name(word)) for word in words}
     told = [parse_cause(row.end_cause) for row in snapshot.scheduler.jobs if row.end_cause]

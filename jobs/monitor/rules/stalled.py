@@ -487,7 +487,8 @@ def _is_before_steps(snapshot: Snapshot) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Signs:
-    """Signs of ranks of which no step is known."""
+    """Signs of activity of ranks while no step is known: output, busy GPUs or processors, and their
+    age."""
 
     num_bytes: int
     """Size of the output of all ranks."""

@@ -98,8 +98,8 @@ def never_starts(snapshot: Snapshot) -> Verdict | None:
 
 
 def _mend(known: KnownLine) -> tuple[Remedy, ...]:
-    """Return the reason's remedies; if they change the request, also to cancel the job and submit
-    again."""
+    """Return the remedies for a reason to wait; if they change the job's request, also cancel the
+    job first and submit it again afterwards."""
     if any(one.action in SETTLED and not one.instead for one in known.remedies):
         return known.remedies
     return (CANCEL, *known.remedies, RESUBMIT)

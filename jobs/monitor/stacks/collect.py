@@ -108,7 +108,8 @@ def explain_hang(plan: Plan, attempt: AttemptFolder) -> str:
 
 
 def list_queues(plan: Plan, attempt: AttemptFolder) -> tuple[str, ...]:
-    """Return lines on bytes that ranks had not read when the agents saved their evidence."""
+    """Return lines that describe the bytes in sockets that ranks had not read when the agents saved
+    the evidence of a hang."""
     lines: list[str] = []
     for index in range(plan.num_nodes):
         found = read_json(attempt.hang_evidence(index))

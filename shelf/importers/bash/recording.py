@@ -269,7 +269,7 @@ def read_script(
 
 
 def list_arguments(*texts: str) -> list[str]:
-    """Return a mark for each argument that the texts use."""
+    """Return a distinctive placeholder value for each positional argument that the texts use."""
     whole = "\n".join(map(_drop_comments, texts))
     numbers = [int(one) for one in re.findall(r"\$\{?([1-9])(?!:?[-=+])", whole)]
     numbers += [int(one) for one in _COUNTED.findall(whole)]
@@ -424,8 +424,9 @@ class _Reader:
         return done, lines
 
     def _seek(self, given: _ScriptInput, how: _How, done: Pass | None = None) -> tuple[Pass, _How]:
-        """Return a pass that starts something; if needed, repeat it as if every tested file
-        existed."""
+        """Return the pass `done`, or run one; if it starts nothing although the script tests files,
+        run the script again as if every tested file existed. Also return the settings of the
+        returned pass."""
         done = done or self._run(given, how)[0]
         is_asked = any(kind == "file" for kind, *_ in done.notes)
         if not is_asked or _has_launch(done, done):
@@ -445,7 +446,8 @@ class _Reader:
         }
 
     def _mark_unset(self, texts: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
-        """Return a mark for each variable that the script uses and nobody sets."""
+        """Return a distinctive placeholder value for each variable that the script uses and that
+        nobody sets."""
         whole = "\n".join(map(_drop_comments, texts))
         known = {*_ASSIGNED.findall(whole), *given, *_OWN}
         known |= {name for name, sign in _DEFAULTED.findall(whole) if sign.endswith("=")}
@@ -636,8 +638,9 @@ def _starts(record: Record, marked: Record | None) -> bool:
 def _settle(
     record: Record, other: Record | None, marked: Record | None
 ) -> tuple[tuple[Word, ...], list[str]]:
-    """Return the words, open if another job or a mark changes them, and the unset names they
-    need."""
+    """Return the words of a launch, and the names of the unset variables and arguments that the
+    words need. A word is open if it differs in another job (`other`), or if placeholders for unset
+    values change it (`marked`)."""
     texts = list(record.words)
     if marked is not None and marked is not record:
         texts = _merge(texts, _drop_rest(marked.words))

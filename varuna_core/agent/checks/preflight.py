@@ -41,7 +41,8 @@ CHECKS: tuple[tuple[str, Checker], ...] = (
 
 
 def inspect_node(site: Site) -> NodeReport:
-    """Run all checks; return the report of a node that is not ready yet, as it has no container."""
+    """Run all checks; return the node's report, which does not say `ready` yet, since the container
+    is still to be prepared."""
     checks = run_checks(site, CHECKS, CHECK_S)
     return NodeReport(
         index=site.node.index,

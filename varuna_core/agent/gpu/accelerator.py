@@ -30,7 +30,7 @@ CLOSE_LOOK = 6
 
 @dataclass(frozen=True)
 class GpuSample:
-    """One reading of one device; a value that the driver does not report is None."""
+    """Values of one device at one moment; a value that the driver does not report is None."""
 
     index: int
     """The driver's number of the device."""
@@ -113,7 +113,7 @@ class Accelerator(Protocol):
         ...
 
     def parse_smi(self, text: str) -> Known[Sequence[GpuSample]]:
-        """Parse the reading that `smi_command` printed."""
+        """Parse the output of `smi_command` into samples of all devices."""
         ...
 
 
@@ -179,7 +179,7 @@ ACCELERATORS = Seam(
 
 
 def find_lost(reading: Known[Sequence[GpuSample]]) -> Tuple[int, ...]:
-    """Return the numbers of devices that the driver has but this reading lacks."""
+    """Return the numbers of devices that the driver has but of which `reading` has no values."""
     if isinstance(reading, NotKnown):
         return ()
     expected = reading.evidence[0].expected or 0
@@ -221,7 +221,8 @@ def describe_silence(code: Optional[int], limit_s: float) -> str:
 
 
 def read_gpus(accelerator: Accelerator) -> Any:
-    """Return one reading as JSON, or its `problem`."""
+    """Return one sample of all GPUs as JSON, or an object whose `problem` says why the GPUs could
+    not be read."""
     found = accelerator.sample()
     if isinstance(found, NotKnown):
         return {"problem": found.reason}

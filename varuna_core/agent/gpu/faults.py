@@ -1,4 +1,4 @@
-"""Faults of a node since the attempt began: whose rank's each is, and since when."""
+"""Faults of a node's GPUs, networks and memory since the attempt began, with their times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST = 40
 
 
 class Faults:
-    """Puts together what the driver, the kernel's log and the counters of a node tell."""
+    """Collects the faults of a node from the driver, the kernel's log and the counters."""
 
     def __init__(self, kernel: Optional[KernelLog] = None, networks: Optional[Networks] = None):
         self._kernel = kernel or KernelLog()
@@ -36,7 +36,7 @@ class Faults:
         samples: Sequence[GpuSample],
         now: float,
     ) -> List[Finding]:
-        """Return the faults as of now, the first first."""
+        """Return the faults as of now, the earliest first."""
         found: Dict[Tuple[str, str, Any], Finding] = {}
         states = () if accelerator is None else accelerator.health()
         self._read_kernel(accelerator, samples)
@@ -89,5 +89,6 @@ class Faults:
 
 
 def _find_kind(fault: Finding) -> Any:
-    """The driver's number for it, or what it is of its rule."""
+    """Return what tells apart the faults of one rule and part: the driver's number for the fault,
+    or else its `detail`."""
     return fault.values.get("code") or fault.values.get("detail")

@@ -7,14 +7,15 @@ from typing import Dict
 
 
 class Cpu:
-    """Load of all processors between two readings."""
+    """Load of all processors between two calls of `read_percent`."""
 
     def __init__(self) -> None:
         self.count = os.cpu_count() or 1
         self._last: tuple[int, int] | None = None
 
     def read_percent(self) -> float | None:
-        """Return the percentage; None at the first reading, which has nothing to compare with."""
+        """Return the load of all processors since the previous call, in percent; None at the first
+        call."""
         with open("/proc/stat", encoding="ascii") as handle:
             ticks = [int(word) for word in handle.readline().split()[1:9]]
         now = (sum(ticks), ticks[3] + ticks[4])  # all, idle and waiting for disks

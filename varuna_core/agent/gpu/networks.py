@@ -54,7 +54,8 @@ class Port:
 
 
 class Networks:
-    """The faults of ports and memory since the first look."""
+    """Finds the faults of ports and memory by the changes of their counters since the first
+    reading."""
 
     def __init__(self, root: Path = Path("/sys"), every_s: float = EVERY_S) -> None:
         self._root, self._every_s = root, every_s
@@ -66,7 +67,7 @@ class Networks:
         self._faults: List[Finding] = []
 
     def read(self, now: float) -> List[Finding]:
-        """Return the faults as of the last look, which is at most a minute old."""
+        """Return the faults; the counters are read again if the last reading is a minute old."""
         if not self._looked or now - self._looked >= self._every_s:
             minutes = max(1.0, (now - self._looked) / 60) if self._looked else 1.0
             self._looked = now

@@ -152,7 +152,8 @@ class NvidiaAccelerator:
         }
 
     def _look_closely(self, samples: Sequence[GpuSample]) -> None:
-        """Ask for what changes rarely: now and then, and where GPUs are cut for each sample."""
+        """Read the rarely changing state of the GPUs: at one of CLOSE_LOOK samples, and at every
+        sample if a GPU is cut into slices."""
         is_due = self._num_samples % CLOSE_LOOK == 0
         self._num_samples += 1
         if not is_due and not any(state.is_cut for state in self._states.values()):
@@ -371,7 +372,8 @@ def _parse_row(line: str, is_long: bool) -> Optional[GpuSample]:
 
 
 def _open_nvml() -> Tuple[Any, str]:
-    """Return the module, or None with the reason."""
+    """Return the module pynvml and an empty text, or None and the reason why pynvml cannot be
+    used."""
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()

@@ -184,7 +184,8 @@ Ask = Callable[..., Any]
 
 
 def read_state(nvml: Any, device: Any, ask: Ask) -> GpuState:
-    """Return the state of one GPU by NVML; `ask` calls a function of it that may be missing."""
+    """Return the state of one GPU as NVML reports it; `ask` calls an NVML function that may be
+    missing."""
     pci = ask(["nvmlDeviceGetPciInfo"])
     rows = ask(["nvmlDeviceGetRemappedRows"])
     mode = ask(["nvmlDeviceGetMigMode"])
@@ -249,7 +250,7 @@ def _decode(text: Any) -> str:
 
 
 def cut_into_slices(samples: Sequence[GpuSample], states: States) -> Tuple[GpuSample, ...]:
-    """Return the samples with the slices of a GPU in its place.
+    """Return the samples with each GPU that is cut into slices replaced by them.
 
     Load and power are known of the whole GPU alone, which other jobs may use too, so they are left
     out.

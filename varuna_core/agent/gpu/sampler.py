@@ -29,12 +29,12 @@ from varuna_core.facts.known import NotKnown, Sure, Value
 
 
 class Sampler(threading.Thread):
-    """Writes a sample to `path` every `every_s` until `end`; without an accelerator, of processors
-    and memory only.
+    """Writes a sample to `path` every `every_s` seconds until `end`; without an accelerator, a
+    sample has only processors and memory.
 
-    `names` are those of our GPUs in the variable of visible devices, None where nothing tells;
-    `list_own` gives the pids of all that runs here because of the attempt, `find_ranks` the pid of
-    each rank.
+    `names` are the names of our GPUs in the variable of visible devices, None if not known;
+    `list_own` returns the pids of all processes that run here because of the attempt, `find_ranks`
+    the pid of each rank.
     """
 
     def __init__(
@@ -160,7 +160,8 @@ class Sampler(threading.Thread):
                 self._ranks.setdefault(key, ([rank], Sure.INFERRED))
 
     def _is_ours(self, fault: Finding) -> bool:
-        """Tell whether a fault may touch our ranks; all do but those of GPUs that others use."""
+        """Return True if a fault may affect our ranks: any fault except those of GPUs that others
+        use."""
         part = fault.values["part"]
         if not fault.rule.startswith("gpu-") or self._names is None:
             return True

@@ -258,7 +258,7 @@ class Hub:
         self._changed: Set[str] = set()
 
     def fileno(self) -> int:
-        """Ready to read when `step` has something to do."""
+        """Return a file descriptor that is ready to read when `step` has something to do."""
         return self._selector.fileno()
 
     @property
@@ -448,7 +448,7 @@ class Member:
         self._pause_s = FIRST_RETRY_S
 
     def fileno(self) -> int:
-        """Ready to read when `step` has something to do."""
+        """Return a file descriptor that is ready to read when `step` has something to do."""
         return self._selector.fileno()
 
     @property

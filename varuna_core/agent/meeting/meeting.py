@@ -60,7 +60,8 @@ def wait_for_master(attempt: AttemptFolder, signals: Signals, plan: Plan, host: 
 
 @dataclass(frozen=True)
 class Go:
-    """go.json: all nodes are ready, and this is where."""
+    """Content of go.json, which says that all nodes are ready, at which port the ranks meet, and on
+    which hosts they run."""
 
     port: int
     hosts: Tuple[str, ...]
@@ -68,7 +69,8 @@ class Go:
 
 
 def find_go(attempt: AttemptFolder, opened: float) -> Go | None:
-    """Return node 0's decision for the attempt that was opened then."""
+    """Return node 0's decision for the attempt that was opened at the time `opened`; None if there
+    is none yet."""
     value = read_json(attempt.go) if is_listed(attempt.go) else None
     if not isinstance(value, dict) or value.get("opened") != opened:
         return None
@@ -90,7 +92,8 @@ def wait_for_go(
 def gather_reports(
     attempt: AttemptFolder, signals: Signals, plan: Plan, host: str, opened: float
 ) -> dict[int, NodeReport]:
-    """Wait for the reports of all nodes, until the deadline or soon after one of them says no."""
+    """Wait for the reports of all nodes, until the deadline or soon after a node has reported that
+    it is not ready."""
     found: dict[int, NodeReport] = {}
     begun = time.monotonic()
     failed_at: float | None = None
@@ -190,7 +193,8 @@ def compute_pause_s(num_nodes: int, waited_s: float) -> float:
 
 
 def check_stop(attempt: AttemptFolder, signals: Signals, opened: float | None, host: str) -> None:
-    """Raise where a signal or somebody's stop ends the attempt before its ranks started."""
+    """Raise a Refusal if a signal or a recorded stop ends the attempt before its ranks were
+    started."""
     if signals.ending is not None:
         kind, code, reason, cause = explain_ending(signals.ending, host)
         # Before the master is there, the attempt is not ours to end.

@@ -298,7 +298,8 @@ class AttemptWatch(threading.Thread):
         return not self._missing
 
     def _follow(self, member: Member, now: float) -> bool:
-        """Follow the hub as a member: True while it is there and vouches for the files."""
+        """Follow the hub as a member; return True while the hub is connected, and so reads the
+        run's files for this node."""
         for line in member.step(now):
             if line.get("topic") == "attempt":
                 self._obey(line.get("value"))

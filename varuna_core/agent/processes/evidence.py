@@ -39,7 +39,8 @@ Address = Tuple[str, int]
 def gather_evidence(
     ranks: Mapping[int, int], more: Mapping[str, Part], limit_s: float = LIMIT_S
 ) -> Dict[str, Any]:
-    """Gather all parts by name; `ranks` has the pid of each rank, `more` the parts of others."""
+    """Gather all parts of the evidence by name; `ranks` has the pid of each rank, `more` further
+    parts of the caller."""
     own = {
         "processes": lambda: list_processes(ranks),
         "sockets": lambda: list_sockets(ranks),

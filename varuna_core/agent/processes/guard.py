@@ -154,7 +154,7 @@ class Progress:
 
 
 class RankTrack:
-    """The last look at one rank."""
+    """The last observations of one rank."""
 
     def __init__(self, now: float) -> None:
         self.token: Any = None
@@ -190,7 +190,7 @@ class RankTrack:
         """Time of its last answer, or of the last look at which nobody listened in it."""
 
     def note(self, progress: Progress, now: float) -> None:
-        """Take the steps that have been made."""
+        """Record the rank's progress if its count of steps has changed."""
         if progress.token == self.token:
             return
         if self.token is None and progress.mean_s:
@@ -284,7 +284,8 @@ class Guard(threading.Thread):
                 self._attempt.ask(rank).unlink()
 
     def tick(self, now: float, wall: float) -> None:
-        """Look once; `now` by a clock that never jumps, `wall` since 1970."""
+        """Observe all ranks once; `now` is the time by a clock that never jumps, `wall` the seconds
+        since 1970."""
         if self._is_done:
             return
         gap_s = 0.0 if self._ticked is None else now - self._ticked - TICK_S
@@ -332,7 +333,8 @@ class Guard(threading.Thread):
             self._suspect(None)
 
     def _judge(self, now: float, wall: float) -> Optional[Finding]:
-        """Compare the ranks of all nodes, if no node before this one does."""
+        """Compare the ranks of all nodes if the agents of all nodes with a lower index are silent;
+        return the hang that this shows, or None."""
         index, plan = self._node.index, self._plan
         if index >= MOST_JUDGES:
             return None
@@ -396,7 +398,8 @@ class Guard(threading.Thread):
         return found or dict(mains)
 
     def _read_tokens(self, mains: Mapping[int, int], now: float) -> bool:
-        """Return True if a silent rank has made a step."""
+        """Read the step counts of all ranks; return True if a rank that had been silent has made a
+        step."""
         has_stepped = False
         for rank in mains:
             track = self._tracks.setdefault(rank, RankTrack(now))
@@ -535,8 +538,9 @@ class Guard(threading.Thread):
         return port if isinstance(port, int) else 0
 
     def _read_received(self, pid: int, held: Iterable[int]) -> Mapping[int, int]:
-        """Bytes by connection of a rank's processes, but those to the master; where they are not
-        known, those of its node."""
+        """Return the bytes received by each TCP connection of a rank's processes, except
+        connections to the master; if these are not known, the bytes that the processes' network
+        namespace received, under the key 0."""
         with contextlib.suppress(OSError):
             if os.path.samefile(f"/proc/{pid}/ns/net", "/proc/self/ns/net"):
                 received = read_received(self._find_port())
@@ -545,7 +549,8 @@ class Guard(threading.Thread):
         return {0: measure_received(pid)}
 
     def _ask(self, rank: int) -> bool:
-        """Ask the rank; return False if nobody listens."""
+        """Ask the rank for its present place in the program; return False if no thread of the rank
+        listens."""
         with contextlib.suppress(OSError):
             fd = os.open(self._attempt.ask(rank), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
@@ -556,14 +561,14 @@ class Guard(threading.Thread):
         return False
 
     def _drop_answer(self, rank: int) -> bool:
-        """Drop an answer; return False if there is none."""
+        """Delete the rank's answer; return False if there is none."""
         with contextlib.suppress(OSError):
             self._attempt.where(rank).unlink()
             return True
         return False
 
     def _read_answer(self, rank: int) -> Tuple[Mapping[str, Any], int]:
-        """Return the rank's last answer and its size."""
+        """Return the rank's last answer and its size in bytes, and delete the answer."""
         path, size = self._attempt.where(rank), 0
         with contextlib.suppress(OSError):
             size = path.stat().st_size
@@ -574,8 +579,9 @@ class Guard(threading.Thread):
     # Acts.
 
     def _suspect(self, hang: Optional[Hang]) -> None:
-        """Tell what will be done, and when, once for each that is suspected; one that lasted until
-        the attempt was ended stays, to say what somebody ended."""
+        """Record the suspected hang and what will be done about the hang, if either has changed;
+        None deletes the record. Once the attempt is being ended, the record stays, since it says
+        what was ended."""
         mark = None if hang is None else (hang.witness, hang.rank, hang.node, hang.action)
         if mark != self._suspected:
             self._suspected = mark
@@ -624,7 +630,8 @@ class Guard(threading.Thread):
         self._look_now()
 
     def _save_evidence(self, hang: Hang) -> Hang:
-        """Save what is lost with the processes; a rank whose Python did not run gets its place."""
+        """Save the evidence that would be lost with the processes; return the hang, with its place
+        in the native stack if the rank's Python did not run."""
         evidence = self._gather(self._mains, True)
         stacks = evidence.get("stacks")
         held = stacks.get(hang.rank) if isinstance(stacks, dict) else None

@@ -30,7 +30,7 @@ class KernelLog:
 
     def read_records(self) -> List[Tuple[float, str]]:
         """Return the next records: when each was written, in seconds since the machine started, and
-        its text. None are left if there are none."""
+        its text. The list is empty if there are no new records."""
         found: List[Tuple[float, str]] = []
         while self._fd >= 0 and len(found) < MOST_RECORDS:
             try:

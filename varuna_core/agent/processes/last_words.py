@@ -45,7 +45,7 @@ class LastWords:
 
     @property
     def error(self) -> str:
-        """The last line on stderr; empty where the rank went on after it."""
+        """The last line on stderr; empty if the rank has written to stdout well after that line."""
         if self._out_at > self._err_at + WENT_ON_S:
             return ""
         # torchrun ends what it says of a rank that failed with a line of ====.
@@ -54,7 +54,8 @@ class LastWords:
 
     @property
     def exception(self) -> str:
-        """The exception of the last traceback; empty where the rank went on after it."""
+        """The exception of the last traceback; empty if the rank has written to stdout well after
+        that exception."""
         found = self._tracebacks.get_end()
         if found is None or self._out_at > self._raised_at + WENT_ON_S:
             return ""

@@ -87,7 +87,8 @@ _COPY_BYTES = 1024 * 1024
 def cut_middle(path: Path, size: int, most: int, before: Cut | None) -> Cut | None:
     """Cut the log down, in place: its first half stays, and of the rest the newest lines.
 
-    None where nothing is to be gained. Killed in between, it leaves some of the newest lines twice.
+    Return None if nothing can be cut. If the agent is killed meanwhile, the file has some of the
+    newest lines twice.
     """
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
@@ -119,7 +120,7 @@ BAR_S = 5.0
 
 
 class LineSplitter:
-    """The state of one stream."""
+    """Splits the output of one stream into lines."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -189,10 +190,11 @@ class _Stream:
 
 
 class Pump(threading.Thread):
-    """The thread; `add` all pipes before `start`."""
+    """Thread that copies the output of all ranks from their pipes to the node's logs; call `add`
+    for all pipes before `start`."""
 
     def __init__(self, attempt: AttemptFolder, host: str, limit_mb: int | None = None) -> None:
-        """`limit_mb` for both logs together."""
+        """`limit_mb` is the limit of the two logs, .out and .err, together."""
         super().__init__(name="pump", daemon=True)
         self._merged = {
             kind: Sink(attempt.node_log(host, kind), says_loss=True) for kind in ("out", "err")
@@ -243,8 +245,8 @@ class Pump(threading.Thread):
         return sum(sink.dropped for sink in self._merged.values())
 
     def last_output_at(self, rank: int) -> float:
-        """The time, by the monotonic clock, of a rank's last line; of any rank where a launcher
-        started this one."""
+        """Return the time, by the monotonic clock, of a rank's last line; if the rank was started
+        by a launcher, so that its lines are not told apart, that of the last line of any rank."""
         held = self._words.get(rank)
         words = [held] if held is not None else list(self._words.values())
         return max((one.last_at for one in words), default=float("-inf"))

@@ -79,7 +79,8 @@ class Signals:
             os.write(self._writer, b"\0")
 
     def forward(self, number: int) -> None:
-        """Take a signal for the ranks that came another way; may be called from any thread."""
+        """Record a signal for the ranks that this process did not get as a signal; may be called
+        from any thread."""
         self._forward.append(number)
         self.wake()
 

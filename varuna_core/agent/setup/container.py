@@ -229,7 +229,8 @@ def clean_container(site: Site, container: ContainerPlan, timeout_s: float) -> N
 
 @contextlib.contextmanager
 def hold_lease(site: Site, lease: str) -> Iterator[None]:
-    """While ranks run, `vjob container clean` leaves what they run in alone."""
+    """Hold a shared lock on the file `lease` while ranks run, so that `vjob container clean` does
+    not remove the image that the ranks run in."""
     (path,) = fill_in([lease], site)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -247,7 +248,8 @@ def _run_step(
     log: Sink,
     stopping: Callable[[], bool],
 ) -> str | None:
-    """Run one command; why it failed, or None. Its output goes to the node's log."""
+    """Run one command of the container, with its output in the node's log; return the reason if the
+    command failed, else None."""
     result = run(
         fill_in(argv, site),
         timeout_s=max(timeout_s, 0),

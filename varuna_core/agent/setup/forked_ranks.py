@@ -65,8 +65,9 @@ class Origin:
     it."""
 
     def __init__(self, model: RankStart, count: int, word: str = FORK) -> None:
-        """Start it for up to `count` ranks like `model`, from the main thread of a process that
-        adopts orphans: with it the ranks die. OSError where it could not start."""
+        """Start the origin, a process that forks up to `count` ranks like `model`. Call this from
+        the main thread of a process that adopts orphans: the ranks die with that process. Raise
+        OSError if the origin cannot start."""
         self._model = model
         pipes = [(os.pipe(), os.pipe()) for _ in range(count)]
         self._reading = [(out, err) for (out, _), (err, _) in pipes]
@@ -94,11 +95,12 @@ class Origin:
         os.set_blocking(self._process.stdout, False)
 
     def fits(self, starts: Sequence[RankStart]) -> bool:
-        """True if it may fork these ranks, which are alike."""
+        """Return True if this origin may fork these ranks, which are alike."""
         return len(starts) <= len(self._reading) and fits(self._model, starts[0])
 
     def fork(self, starts: Sequence[RankStart]) -> list[RankProcess]:
-        """The ranks, whose processes come later; none if it has ended."""
+        """Return the ranks, whose processes are forked later; an empty list if the origin has
+        ended."""
         tasks = [
             {"env": start.env, "out": out, "err": err}
             for start, (out, err) in zip(starts, self._writing)  # noqa: B905 - Python 3.8
@@ -113,13 +115,14 @@ class Origin:
         return [ForkedRank(self, at, *self._reading[at]) for at in range(count)]
 
     def end(self) -> None:
-        """End it without ranks."""
+        """Kill the origin, which has not forked any ranks."""
         self._process.signal_group(signal.SIGKILL)
         self._process.close()
         _close(self._reading)
 
     def look(self) -> int | None:
-        """Its return code once it has ended; the pids that it reported are known then."""
+        """Return the origin's exit code once it has ended, else None; `pids` has the ranks that it
+        has reported."""
         if self._code is None:
             code = self._process.poll()
             with contextlib.suppress(BlockingIOError):

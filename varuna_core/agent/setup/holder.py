@@ -34,7 +34,7 @@ _POLL_S = 0.2
 
 
 class _ContainerStart(NamedTuple):
-    """A start of the container: what runs, or what it said instead."""
+    """Result of starting the container: its process, or else the reason for the failure."""
 
     process: Optional[RankProcess]
     said: str
@@ -42,7 +42,8 @@ class _ContainerStart(NamedTuple):
 
 @contextlib.contextmanager
 def hold_container(site: Site, container: ContainerPlan, env: Mapping[str, str]) -> Iterator[Check]:
-    """Start it by `container.hold`, note its pid in the site's facts, and end it on leaving."""
+    """Start the node's container by `container.hold` and yield the check of its start; while the
+    container runs, its pid is in the site's facts. End the container on leaving."""
     begun = time.monotonic()
     deadline = begun + min(site.plan.timing.prepare_s, HOLD_S)
     held = _start(site, container, env, deadline)

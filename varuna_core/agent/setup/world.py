@@ -182,7 +182,8 @@ def _spell_counts(counts: Tuple[int, ...]) -> str:
 def find_job_id(scheduler: str, own: Mapping[str, str], first: Optional[str]) -> Optional[str]:
     """Return the job's number for all ranks; None if they do not run under Slurm.
 
-    `first` is what the run's first job is called. A task of an array has a number besides.
+    `first` is the id of the run's first job; SLURM_JOB_ID is used if `first` is not a plain number,
+    as for an array task (4711_3).
     """
     number = own.get("SLURM_JOB_ID")
     if scheduler not in UNDER_SLURM or number is None:

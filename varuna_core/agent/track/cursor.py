@@ -20,7 +20,7 @@ REPEATED = "repeated/"
 
 @dataclass
 class Cursor:
-    """The state of one tool."""
+    """The position up to which one tool has received the run's points, and the tool's own data."""
 
     attempt: int = -1
     opened: float = 0.0

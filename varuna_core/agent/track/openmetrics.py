@@ -60,7 +60,7 @@ _PLAIN = {
 
 @dataclass(frozen=True)
 class Gauge:
-    """One line."""
+    """One line of a metrics file: a name with labels, and a value."""
 
     name: str
     value: float

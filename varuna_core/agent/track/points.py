@@ -294,7 +294,8 @@ class AttemptPoints:
         return None
 
     def _is_chosen(self, name: str) -> bool:
-        """True of the first log with steps, until another one tells of them more surely."""
+        """Return True for the log whose steps count: the first log with steps, until another log
+        has more reliable steps."""
         log, chosen = self._logs[name], self._logs.get(self._chosen)
         if chosen is None or log.steps.strength > chosen.steps.strength:
             self._chosen = name

@@ -86,7 +86,8 @@ class TrackerProcess:
             self._say(f"the tracker {how}; training continues without it")
 
     def end(self, *, left_s: float = END_S) -> None:
-        """Wait this long for the tracker after the ranks' end, or SHORT_END_S; then kill it."""
+        """After the ranks' end, wait `left_s` for the tracker, but not less than SHORT_END_S or
+        more than END_S; then kill it."""
         if self._process is None:
             return
         deadline = time.monotonic() + min(max(left_s, SHORT_END_S), END_S)

@@ -120,8 +120,8 @@ class Feed:
             self.changed.notify_all()
 
     def wait(self, place: int) -> Optional[Batch]:
-        """Wait for the batch behind the first `place` ones and return it; None once the run is
-        over. Raises Behind where that batch was dropped."""
+        """Wait for the batch that follows the first `place` batches, and return it; None once the
+        run is over. Raise Behind if that batch was dropped."""
         with self.changed:
             self.changed.wait_for(lambda: self.end > place or self.is_over)
             if place < self.first:

@@ -61,7 +61,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """A tensor in such files, not yet read."""
+    """A tensor in the files of torch.distributed.checkpoint, not yet read."""
 
     name: str
     shape: tuple[int, ...]

@@ -135,7 +135,8 @@ def _take_ours(
     shape: tuple[int, ...],
     source: Path,
 ) -> Entry:
-    """Return the entry of a built-in program's tensor, converted from theirs when written."""
+    """Return the entry of a built-in program's tensor; the Hugging Face tensor is converted when
+    the entry is written."""
     place = find_place(program, name, sizes.llama)
     found = [_find_theirs(stored, part) for part in place.parts]
     if None in found and place.also:

@@ -45,7 +45,8 @@ class Laid:
 def lay_out(
     tensors: Sequence[tuple[str, str, Sequence[int]]], notes: Mapping[str, str]
 ) -> tuple[bytes, list[int]]:
-    """Return the file's head, and the offset in the file of each (key, type, extent), in order.
+    """Return the bytes of the file's head, and the offset in the file of each tensor, in the order
+    of `tensors`, which are (key, type, extent).
 
     If the widest types come first, every tensor is aligned.
     """

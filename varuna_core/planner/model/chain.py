@@ -50,13 +50,15 @@ class Behind:
     after: Behind | None = None
 
     def compute_beyond(self, begins: int | slice | Array = slice(None)) -> Array:
-        """Return `beyond` of this stage, with rounds in which micro-batches wait for gradients."""
+        """Return `beyond` of this stage (as in StageTable), including rounds in which micro-batches
+        wait for gradients."""
         assert self.stage is not None and self.after is not None
         return _compute_beyond(self.stage, self.after, begins)
 
 
 def _compute_beyond(stage: StageTable, after: Behind, begins: int | slice | Array) -> Array:
-    """Compute `beyond` of a stage that runs w of m forwards before its first gradient:
+    """Compute `beyond` (as in StageTable) of a stage that runs w of m forwards before its first
+    gradient:
 
     F0 ─ way down, way back ─ B0, then m - 1 backwards and m - w forwards
     F0 ─ way ─ B0 Fw ─ way ─ Bw F2w ─ way ─ ... and the backwards that are left
@@ -311,7 +313,7 @@ class Chain:
 
     @cached_property
     def tail(self) -> float:
-        """Least time after the pipeline, for any partition."""
+        """Least time that a step takes after the end of the pipeline, for any partition."""
         training = self.tables.training
         every = {id(stage): stage.optimizer.diagonal(1) for stage in self.stages}
         fastest = np.min(list(every.values()), axis=0).sum()
@@ -341,7 +343,8 @@ class Chain:
 
     @cached_property
     def first_tail(self) -> Array:
-        """Time after the first stage's actions, by its end: its sum, then that of tied weights."""
+        """Time after the actions of the first stage, by the end of its segments: to sum its
+        gradients, then to sum tied weights."""
         if self.puts_off:
             return np.zeros(self.size + 1)
         return self.behind[0].unhidden[0] + self.tied_tail

@@ -214,7 +214,7 @@ def build_schedule_model(
 
 @lru_cache(maxsize=1024)
 def build_least_model(schedule: str, ranks: int, num_microbatches: int) -> ScheduleModel:
-    """Build a model for lower bounds over all ways of recompute; its actions have no recomputes."""
+    """Build a model for lower bounds over all recompute modes; its actions have no recomputes."""
     plain = build_schedule_model(schedule, ranks, num_microbatches, "none")
     roles = tuple(replace(role, held=((1, 0),), is_least=True) for role in plain.roles)
     return ScheduleModel(roles, lambda wanted: plain.plain, "none")

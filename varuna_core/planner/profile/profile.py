@@ -114,7 +114,8 @@ class Network:
         return link
 
     def is_sum_measured(self, nodes: Sequence[tuple[str, int]]) -> bool:
-        """Return True if all-reduces of such a group were measured; others are estimates."""
+        """Return True if all-reduces of a group with these nodes and numbers of ranks were
+        measured; times of other groups are estimates."""
         kind, count = nodes[0]
         found = self.all_reduces.get((kind, count * len(nodes), count))
         return len(set(nodes)) == 1 and found is not None and found.source == "measured"
@@ -459,7 +460,8 @@ def _join_details(
 
 
 def mix_cells(low: Cell, high: Cell, size: int, size2: int, wanted: int, label: Source) -> Cell:
-    """Return a cell on the line through two others, but no figure below its size's share."""
+    """Return a cell derived linearly from two others; each figure is at least the smaller of
+    theirs, reduced in proportion to the micro-batch size if `wanted` is below `size`."""
     part = (wanted - size) / (size2 - size)
 
     def mix(a: float, b: float) -> float:

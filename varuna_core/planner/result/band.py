@@ -149,7 +149,7 @@ def _draw_delays(chain: Chain, bounds: Bounds) -> list[float]:
 
 
 def build_chain(tables: Tables, candidate: Candidate, least: int = 1) -> Chain:
-    """Return the chain whose partition a candidate is."""
+    """Return the chain to which the candidate's partition belongs."""
     option, several = candidate.option, candidate.stages_per_rank
     work = candidate.order or build_schedule_model(
         option.schedule,

@@ -82,7 +82,8 @@ def extend(chain: Chain, stage: int, begin: int | Array, so_far: Prefix) -> Pref
 
 
 def bound_prefix(chain: Chain, after: int, so_far: Prefix) -> Array:
-    """Return the least time of any partition with this prefix, before stage `after`."""
+    """Return a lower bound on the step time of any partition that begins with this prefix; `after`
+    is the stage that follows the prefix."""
     behind = chain.behind[after]
     step = np.maximum(so_far.work, so_far.before + behind.least)
     if not chain.puts_off:
@@ -137,7 +138,8 @@ class Cells:
         return float(behind[0])
 
     def _sum_up(self) -> tuple[list[Array], list[Array], list[Array]]:
-        """Return `round`, `least` and `summed` of Behind by stage: arrays by cell and segment."""
+        """Return least values of `round`, `least` and `summed`, as in Behind, for each stage:
+        arrays by cell and first segment."""
         chain, size = self.chain, self.chain.size
         end = np.full((len(self.beyond), size + 1), np.inf)
         end[:, size] = 0.0

@@ -360,7 +360,8 @@ class Search:
                     self._time(option, chain)
 
     def _look(self, floors: Sequence[_Floor], until: Deadline) -> None:
-        """Search everything that may be below the best plan, or prove that nothing is.
+        """Search all plans that may be faster than the best plan, until it is proved that none is,
+        or until the time `until`.
 
         The item with the least bound always comes next. Options are replaced by their counts with
         closer bounds, and counts by their placements. A placement's first partition is timed, and

@@ -111,7 +111,8 @@ def list_names(training: TrainingModel, wishes: Wishes) -> tuple[str, ...]:
 
 
 def is_by_costs(wishes: Wishes) -> bool:
-    """Return True if the wishes ask for a schedule of this search."""
+    """Return True if the wishes ask for a schedule with several stages a rank, or for one whose
+    order of actions follows the costs."""
     return wishes.schedule in NAMES or (wishes.schedule in BY_COSTS and wishes.least > 0)
 
 

@@ -566,8 +566,9 @@ class Learner:
     def read(
         self, rank: Optional[int], text: str, at: Optional[float], slack_s: float
     ) -> List[Counted]:
-        """Add a line; return its reading of the counter. The line that proves a counter also
-        returns the readings of the lines before it. Empty if the line has none."""
+        """Add a line; return the step that the line shows, in a list. The line that proves a
+        counter also returns the steps of the lines before it. The list is empty if no step is
+        known."""
         self._num_lines += 1
         if not self._is_known(rank):
             return []
@@ -727,8 +728,8 @@ class Learner:
         self._chosen, self._begin = (chosen.rank, chosen.text), begin
 
     def _read_chosen(self, shape_text: str, words: List[str], line: _Kept) -> List[Counted]:
-        """Return the reading of a line with the same text as the counter's lines, up to its
-        number."""
+        """Return the step of a line whose text, up to the number, is that of the counter's lines,
+        in a list; empty for any other line."""
         shape = self._shapes.get(self._chosen) if self._chosen is not None else None
         if shape is None or self.is_doubled:
             return []

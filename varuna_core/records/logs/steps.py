@@ -674,7 +674,8 @@ class StepReader:
     def _measure(
         self, line: Iteration, at: Optional[float], slack_s: float
     ) -> Tuple[Optional[float], Optional[int]]:
-        """Return milliseconds per step since the anchor, and the number of these steps."""
+        """Return the milliseconds per step since the line at which the present measurement began,
+        and the number of these steps."""
         if line.time_ms is not None and not line.is_bar:
             return line.time_ms, None
         if at is None:

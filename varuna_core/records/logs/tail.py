@@ -115,7 +115,8 @@ class Follower:
             yield self._offset - len(rest), _decode(rest)
 
     def save(self) -> list[Any]:
-        """Return the offset of the next whole line, for `go_on`."""
+        """Return the position of the next whole line, for `go_on`: its offset, and the last bytes
+        before it."""
         rest = len(self._rest)
         last = self._last[: max(0, len(self._last) - rest)][-SAVED_BYTES:]
         return [self._offset - rest, base64.b64encode(last).decode()]

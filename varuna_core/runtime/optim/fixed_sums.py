@@ -26,7 +26,8 @@ Carried = tuple[nn.Parameter, Tensor]
 
 
 class FixedSums:
-    """The gradient buffers of one rank."""
+    """The buffers of one rank in which the gradients of its parameters are summed, at the same
+    addresses in each step."""
 
     def __init__(self, masters: Masters) -> None:
         self._pairs = [(p, place) for p, place in masters.list_places() if p.requires_grad]

@@ -30,8 +30,8 @@ class KeptModules:
     half: torch.dtype | None = None
 
     def install(self, model: nn.Module) -> None:
-        """Convert inputs and outputs of these modules, in a copy of the model: inputs after the
-        user's hooks, outputs before them."""
+        """Register hooks on these modules in `model`, a copy of the user's: half-precision inputs
+        are converted to fp32 after the user's hooks, and fp32 outputs to `half` before them."""
         for name in self.names:
             module = model.get_submodule(name)
             module.register_forward_pre_hook(widen, with_kwargs=True)
