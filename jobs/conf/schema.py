@@ -158,7 +158,7 @@ class Llama:
 class Model:
     """The shape of a built-in model; a name such as gpt2-xl stands for one of these.
 
-    A reference to one of these keys from a script's conf counts as a reference to all of them.
+    In a script's conf, a reference to one of these keys refers to all.
     """
 
     layers: LayerCount

@@ -1027,8 +1027,8 @@ LEAST_STEPS = 3
 
 
 def find_causes(job: Job, analysis: Analysis, before: Sequence[Finding]) -> list[Finding]:
-    """List the findings of all rules. Low use of GPUs is one of its own only for the time that
-    neither these findings nor those of `before` explain."""
+    """List the findings of all rules. Low use of GPUs is reported only for the time that neither
+    these findings nor those of `before` explain."""
     found = [finding for rule in RULES for finding in rule(job, analysis)]
     explained_s = sum(finding.lost_s for finding in (*before, *found) if finding.cause)
     found += _on_gpu_use(job, analysis, explained_s)

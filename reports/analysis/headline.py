@@ -222,7 +222,8 @@ def measure_pace(times: pd.DataFrame, goodput: Goodput) -> Known[float]:
 
 
 def _find_last(goodput: Goodput) -> tuple[Known[int], bool]:
-    """Return the furthest step, and True if it is only a count."""
+    """Return the furthest step, and True if it is the number of counted steps because no line shows
+    the program's own number."""
     found = [one.steps for one in goodput.attempts if isinstance(one.steps.step, Value)]
     numbered = [one.step for one in found if not one.is_counted]
     if numbered:
@@ -449,7 +450,8 @@ def count_head(training: Training) -> float:
 
 
 def _measure_speeds(job: Job, step_s: float | None) -> Iterator[Speed]:
-    """Yield the speed of each kind of GPU in the last attempt, by the layers on its stages."""
+    """Yield the model FLOPs a second of each kind of GPU in the last attempt, from the step time
+    `step_s` and the layers that its ranks hold."""
     training, traces = job.training, [t for t in job.traces.ranks if t.has_header]
     if training is None or not step_s or not traces:
         return

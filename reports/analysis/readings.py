@@ -40,7 +40,8 @@ LIKELY = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Readings:
-    """Seconds of one attempt; possible steps are in `before_s`, `gap_s` and `after_s`."""
+    """Seconds of one attempt by what the lines prove about them; time that may be steps is in
+    `before_s`, `gap_s` and `after_s`."""
 
     steps_s: float
     """Seconds of steps that lines prove: between the first and last line, and before the first."""
@@ -91,9 +92,10 @@ def read_counter(
     slowdown: Slowdown | None = None,
     told_s: Iterable[float] = (),
 ) -> Readings | None:
-    """Return the readings of an attempt whose ranks counted optimizer steps, by choose_counter.
-    `spans` comes from to_spans. The slow steps of `slowdown` are steps, not pauses, and so are
-    those whose seconds the program printed itself, `told_s`."""
+    """Return the readings of an attempt from the optimizer steps that its ranks counted (see
+    choose_counter); None if they do not suffice. `spans` comes from to_spans. The slow steps of
+    `slowdown` are steps, not pauses, and so are those whose seconds the program printed itself,
+    `told_s`."""
     found = choose_counter(counts)
     if found is None or found.pauses_s is None or found.steps_s is None or found.median_s is None:
         return None

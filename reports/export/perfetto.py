@@ -76,7 +76,8 @@ def list_events(job: Job, analysis: Analysis) -> Iterator[dict[str, Any]]:
 
 
 def _number_threads(job: Job) -> Mapping[tuple[str, int], int]:
-    """Return the thread of each rank's work by attempt; what is beside it has the next one.
+    """Return the thread of each rank's work by attempt; events beside a rank's work get the next
+    thread number.
 
     An attempt has threads of its own, for by the nodes' clocks it may begin before the last ended.
     """

@@ -55,7 +55,8 @@ def draw(data: list[Figure], **layout: Any) -> Figure:
 
 
 def needs_plotly(figure: Figure) -> bool:
-    """Return True for heat maps of more rows than a low picture shows, or of uneven columns."""
+    """Return True if only plotly can draw the figure: a heat map with more than MOST_STRIPS rows,
+    or with columns of unequal width."""
     maps = [trace for trace in figure["data"] if trace["type"] == "heatmap"]
     return any("x0" not in one or len(one["z"]) > MOST_STRIPS for one in maps)
 

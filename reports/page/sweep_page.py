@@ -191,7 +191,8 @@ def draw_key(runs: Sequence[SweptRun], key: str, keys: Mapping[str, str]) -> Fig
 
 
 def read_numbers(values: Sequence[str]) -> dict[str, float] | None:
-    """Return each value as a number; None if any is not one, which makes all categories."""
+    """Return each value as a number; None if one of them is not a finite number: all are then drawn
+    as categories."""
     try:
         numbers = {value: float(value.strip("'\"")) for value in values}
     except ValueError:

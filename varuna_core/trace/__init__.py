@@ -307,7 +307,8 @@ class _Span(ContextDecorator):
         frames.append(self)
 
     def _nest(self, writer: TraceWriter, frames: Frames, now: float) -> None:
-        """Take the place of the span around this one, whose time stops if this one's is summed."""
+        """Begin inside the span around this one: take over its stage and micro-batch, and interrupt
+        its time if this span is of a known kind."""
         if self.kind is not None:
             outer = _find_known(frames)
             if outer is not None:
@@ -339,7 +340,7 @@ class _Span(ContextDecorator):
         self.begun = None
 
     def _write(self, writer: TraceWriter, now: float, kind: str, what: str) -> None:
-        """Write the part since the begin, or since the end of a span inside this one."""
+        """Write the part of this span since its begin, or since the end of a span inside it."""
         ready = now if self.begun is None else self.begun
         begin, num_bytes = ready, self.num_bytes
         if self.num_pieces:

@@ -116,8 +116,8 @@ class Loop:
                 self._read_at = None if trace.is_open() else (began, self._free)
 
     def _evaluate(self, began: float, call: Call, /, *args: Any, **kwargs: Any) -> Any:
-        """Record the evaluation from the last read without gradients, or from this one if it is the
-        first, to the end of this one."""
+        """Record a read without gradients as an evaluation, which lasts from the end of the
+        previous such read, or else from the begin of this one, to the end of this one."""
         self._recorder.end_step()
         since, what = (began, "") if self._evaluated is None else (self._evaluated, CONTINUED)
         try:
@@ -159,7 +159,8 @@ class Loop:
         self._recorder.close(span)
 
     def _gather(self, is_end: bool, call: Call, group: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Record an all-gather's begin, which over gloo is where it waits, or its end."""
+        """Record the begin of an all-gather or, if `is_end`, its end, whichever waits; over gloo
+        the begin waits."""
         has_begun = group._all_gather_result is not None
         if has_begun is not is_end or group.is_unsharded:
             return call(group, *args, **kwargs)
