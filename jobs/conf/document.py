@@ -231,7 +231,8 @@ def _render_rows(section: Section, names: tuple[str, ...]) -> Iterator[str]:
 
 
 def render_fate(key: str) -> str:
-    """Return a word for how a script receives the key; empty for a section whose keys differ."""
+    """Return a word for how a script receives the key; empty for a section whose keys are received
+    in different ways."""
     if key == "program.config":
         return ""
     variable = find_variable(key)

@@ -179,7 +179,8 @@ def reaches(conf: JobConf, written: Collection[str], *keys: str) -> bool:
 
 
 def count_micro_batches(conf: JobConf, written: Collection[str]) -> int | None:
-    """Return the micro-batches of a whole batch, if a script gets both sizes from its conf."""
+    """Return the number of micro-batches in a global batch; None unless a script gets both batch
+    sizes from its conf."""
     keys = ("train.global_batch_size", "train.micro_batch_size")
     if conf.program.arguments != "varuna" and not reaches(conf, written, *keys):
         return None

@@ -177,7 +177,8 @@ _PLACES = ("", _CLUSTER)
 
 
 def answer_word(parent: str, name: str, text: str | None, *, is_set: bool = False) -> str:
-    """Return the line to write instead of a Slurm word; empty for other words.
+    """Return the line of a conf to write in place of an option in Slurm's spelling; empty for other
+    words.
 
     `text` is the word's value; None if there is no single value, or one that must not be shown.
     With `is_set`, the answer is for `--set`.

@@ -83,7 +83,7 @@ class _Frame:
 
 
 class _RefusedError(Exception):
-    """Raised if nothing after this place can be read."""
+    """Raised if the rest of the document cannot be read."""
 
     def __init__(self, line: int, message: str) -> None:
         super().__init__(message)

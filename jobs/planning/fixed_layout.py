@@ -115,7 +115,8 @@ def _count_of_fullest(question: Question, conf: JobConf, replicas: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class OtherLayouts:
-    """Layouts for other numbers of nodes than the conf asks for, by the nodes' name."""
+    """Layouts for other numbers of nodes than the conf asks for, keyed by `name_nodes` of the
+    nodes."""
 
     layouts: Mapping[str, tuple[int, int, str]]
     """Pipeline, data and partition."""
@@ -124,7 +125,8 @@ class OtherLayouts:
 
 
 def plan_other_nodes(question: Question, conf: JobConf, given: ShapePlan) -> OtherLayouts:
-    """Find the best depth, replicas and cuts for other nodes; the rest is as in `given`.
+    """Find the best depth, replicas and cuts for other numbers of nodes; all else is as in the plan
+    `given`.
 
     Numbers near the conf's come first; those for which there is no time are missing.
     """

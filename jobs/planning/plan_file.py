@@ -100,8 +100,8 @@ def describe_promise(plan: Plan) -> str:
 
 
 def describe_partition(conf: JobConf) -> str:
-    """Say how many layers each stage has where the partition counts embedding and head as well;
-    empty where it counts layers alone."""
+    """Describe how many layers each stage has if the partition also counts the embedding and the
+    head; empty if it counts only layers."""
     partition = conf.parallel.partition
     if conf.model is None or partition == "auto":
         return ""
@@ -148,7 +148,8 @@ def apply_cuts(conf: JobConf, plan: ShapePlan) -> JobConf:
 
 
 def regroup(groups: Sequence[NodeGroup], nodes: Sequence[UsedNode]) -> list[NodeGroup]:
-    """Return the conf's groups in the plan's order; one used in several ways is split."""
+    """Return the conf's groups in the plan's order; a group whose nodes are used in several ways is
+    split."""
     known = {group.group: group for group in groups}
     pieces: dict[str, int] = {}
     made = []

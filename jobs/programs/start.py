@@ -84,7 +84,8 @@ class Starter:
         return ProgramFiles()
 
     def build_interpreter(self, conf: JobConf, found: ProgramFiles, python: str) -> tuple[str, ...]:
-        """Return the words before the program's own."""
+        """Return the words of the command line that precede the program's own words, such as the
+        interpreter."""
         return (python, "-u")
 
     def build_words(self, conf: JobConf, found: ProgramFiles, folder: str) -> tuple[str, ...]:
@@ -367,7 +368,7 @@ def choose_launch(conf: JobConf, found: ProgramFiles, written: Collection[str]) 
 
 
 def describe_launch(conf: JobConf, written: Collection[str]) -> Launch:
-    """Choose the launch after reading the program's files."""
+    """Read the program's files, and choose how its processes are launched."""
     return choose_launch(conf, get_starter(conf).read_files(conf), written)
 
 

@@ -75,7 +75,8 @@ def build_training(conf: JobConf, replicas: int) -> Training | None:
 
 
 def name_model(model: Model) -> str:
-    """Return the name of a model's shape, ignoring dropout; its numbers if it has none."""
+    """Return the name of a model's shape, such as gpt2-xl, ignoring dropout; for a shape without a
+    name, its numbers."""
     for name, known in MODELS.items():
         if replace(model, dropout=known.dropout) == known:
             return name

@@ -74,7 +74,7 @@ def look_at(run: RunFolder | None) -> RunView | None:
 
 
 def goes_on(view: RunView | None) -> bool:
-    """Return True for a run that is not over, by the function of `vjob status`: ranks may have
+    """Return True for a run that is not over, by the same test as `vjob status`: ranks may have
     written their end seconds before the scheduler reports it."""
     if view is None or view.record.state != records.SUBMITTED:
         return False

@@ -155,7 +155,8 @@ def _ask_all(views: Sequence[RunView]) -> list[RunView]:
 
 
 def call_agents(run: RunFolder) -> bool:
-    """Ask the run's agents to check its files now instead of some seconds later."""
+    """Ask the run's agents to check its files now instead of some seconds later; return True if
+    they confirm."""
     attempts = run.attempts()
     return call_hub(run.morph.link) or bool(attempts and call_hub(attempts[-1].link))
 

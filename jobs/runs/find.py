@@ -220,7 +220,7 @@ def find_removed(runs: Sequence[str]) -> list[RemovedRun]:
 
 
 def _explain_removed(job: str) -> str:
-    """Explain a run whose folder is gone; empty if it is none."""
+    """Explain a run whose folder is gone; empty if `job` names no such run."""
     for scheduler in schedulers.list_with_queue():
         with contextlib.suppress(VjobError):
             for run, infos in scheduler.find_orphans().items():

@@ -113,7 +113,8 @@ class Capabilities:
 
 
 class Scheduler(ABC):
-    """Interface of one scheduler: what vjob submits to it and asks it.
+    """Interface of a scheduler, through which vjob submits jobs, controls them and asks for their
+    state.
 
     A method that raises NotImplementedError is called only if `can` has its feature.
     """

@@ -335,7 +335,8 @@ def _note_arguments(conf: JobConf, base: Path, snapshot: Snapshot) -> str:
 
 
 def find_here(path: str | None, conf: JobConf, base: Path) -> Path | None:
-    """Return the local path for one that ranks see; None if it is inside the image."""
+    """Return the local path of a file whose path is given as ranks see it; None if the file is
+    inside the image."""
     if path is None:
         return None
     container = conf.container
@@ -450,7 +451,8 @@ class _Moved:
         return str(self.code / inside).replace("${", "$${")
 
     def find_lead(self, module: str, workdir: str) -> str:
-        """Return the copy of the ranks' folder, if they import a module from there."""
+        """Return the copy of the ranks' working directory, which is to come first on PYTHONPATH, if
+        `module` is imported from that directory; else an empty text."""
         here = find_here(workdir, self.conf, self.base)
         inside = find_inside(here, self.snapshot.root) if here is not None else None
         folders = [self.tree.root / inside] if inside is not None else []

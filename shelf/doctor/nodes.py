@@ -138,7 +138,7 @@ def build_probe(conf: JobConf) -> JobConf:
 
 
 def read_results(run: RunFolder) -> list[Mapping[str, Any]] | None:
-    """Read the measurements of all ranks; None where the run did not come so far."""
+    """Read the measurements of all ranks; None if the run ended before it wrote them."""
     attempts = run.attempts()
     found = read_json(attempts[-1].path / "probe.json") if attempts else None
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):

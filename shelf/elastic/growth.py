@@ -21,7 +21,7 @@ from varuna_core.records.training import TrainingFacts
 
 @dataclass(frozen=True, kw_only=True)
 class SlowNode:
-    """A node with a slow rank; its slowest one, if it has several."""
+    """A node with a slow rank, and the slowest of its ranks."""
 
     seat: int
     rank: int

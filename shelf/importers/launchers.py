@@ -55,7 +55,8 @@ class Launch:
 
 @dataclass(kw_only=True)
 class Wrapping:
-    """Wrappers of the launches, or on lines of their own."""
+    """The wrappers (such as srun, containers and profilers) that precede the launches or stand on
+    lines of their own."""
 
     srun: list[tuple[Options, Command]] = field(default_factory=list)
     enroot: list[tuple[Options, Command]] = field(default_factory=list)

@@ -100,7 +100,8 @@ def import_source(source: Source, environ: Mapping[str, str]) -> tuple[str, list
 
 
 def translate_source(source: Source, environ: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Return the text of a conf.yaml, and notes on ignored parts and on what needs a look."""
+    """Return the text of a conf.yaml, and notes on ignored parts and on what the user should
+    check."""
     title = source.path.name or str(source.path)
     found, files, unread = read_source(source, environ)
     lines = sort_commands(found.commands)
@@ -424,8 +425,8 @@ def _build_setup(draft: Draft) -> None:
 
 
 def _spell_setup(draft: Draft, command: Command) -> str | None:
-    """Return a line of shell that does the same; empty for a command of which only the output is
-    used, and None if a word of it is not known."""
+    """Return a line for `setup` that does the same as a command of the script; empty for a command
+    of which only the output is used, and None if one of its words is not known."""
     texts = [word.text for word in command.words]
     if posixpath.basename(texts[0]) in _SETUP:
         if "hook" in texts[1:]:  # of conda, for `eval`

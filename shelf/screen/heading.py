@@ -66,7 +66,8 @@ def _render_run(snapshot: Snapshot, marks: Marks, width: int) -> Text:
 
 
 def _append_fitting(line: Text, words: Sequence[str], width: int) -> Text:
-    """Append words that fit as a whole, since half a number misleads; always the first."""
+    """Append the words that fit as a whole, since half a number misleads; the first word is always
+    appended."""
     for number, word in enumerate(words):
         if number == 0 or cell_len(line.plain) + cell_len(word) + 2 <= width:
             line.append(f"  {word}", theme.PLAIN)
@@ -125,7 +126,8 @@ def _render_silence(scheduler: Scheduler, marks: Marks) -> Text:
 
 
 def _render_verdict(verdict: Verdict, marks: Marks, width: int) -> list[HeadingLine]:
-    """Render reason, evidence and advice: the first line of each before a second one of any."""
+    """Render the lines of reason, evidence and advice, so that the first line of each is kept
+    before a second line of any."""
     word = verdict.health.value + (f" {verdict.phase}" if verdict.phase else "")
     head = f" {marks.plain(word)} "
     first, *more = _fold(verdict.reason, marks, width - len(head) - 1, width - len(INDENT), 3)

@@ -179,7 +179,7 @@ class RunListScreen(KeyScreen):
             self._leave(message.name)
 
     def place_panes(self) -> None:
-        """Draw head, detail and hint; the table has what they leave."""
+        """Draw the head, the details and the hint; the table gets the remaining lines."""
         width, height = self.size.width, self.size.height
         self.detail.display = height >= LOW
         self.heading.take([self._render_head(width)])

@@ -123,7 +123,7 @@ COERCED = "C.UTF-8"
 
 @dataclass(frozen=True, kw_only=True)
 class Marks:
-    """The signs for one kind of terminal."""
+    """The symbols that the screen draws on one kind of terminal."""
 
     is_unicode: bool
     levels: str

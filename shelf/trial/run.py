@@ -68,7 +68,8 @@ def choose_node(conf: JobConf, queue: str | None, *, is_here: bool) -> Cluster:
 
 
 def _choose_gpus(first: NodeGroup, queue: str) -> str | int | None:
-    """Return the GPUs of a node of the queue: of the conf's kind if it has such, else the most."""
+    """Return the GPUs of a node of the queue: of the conf's GPU type if the queue has such nodes,
+    else the most that a node has."""
     try:
         groups = find_nodes(queue)
     except InputError:  # none with GPUs

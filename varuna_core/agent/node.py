@@ -133,7 +133,8 @@ def make_ready(
 
 
 def meet(site: Site, signals: Signals, report: NodeReport, leases: contextlib.ExitStack) -> Go:
-    """Return the meeting place once every node is ready; raise a Refusal otherwise."""
+    """Wait until every node is ready; return node 0's decision, which has the port and the hosts of
+    the ranks. Raise a Refusal if a node is not ready."""
     plan, attempt, opened = site.plan, site.attempt, site.master.opened
     if site.node.index != 0:
         return wait_for_go(attempt, signals, plan, site.host, opened)

@@ -71,7 +71,7 @@ _STEP = re.compile(rb'^\{"step": ?(\d{1,15}),.*\}$', re.MULTILINE)
 
 @dataclass(frozen=True)
 class Failure:
-    """Marks of a failed attempt that are equal for the same failure."""
+    """Features of a failed attempt that are equal if the same failure occurs again."""
 
     error: str
     """Signal or exit code and the last line of the first rank that failed, with numbers replaced,

@@ -174,8 +174,9 @@ def _send(key: str, value: Dict[str, Any]) -> None:
 
 
 def _choose_own(plan: Plan, attempt: AttemptFolder) -> int:
-    """Return the index of this node: that of the agent whose heartbeat has this host's name, else
-    the one by Slurm's order of nodes, which holds since this step runs on the agents' nodes."""
+    """Return the index of this node: that of the agent whose heartbeat has this host's name or,
+    without one, the position in Slurm's order of nodes, which is right since this step runs on the
+    agents' nodes."""
     guess: int = compute_index(plan, None, os.environ)
     for index in (guess, *range(plan.num_nodes)):
         beat = read_json(attempt.beat(index))

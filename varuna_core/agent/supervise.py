@@ -244,8 +244,8 @@ class Supervisor:
                 self._record(other, STOPPED, time.time(), "not started", stopped=True)
 
     def _describe(self) -> dict[str, Any]:
-        """The ranks' part of a beat; `vjob cancel` asks those that catch USR1 to checkpoint, and
-        `vjob stacks` looks at their pids."""
+        """Return the ranks' part of a heartbeat; `vjob cancel` asks the ranks that catch USR1 to
+        checkpoint, and `vjob stacks` needs the pids."""
         alive, mains = list(self._alive.values()), self._find_mains()
         return {
             "ranks": {str(rank): {"pid": pid} for rank, pid in mains.items() if pid is not None},

@@ -226,7 +226,8 @@ class Settings:
 
 
 def prepare(settings: Settings, say: Callable[[str], None], show: Show) -> dict[str, Any]:
-    """Make the pair and return the summary. `say` gets notes, `show` bytes done and a note."""
+    """Make the .bin/.idx pair, and return a summary. `say` gets notes, `show` the bytes done and a
+    note."""
     sizes = _check(settings)
     part = PartFolder(settings.prefix, _make_key(settings))
     try:

@@ -134,7 +134,8 @@ def _read_job(
     *,
     is_started: bool,
 ) -> Optional[End]:
-    """Read the scheduler's last word about the job, if the record has it."""
+    """Return the end according to the last word of the scheduler about the job, if the record has
+    it."""
     cause = WORDS.get(str(record.get("verdict")))
     said = next((BEGINNINGS[x] for x in BEGINNINGS if message.startswith(x)), None)
     if cause is EndCause.NODE_FAIL and record.get("scheduler") in SUPERVISED:

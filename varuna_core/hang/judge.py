@@ -84,7 +84,8 @@ def judge_hang(
     after_s: float | None,
     lost: Mapping[int, str] = NOTHING_LOST,
 ) -> Finding | None:
-    """Return the hang of all ranks, judged by the signs of their nodes, at time `now` (epoch).
+    """Return the hang of all ranks, judged from the observations of the nodes' agents, at time
+    `now` (epoch).
 
     `lost` has the hosts, by node, that send no heartbeat or have no connection. Return None as long
     as another node has written no signs, or a debugger holds a rank.

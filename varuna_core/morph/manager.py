@@ -213,8 +213,8 @@ class Manager:
             self._signals.wait(poll_s(self._plan), self._link.fds)
 
     def _rest(self, turn_s: float) -> None:
-        """Only serve connections for a while: each sign of life of thousands of nodes would begin a
-        turn of its own, and those that connect at once would wait for turns."""
+        """Serve only the connections for a while. Otherwise each sign of life of thousands of nodes
+        would begin a turn, and nodes that connect at once would wait for turns."""
         until = time.monotonic() + min(REST_PER_TURN * turn_s, MOST_REST_S)
         while (left_s := until - time.monotonic()) > 0 and not self._link.is_asked:
             self._signals.wait(left_s, self._link.fds)
@@ -275,7 +275,8 @@ class Manager:
     # Inputs.
 
     def _read_inputs(self, *, looks: bool = True) -> List[Input]:
-        """Collect inputs for the machine; without `looks`, from the last view of the run folder."""
+        """Collect inputs for the state machine; without `looks`, use the last view of the run
+        folder."""
         said: List[Input] = []
         if self._signals.ending is not None:
             self._heard.append(self._signals.ending)

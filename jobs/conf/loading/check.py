@@ -385,7 +385,8 @@ def _find_missing_data(conf: JobConf, base: Path | None) -> Iterator[KeyProblem]
 
 
 def _spell_reference(image: str, base: Path | None) -> str:
-    """Spell a registry reference that was taken for a path, `nvcr.io/nvidia/pytorch:25.11`."""
+    """Turn a registry reference that was mistaken for a path back into a reference, such as
+    `nvcr.io/nvidia/pytorch:25.11`."""
     name = os.path.relpath(image, base) if base is not None else image
     registry, slash, _ = name.partition("/")
     if slash and re.fullmatch(r"[\w-]+(\.[\w-]+)+(:\d+)?|localhost(:\d+)?", registry):

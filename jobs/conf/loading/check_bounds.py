@@ -14,7 +14,7 @@ from vjob.jobs.errors import KeyProblem, Problem
 
 
 def locate(problems: Iterable[KeyProblem], lines: Mapping[str, str]) -> list[Problem]:
-    """Return the problems of keys with their places in the file."""
+    """Return the problems of keys, each with the place (file and line) of its key."""
     return [
         Problem(where=locate_line(lines, key), key=key, value=show(key, value), message=message)
         for key, value, message in problems
@@ -22,7 +22,8 @@ def locate(problems: Iterable[KeyProblem], lines: Mapping[str, str]) -> list[Pro
 
 
 def locate_line(lines: Mapping[str, str], key: str) -> str:
-    """Return the place of a key, or of the nearest section around it that was written."""
+    """Return the place (file and line) of a key, or of the nearest enclosing section that is
+    written."""
     while key and key not in lines:
         key = key[: max(key.rfind("."), key.rfind("["), 0)]
     return lines.get(key, "conf")

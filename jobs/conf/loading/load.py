@@ -83,7 +83,7 @@ class ReadConf:
         return Path(os.path.abspath(self.path)).parent
 
     def change(self, conf: JobConf, keys: Sequence[str]) -> ReadConf:
-        """Return a copy with a conf in which these keys were changed after reading."""
+        """Return a copy with `conf`, whose keys `keys` were changed after the file was read."""
         own = {
             key: place
             for key, place in self.lines.items()

@@ -192,20 +192,21 @@ class Progress:
 
     @property
     def recent_times(self) -> list[float]:
-        """The times from which the pace is computed: those of the first steps while there are no
-        others."""
+        """The step times from which the pace is computed; those of the first steps count only while
+        there are no others."""
         first = [point.step_s for point in self.points if point.step_s is not None]
         return (self.step_times or first)[-PACE_STEPS:]
 
     @property
     def pace_s(self) -> float | None:
-        """Seconds a step: the one figure of status, its page, the list and the screen."""
+        """Seconds a step: the pace that `vjob status`, its page, the list of runs and the screen
+        all show."""
         times = self.recent_times if self.median_s is None else [self.median_s]
         return statistics.median(times) if times else None
 
     @property
     def pace_covers(self) -> str:
-        """Say what the pace is the median of; empty where there is none."""
+        """Describe the steps of which the pace is the median; empty if there is no pace."""
         if self.median_s is not None:
             return f"(about the median of {self.num_timed:,} counted steps)"
         count = len(self.recent_times)

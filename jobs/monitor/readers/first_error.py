@@ -197,8 +197,8 @@ def _is_same(line: Line, cause: Line) -> bool:
 
 
 def _is_echo(kind: str) -> bool:
-    """Return True for lines with which vjob or srun ends the other ranks: the verdict has their
-    reason."""
+    """Return True for a line that vjob or srun prints when it ends the other ranks: the verdict has
+    the reason for their end."""
     row = find_row(kind)
     is_of_srun = row is not None and row.scope is Scope.SCHEDULER and row.proof is Proof.FALLOUT
     return kind == ATTEMPT_ENDED or is_of_srun

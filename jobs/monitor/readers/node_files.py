@@ -135,7 +135,7 @@ class NodeFiles:
 
     @property
     def samples(self) -> GpuSamples | None:
-        """The more detailed of the GPU samples; None without any."""
+        """The GPU samples of the node, from the more detailed of its logs; None without any."""
         for kind in ("gpu.jsonl", "gpu"):
             found = self.gpus.get(kind)
             if found is not None and found.at is not None:

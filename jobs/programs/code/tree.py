@@ -105,7 +105,8 @@ def _walk(root: Path, excluded: Sequence[str], most: int) -> Iterator[str]:
 
 
 def _leave_runs_out(files: Sequence[str]) -> list[str]:
-    """Leave out run folders of other confs, which are known by their agent and record."""
+    """Return the files without the run folders of other confs, which are recognized by their agent
+    and record."""
     agents = {os.path.dirname(name) for name in files if name.endswith("/agent.pyz")}
     known = set(files) if agents else set()
     runs = [folder for folder in agents if f"{folder}/record.json" in known]

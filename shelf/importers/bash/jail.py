@@ -230,7 +230,7 @@ def start(given: dict[str, Any], tell: int) -> None:
 
 
 def find_tools() -> dict[str, str]:
-    """Return the real paths of the filters that exist on this machine, by name."""
+    """Return the real paths of those programs of FILTERS that exist on this machine, by name."""
     if not _TOOLS:
         for name in FILTERS:
             for folder in ("/usr/bin", "/bin"):

@@ -504,7 +504,8 @@ class _Reader:
     def _compare(
         self, found: Recording, shown: Pass, other: Pass, marked: Pass, globs: Pass, how: _How
     ) -> list[tuple[Command, _Records]]:
-        """Return the launches, each with its records as rank 0, as another rank, and with marks."""
+        """Return the launches, each with its records as rank 0, as another rank, and with
+        placeholders for unset values."""
         mine, its, marks, matched = (_index(one.records) for one in (shown, other, marked, globs))
         launches: list[tuple[Command, _Records]] = []
         files = ALL_THERE if how.files else ""
@@ -620,8 +621,8 @@ def _index(records: Sequence[Record]) -> dict[_Key, Record]:
 
 
 def _find_same(key: _Key, marks: Mapping[_Key, Record]) -> Record | None:
-    """Return the record from the pass with marks; a command with an unset name is found by its
-    place."""
+    """Return the record of the same command from the pass with placeholders; a command with an
+    unset name is found by its place."""
     if key in marks or not key[1].startswith("-"):
         return marks.get(key)
     nameless = [one for (frames, head, _), one in marks.items()
@@ -681,7 +682,7 @@ def _open_patterns(words: Sequence[Word], matched: Record | None) -> tuple[Word,
 
 
 def _drop_rest(words: Sequence[str]) -> list[str]:
-    """Remove the mark of "$@", which may be empty, except after an interpreter."""
+    """Remove the placeholder for "$@", which may be empty, except after an interpreter."""
     pairs = zip(["", *words], words, strict=False)
     return [
         word if _NEEDS_MORE.fullmatch(before) else word.replace(REST, "")
@@ -691,10 +692,11 @@ def _drop_rest(words: Sequence[str]) -> list[str]:
 
 
 def _merge(mine: Sequence[str], marked: Sequence[str]) -> list[str]:
-    """Return the words of a script without arguments, with marks where it needs a value.
-
-    No mark is put where the script has a default, or where the words appear only if there is a
+    """Return the words of a script without arguments, with placeholders where the script needs a
     value.
+
+    There is no placeholder where the script has a default, or where the words appear only if there
+    is a value.
     """
     found: list[str] = []
     matcher = SequenceMatcher(None, mine, marked, autojunk=False)
@@ -715,7 +717,8 @@ def _merge(mine: Sequence[str], marked: Sequence[str]) -> list[str]:
 
 
 def has_default(word: str, marked: str) -> bool:
-    """Return True if a default stands in place of each mark, or if there is no mark."""
+    """Return True if a default stands in place of each placeholder, or if there is no
+    placeholder."""
     pieces = [re.escape(piece) for piece in _MARK.split(marked)]
     return bool(re.fullmatch("(.+?)".join(pieces), word, re.DOTALL))
 
@@ -799,7 +802,7 @@ def _value(name: str, rank: int) -> str:
 
 
 def _spell(found: re.Match[str]) -> str:
-    """Return a mark as the script spells it."""
+    """Return the variable or argument that a placeholder stands for, as the script spells it."""
     kind, more = found["kind"], found["more"].lstrip(":")
     if kind == "ARG":
         return f"${more or '@'}"

@@ -118,7 +118,7 @@ class Accelerator(Protocol):
 
 
 class NoAccelerator:
-    """A node where no vendor's accelerators are known to be."""
+    """The accelerator of a node on which no vendor's devices were found."""
 
     API = API
     name = "none"
@@ -257,7 +257,8 @@ def count_visible(accelerator: Accelerator, environ: Mapping[str, str]) -> Known
 
 
 def find_visible(environ: Mapping[str, str]) -> Optional[Tuple[str, str]]:
-    """Find the first vendor's variable that leaves a process any devices, and its value."""
+    """Find the first vendor's variable of visible devices that leaves the process any devices;
+    return its name and value."""
     for name in list_variables():
         if split_devices(environ.get(name, "")):
             return name, environ[name]

@@ -187,7 +187,7 @@ def list_devices(texts: Mapping[str, str]) -> List[Device]:
 
 
 def parse_files(texts: Mapping[str, str]) -> Known[Sequence[GpuSample]]:
-    """Return one reading of all GPUs from the texts of the driver's files."""
+    """Return one sample of all GPUs from the texts of the driver's files."""
     devices = list_devices(texts)
     if not devices:
         return NotKnown(f"/sys/{NODES} lists no GPU that this job may use")

@@ -94,7 +94,7 @@ def parse_devices(text: str) -> Dict[int, Tuple[str, Optional[float]]]:
 def parse_metrics(
     text: str, devices: Mapping[int, Tuple[str, Optional[float]]]
 ) -> Known[Sequence[GpuSample]]:
-    """Return one reading from `xpu-smi dump`; `devices` are the expected devices."""
+    """Return one sample of all GPUs from `xpu-smi dump`; `devices` are the expected devices."""
     found = {}
     for row in _read_table(text, "Timestamp"):
         index = row.get("DeviceId", "")

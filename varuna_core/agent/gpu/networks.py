@@ -39,7 +39,7 @@ UP = ("4: ACTIVE", "up")
 
 @dataclass(frozen=True)
 class Port:
-    """One reading of a port."""
+    """State and counters of a port at one moment."""
 
     is_up: bool
     rate: Optional[float] = None

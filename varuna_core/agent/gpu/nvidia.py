@@ -448,7 +448,7 @@ def _list_device_files() -> List[Path]:
 
 
 def _describe(code: Optional[int], said: str) -> str:
-    """Return the tool's own words, or else how it ended."""
+    """Return the tool's own error message or, without one, describe how the tool ended."""
     lines = [line for line in said.strip().splitlines() if line.strip()]
     return lines[0].strip() if lines else describe_silence(code, SAMPLE_S)
 

@@ -106,7 +106,7 @@ class Sampler(threading.Thread):
         self._lines.write(json.dumps(sample).encode() + b"\n")
 
     def _read_gpus(self, accelerator: Accelerator) -> Tuple[Dict[str, Any], Sequence[GpuSample]]:
-        """Return the sample's fields about GPUs, and our GPUs' readings.
+        """Return the sample's fields about GPUs, and the samples of our GPUs.
 
         `gpus` are those that ours use, `gpus_not_known` is the reason where none could be read.
         """

@@ -175,7 +175,8 @@ def _poll(
     opened: float | None,
     host: str,
 ) -> T | None:
-    """Poll `look`; None at the deadline. A stop or a signal ends the wait as a Refusal."""
+    """Call `look` repeatedly, and return its first result that is not None; None at the deadline. A
+    stop or a signal ends the wait as a Refusal."""
     begun = time.monotonic()
     while True:
         check_stop(attempt, signals, opened, host)

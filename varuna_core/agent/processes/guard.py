@@ -109,7 +109,7 @@ _TICKS_S = os.sysconf("SC_CLK_TCK")
 
 
 class BeatTrack:
-    """Beats of the other nodes' agents, as files tell them."""
+    """Heartbeats of the other nodes' agents, read from their files."""
 
     def __init__(self) -> None:
         self._seen: Dict[int, Tuple[Any, float]] = {}
@@ -142,7 +142,7 @@ class BeatTrack:
 
 @dataclass(frozen=True)
 class Progress:
-    """The steps of one rank, as its own file tells them."""
+    """The steps of one rank, read from its own file."""
 
     token: Any = None
     """It changes with each step; None before the first."""

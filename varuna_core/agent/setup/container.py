@@ -214,7 +214,7 @@ def prepare_container(site: Site, container: ContainerPlan) -> list[Check]:
 
 
 def clean_container(site: Site, container: ContainerPlan, timeout_s: float) -> None:
-    """Run the clean commands, each whatever became of the one before."""
+    """Run the container's clean commands, each regardless of the result of the one before."""
     if not container.clean:
         return
     log = Sink(site.attempt.node_log(site.host, "err"))

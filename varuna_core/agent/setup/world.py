@@ -53,7 +53,7 @@ _ENDS_WITH_AGENT = re.compile(
 
 @dataclass(frozen=True)
 class Place:
-    """A process's place among all that are started alike."""
+    """Position of a process among all processes that are started in the same way."""
 
     rank: int
     local_rank: int
@@ -102,7 +102,7 @@ def build_world(launch: str, place: Place, meeting: Rendezvous) -> Dict[str, str
 
 
 def place_rank(plan: Plan, node: NodePlan, local_rank: int, hosts: Tuple[str, ...]) -> Place:
-    """Place of a rank among all ranks."""
+    """Return the place of a rank among all ranks."""
     counts = tuple(group.ranks for group in plan.groups for _ in range(group.count))
     return Place(node.first_rank + local_rank, local_rank, node.index, counts, hosts)
 

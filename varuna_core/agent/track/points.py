@@ -164,8 +164,9 @@ class AttemptPoints:
         is_last: bool,
         saved: Optional[Mapping[str, Any]] = None,
     ) -> None:
-        """The events of the run are those of its last attempt. `saved`: of another reader of this
-        attempt, which this one goes on from."""
+        """`is_last` is True for the run's last attempt, with which the run's events are read.
+        `saved` is the saved position of another reader of this attempt, from which this reader
+        continues."""
         self._run, self._plan, self._attempt, self.opened = run, plan, attempt, opened
         self._is_last = is_last
         self._pattern = read_pattern(plan.progress)

@@ -88,8 +88,8 @@ class DcpWeights(Mapping[str, Tensor]):
         return self._held[name].shape
 
     def take_optimizer(self, kind: str) -> tuple[list[Entry], dict[str, Any]]:
-        """Return entries of the optimizer's state, and the rest by parameter, for
-        `save_weights`."""
+        """Return the tensors of the optimizer's state as entries, and its other state by parameter,
+        for `save_weights`."""
         by_name: dict[str, dict[str, Stored]] = {}
         for (name, key), one in self._state.items():
             by_name.setdefault(name, {})[key] = one

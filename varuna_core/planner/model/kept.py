@@ -28,7 +28,8 @@ recomputing all does not fit."""
 
 @dataclass(frozen=True, kw_only=True)
 class KeptGraphs:
-    """Recomputed micro-batches of a stage, for each run of segments by its begin and end."""
+    """Micro-batches that a stage recomputes, for each run of consecutive segments, by begin and
+    end."""
 
     room: Array
     """Bytes available for micro-batches."""

@@ -77,7 +77,8 @@ class Sums:
 
 @dataclass(frozen=True, kw_only=True)
 class TimeTables:
-    """Times of actions in one kind of place, as matrices by begin and end."""
+    """Times of actions on one kind of place, as matrices by the begin and the end of a stage's
+    segments."""
 
     forward: Array
     backward: Array
@@ -263,7 +264,8 @@ class Tables:
         return fixed
 
     def _compute_tied(self, tensor: int) -> Array:
-        """Return the parameters that a run shares with other segments, counting each copy."""
+        """Return the parameters that consecutive segments share with other segments, counting each
+        copy, by begin and end."""
         held = np.zeros(self.size)
         for tie in self.profile.model.ties:
             for segment in tie.segments:
@@ -305,7 +307,8 @@ def _compute_largest(values: Array) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class StageTable:
-    """Figures of a stage by run of segments; inf marks runs too short or too large for memory."""
+    """Figures of a stage for each run of consecutive segments that it may hold; inf marks runs that
+    are too short or do not fit in memory."""
 
     times: TimeTables
     kinds: tuple[Array, ...]

@@ -47,7 +47,8 @@ class ShapePlan:
 
     @property
     def step_s(self) -> float:
-        """Median of the drawn steps; the simulated step if figures have no spread."""
+        """Median of the randomly drawn step times; the simulated time if the figures have no
+        spread."""
         return self.step.step_s if self.band is None else self.band.middle_s
 
     @property

@@ -220,7 +220,8 @@ TIME_CELLS, ENDING_CELLS = 24, 6
 
 @dataclass(frozen=True, kw_only=True)
 class _Windows:
-    """The longest runs that fit into a time; options that differ only in schedule share them."""
+    """The longest runs of consecutive segments that a place can process within a time; options that
+    differ only in schedule share them."""
 
     limits: Array
     """Times of runs of segments."""
@@ -309,7 +310,8 @@ class Floors:
         return found
 
     def _compute_slowest(self, windows: _Windows, counts: Array) -> Array:
-        """Return the least limit within which the places hold all segments, maybe by bisection."""
+        """Return the least time limit within which the places can hold all segments, if necessary
+        by bisection."""
         limits = np.append(windows.limits, np.inf)
         if len(counts) * len(limits) < FEW:
             enough = counts @ windows.held + windows.bonus >= self.size - 2
