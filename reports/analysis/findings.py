@@ -368,7 +368,8 @@ def _on_hardware(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 
 def _on_processors(job: Job, analysis: Analysis) -> Iterator[Finding]:
-    """Yield a finding on ranks that compute on fewer processors than they are, all of them busy."""
+    """Yield a finding if more ranks compute on a node's processors than there are processors, all
+    of them busy."""
     for node, (own, busy) in _find_busy(job, analysis).items():
         here = job.exits[job.exits["node"] == node]
         ranks = int(here.groupby("attempt")["rank"].nunique().max()) if len(here) else 0
@@ -495,7 +496,8 @@ def _on_pace(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 
 def _advise_partition(job: Job, analysis: Analysis) -> str:
-    """Return the key with the way to a better partition; empty if there may be none."""
+    """Return the conf key, and how to set it, for a more even partition; empty if the partition was
+    planned for these stages, or the conf asks for others."""
     promised = job.plan.prediction
     is_planned = promised is not None and promised.covers(len(analysis.partition))
     if is_planned or not _is_asked(job, analysis):

@@ -217,7 +217,8 @@ def analyse(job: Job) -> Analysis:
 
 
 def _find_present(job: Job) -> float | None:
-    """Return up to when a run that goes on is known: to its last step (inf) unless it hangs."""
+    """Return the moment up to which a run that has not ended counts: the present if its ranks hang,
+    else inf, which stands for its last step. Return None for other jobs."""
     if job.state is None or not goes_on(job):
         return None
     return job.state.at if any(one.until is None for one in job.hangs.values()) else inf

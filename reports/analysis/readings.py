@@ -135,7 +135,7 @@ def measure_readings(
     *,
     is_traced: bool = False,
 ) -> Readings | None:
-    """Return the readings of one attempt.
+    """Return what the times of one attempt's steps prove about its time, as `Readings`.
 
     `times` has the columns of build_step_times; `steps` are the numbers of all steps with a line,
     with a time or without. `spans` comes from to_spans, as far as known. With `is_traced`, no steps

@@ -94,7 +94,8 @@ def find_span(job: Job, analysis: Analysis) -> Span | None:
 
 
 def build_work_strips(job: Job, span: Span) -> tuple[Strips, Strips]:
-    """Return two charts: the share of steps that each rank worked, and its work over its stage's.
+    """Return two charts: the share of steps that each rank worked, and its work divided by that of
+    its stage.
 
     The second has rows only for ranks that share their stage with others, and may be empty. Beyond
     MOST_ROWS, a row stands for several neighbours in a stage: their mean in the first chart, and

@@ -229,7 +229,8 @@ def draw_timers(job: Job) -> Figure | None:
 
 
 def _place_ranks(ranks: list[int]) -> Figure:
-    """Return the places of columns: evenly from the first on, or else each of them."""
+    """Return the horizontal places of the columns in plotly's form: first and distance if the ranks
+    are consecutive, else all ranks."""
     is_whole = ranks == list(range(ranks[0], ranks[0] + len(ranks)))
     return {"x0": ranks[0], "dx": 1} if is_whole else {"x": ranks}
 

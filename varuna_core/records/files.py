@@ -155,8 +155,8 @@ def reserve(path: Path, size: int) -> None:
 
 
 def write_reserved(reserved: Path, path: Path, value: Any) -> None:
-    """Write JSON over the blanks in place, without allocating blocks, and rename the file to
-    `path`."""
+    """Write `value` as JSON over the blanks in `reserved`, without allocating blocks, and rename
+    that file to `path`."""
     data = json.dumps(value, ensure_ascii=True).encode()
     with open(reserved, "r+b") as handle:
         if len(data) > os.fstat(handle.fileno()).st_size:

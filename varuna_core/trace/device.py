@@ -46,7 +46,8 @@ class Event(Protocol):
 
 
 class DeviceClock:
-    """Marks of one thread on the CUDA stream that it works on."""
+    """CUDA events that one thread has recorded on its stream, and their times on the host's
+    clock."""
 
     def __init__(
         self,

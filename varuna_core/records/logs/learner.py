@@ -382,7 +382,8 @@ class _Shape:
     def _find_number(
         self, at: int, word: str, value: Optional[float], values: List[Optional[float]]
     ) -> Optional[_Number]:
-        """Return the number with which this one is compared; None for the first one."""
+        """Return the number of earlier lines with which the number at index `at` is compared; None
+        if it is the first one before its limit (the number after it)."""
         limit = values[at + 1] if at + 1 < len(values) and self._joints[at + 1] else None
         if limit is None or value is None or not value <= limit < _LARGEST or limit % 1:
             return self.numbers[at]
@@ -476,7 +477,8 @@ class _Shape:
         return shape
 
     def _find_outer(self, at: int, falls: int) -> Optional[int]:
-        """Return the place of the number that grows by one whenever this one falls."""
+        """Return the index of the number that grows by one whenever the number at index `at` falls;
+        None if there is none."""
         for other, number in enumerate(self.numbers):
             if other == at or not number.is_whole or number.falls:
                 continue
@@ -607,7 +609,8 @@ class Learner:
         return [replace(one, is_first=at == 0) for at, one in enumerate(found)]
 
     def skip(self) -> None:
-        """Note that lines are missing here, so that the next growth of each number is ignored."""
+        """Note that lines of the log were skipped, so that the next growth of each number is
+        ignored."""
         self.is_cut = self.is_cut or not self._num_lines
         for shape in self._shapes.values():
             shape.is_cut = True
@@ -813,7 +816,8 @@ def _find_loss(parts: List[str], words: List[str], counter: int) -> Optional[flo
 
 
 def _are_same(one: _Shape, first: _Candidate, two: _Shape, second: _Candidate) -> bool:
-    """Return True if two numbers count the same, on other ranks, in other words or side by side."""
+    """Return True if two numbers count the same thing: on different ranks, in lines of different
+    words, or side by side in one line."""
     if one.begin(first.at) == two.begin(second.at):
         counts = sorted((first.count, second.count))
         return first.total == second.total or 2 * counts[0] <= counts[1]

@@ -126,7 +126,8 @@ def _compare(works_s: Mapping[int, Mapping[int, float]], ranks: Sequence[int]) -
 
 
 def compute_peers_work(works: List[float]) -> float:
-    """Return the median work of the other ranks, given the works of all ranks with the slow one.
+    """Return the median work of the other ranks, given the works of all ranks, the slow one
+    included.
 
     The result is the same for every rank of the upper half, since removing one of them does not
     change the ranks below.

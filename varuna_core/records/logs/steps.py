@@ -71,7 +71,7 @@ RECENT = 9
 
 @dataclass(frozen=True)
 class StepReading:
-    """A step by one line, with what follows from the lines before it."""
+    """The step that one line shows, with the facts that follow from earlier lines."""
 
     line: Iteration
     """The line with its step and number of steps counted through all epochs; NO_STEP if it has only
@@ -155,8 +155,9 @@ class StepReader:
     """Reader of the steps of one log."""
 
     def __init__(self, pattern: Optional[Pattern[str]] = None, *, is_partial: bool = False) -> None:
-        """`pattern`: the user's own; then no other line counts. `is_partial`: steps are only
-        compared with each other, so the first epoch may be missing."""
+        """`pattern` is the user's own regular expression; if it is given, only lines that match it
+        count. `is_partial`: steps are only compared with each other, so the first epoch may be
+        missing."""
         self.strength = -1
         self.num_steps: Optional[int] = None
         self._last: Optional[int] = None
@@ -339,7 +340,7 @@ class StepReader:
         return self.strength == LINE and is_ahead and "train" in found.evaluations
 
     def skip(self) -> None:
-        """Note that lines are missing here."""
+        """Note that lines of the log were skipped."""
         self._learner.skip()
         self._is_cut = self._is_cut or self._last is None
         self.pause()
