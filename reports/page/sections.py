@@ -190,7 +190,10 @@ def _list_training(analysis: Analysis) -> ReportTable:
     quiet = [name for name in QUIET if name in table and (table[name] == QUIET[name]).all()]
     table = table.drop(columns=quiet)
     rows = [tuple(map(_show, row)) for row in table.itertuples(index=False)]
-    return ReportTable(title="training", columns=tuple(table.columns), rows=rows)
+    has_values = len(table.columns) > 1  # beside the steps
+    return ReportTable(
+        title="training", columns=tuple(table.columns), rows=rows if has_values else ()
+    )
 
 
 def _list_memory(analysis: Analysis) -> ReportTable:

@@ -214,6 +214,13 @@ def test_a_group_on_one_node_is_its_ranks(tmp_path: Path) -> None:
     assert ("ranks", "2, a100") in build_sections(job, analyse(job))[0].rows
 
 
+def test_steps_without_any_value_are_no_table_of_the_training(tmp_path: Path) -> None:
+    bar = "100%|##########| 60/60 [00:03<00:00, 15.17it/s]"
+    write_run(tmp_path, [(24.0, bar)])
+    job = load_job(tmp_path)
+    assert "training" not in [one.title for one in build_sections(job, analyse(job))]
+
+
 JUDGED: list[tuple[str, Lines, int, tuple[int | None, int | None, bool]]] = [
     # Lines, counted steps, and what status and report say: step, total, counted only.
     ("lines are behind", count(10, 60, 10, 15, 80), 66, (66, 80, False)),
