@@ -134,7 +134,7 @@ class VjobJob(Job[R]):
         return self.run.submitted_pickle.exists()
 
     def task(self, task_id: int) -> VjobJob[R]:
-        """Return one rank of the run."""
+        """Return the job object of one rank of the run."""
         found = super().task(task_id)
         assert isinstance(found, VjobJob)
         return found

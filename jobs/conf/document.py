@@ -173,7 +173,7 @@ def _parse_source() -> dict[str, dict[str, str]]:
 
 
 def get_doc(cls: type, name: str) -> str:
-    """Return the doc line under a field."""
+    """Return the documentation line below a field of a schema class."""
     docs = (_parse_source().get(one.__name__, {}) for one in cls.__mro__)
     return next((found[name] for found in docs if name in found), "")
 

@@ -24,7 +24,7 @@ NULLS = frozenset({"", "~", "null", "Null", "NULL"})
 
 @dataclass(frozen=True, kw_only=True)
 class Scalar:
-    """A value, as text."""
+    """A YAML scalar, as text; the field that it fills decides its type."""
 
     text: str
     plain: bool

@@ -75,7 +75,7 @@ Fill = Callable[[RunFolder], None]
 
 
 def no_more(run: RunFolder) -> None:
-    """Write no further files."""
+    """Write no further files: the default of `fill`."""
 
 
 @dataclass(frozen=True, kw_only=True)

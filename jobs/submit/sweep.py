@@ -107,7 +107,7 @@ Progress = Callable[[int, int], None]
 
 
 def no_progress(done: int, total: int) -> None:
-    """Show no progress."""
+    """Show no progress: the default of `progress`."""
 
 
 def parse_sweep(text: str) -> tuple[str, list[str]]:

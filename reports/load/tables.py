@@ -367,7 +367,8 @@ def _read_errors(
     readers: list[LogReader],
     pattern: re.Pattern[str] | None,
 ) -> None:
-    """Read steps from standard error if standard output has none, and lastly from bars."""
+    """Read steps from standard error if standard output has none; as a last resort, read them from
+    progress bars."""
     errors: dict[str, list[LogReader]] = {}
     if not any(reader.has_steps for reader in readers):
         for node, log in attempt.errors:

@@ -111,7 +111,7 @@ class Page:
 
 
 def render(page: Page) -> str:
-    """Render the whole file."""
+    """Render the page as one HTML file."""
     figures: dict[bool, dict[str, Any]] = {False: {}, True: {}}
     for name, figure in page.figures.items():
         figures[page.compares or needs_plotly(figure)][f"figure-{name}"] = figure

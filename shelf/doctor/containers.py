@@ -47,7 +47,7 @@ OF_HOST = ("usr", "bin", "lib", "lib32", "lib64", "sbin")
 
 
 def examine_containers() -> list[Diagnosis]:
-    """Examine everything without raising."""
+    """Examine all that concerns containers, without raising an exception."""
     scratch = Container().scratch
     found = [name for name, command in VERSIONS.items() if shutil.which(command[0])]
     diagnoses = [examine_runtime(name, scratch) for name in found]

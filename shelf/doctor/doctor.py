@@ -26,7 +26,7 @@ BROKEN = "no conf can be read until it is fixed; `VJOB_SITE= vjob ...` leaves th
 
 
 def examine() -> list[Diagnosis]:
-    """Examine everything without raising."""
+    """Examine this machine and its Slurm, without raising an exception."""
     diagnoses = examine_site(os.environ)
     for scheduler in schedulers.list_with_queue():
         obstacle = scheduler.find_obstacle()

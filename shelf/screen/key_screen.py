@@ -133,7 +133,7 @@ class KeyScreen(Screen[None]):
         self.prompt.focus(scroll_visible=False)
 
     def close_prompt(self) -> str:
-        """Close the prompt; return its purpose."""
+        """Close the prompt; return the purpose for which it was opened."""
         asked, self.asked = self.asked, ""
         self.prompt.display, self.hint.display = False, True
         return asked

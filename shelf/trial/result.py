@@ -31,7 +31,7 @@ class Trouble:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One answer of a try."""
+    """A row in the table of a try's results."""
 
     name: str
     text: str

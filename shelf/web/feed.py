@@ -47,7 +47,7 @@ class JobReading:
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """The state sent to a tab."""
+    """The state of a page as sent to a browser tab."""
 
     version: int = 0
     """Number of the reading; 0 before the first."""

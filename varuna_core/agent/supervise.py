@@ -79,7 +79,7 @@ START_FAILED = {FileNotFoundError: 127, PermissionError: 126}
 
 
 class Supervisor:
-    """The ranks of one node."""
+    """Starts and supervises the ranks of one node."""
 
     def __init__(
         self, site: Site, signals: Signals, meeting: Meeting, origin: Origin | None = None

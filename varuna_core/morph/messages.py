@@ -106,7 +106,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Judged:
-    """The result of Judge."""
+    """Input: how the attempt ended, as the action Judge has determined."""
 
     outcome: str
     code: int
@@ -137,7 +137,7 @@ class RoomFound:
 
 @dataclass(frozen=True)
 class Tick:
-    """Time passes."""
+    """Input without content: time has passed."""
 
 
 Input = Union[

@@ -69,7 +69,7 @@ class NodeFiles:
         self.add(files)
 
     def add(self, files: Mapping[str, str]) -> None:
-        """Add files that have appeared since."""
+        """Add log files that have appeared since the reader was created."""
         for kind, path in files.items():
             if kind in ("out", "err") and kind not in self.logs:
                 if self._times is None:
@@ -315,13 +315,13 @@ def find_phase(nodes: Iterable[NodeFiles], progress: Progress | None) -> Phase |
 
 
 def find_last_end(nodes: Iterable[NodeFiles]) -> float | None:
-    """Return when the last completed phase ended."""
+    """Return the time at which the last completed phase (a checkpoint or an evaluation) ended."""
     ends = [log.phase_ended_at for node in nodes for log in node.logs.values()]
     return max((at for at in ends if at is not None), default=None)
 
 
 def find_longest(nodes: Iterable[NodeFiles]) -> dict[str, float]:
-    """Return the longest duration of each phase."""
+    """Return the longest duration of each kind of phase (checkpoint, evaluation), in seconds."""
     longest: dict[str, float] = {}
     for node in nodes:
         for log in node.logs.values():

@@ -212,7 +212,7 @@ class TraceFolder:
         self._files: dict[Path, TraceFile] = {}
 
     def find(self) -> None:
-        """Look for files that have appeared since."""
+        """Look for files that have appeared since the last call."""
         for path in self._attempt.list_traces():
             if path not in self._files:
                 self._files[path] = TraceFile(path)
@@ -245,7 +245,7 @@ class StepsFolder:
         self._marks: dict[int, tuple[int, int, int]] = {}
 
     def find(self) -> None:
-        """Look for files that have appeared since."""
+        """Look for files that have appeared since the last call."""
         found = self._attempt.list_steps()
         every = -(-len(found) // MOST_COUNTED)
         self._paths = {rank: found[rank] for rank in sorted(found)[:: every or 1]}
@@ -360,7 +360,7 @@ class Beats:
         """Seconds until the next heartbeat, as long as the node is connected to its hub."""
 
     def note(self, value: Mapping[str, Any]) -> None:
-        """Take in a new heartbeat."""
+        """Update the state from a new heartbeat of the node."""
         self.every_s = as_number(value.get("every_s"))
         self.state = str(value.get("state", ""))
         self.is_done = self.state == "done"

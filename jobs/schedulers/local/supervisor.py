@@ -121,7 +121,7 @@ class LocalJob:
         return code
 
     def name_end(self, code: int) -> str:
-        """Return the job's final state."""
+        """Return the final state of a job whose batch script exited with `code`."""
         if self.asked is None and code == STOPPED and is_cancel_asked(self.run):
             return "CANCELLED"
         return self.asked or ("COMPLETED" if code == 0 else "FAILED")
@@ -269,7 +269,7 @@ class LocalJob:
         )
 
     def remove_tools(self) -> None:
-        """Remove the stand-ins."""
+        """Remove the stand-ins for srun and scontrol."""
         if self._tools is not None:
             shutil.rmtree(self._tools, ignore_errors=True)
 

@@ -54,7 +54,7 @@ class GpuSample:
 
     @property
     def key(self) -> str:
-        """`3`, or `3:1` for a slice."""
+        """The number of the GPU, such as `3`, or `3:1` for a slice of a GPU."""
         return str(self.index) if self.slice is None else f"{self.index}:{self.slice}"
 
     def as_json(self, processes: Optional[Sequence[int]]) -> Dict[str, Any]:
@@ -97,7 +97,7 @@ class Accelerator(Protocol):
         ...
 
     def sample(self) -> Known[Sequence[GpuSample]]:
-        """Read all devices once."""
+        """Return one sample of each device."""
         ...
 
     def processes(self) -> Known[Mapping[str, Sequence[int]]]:

@@ -424,7 +424,7 @@ class AttemptWatch(threading.Thread):
         write_beat(self._attempt, self._node.index, self._host, self._count, state, facts)
 
     def _is_clock_set(self) -> bool:
-        """Return True once after each step of this node's clock; node 0 records the step."""
+        """Return True once after each jump of this node's clock; node 0 records the jump."""
         by = read_clock_offset() - self._clock
         if abs(by) < CLOCK_STEP_S:
             return False

@@ -227,7 +227,7 @@ class RankTrack:
 
 
 class Guard(threading.Thread):
-    """The guard of one node's ranks."""
+    """Thread that detects hangs of one node's ranks, and acts on them."""
 
     def __init__(
         self,

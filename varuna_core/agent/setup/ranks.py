@@ -72,7 +72,7 @@ class Meeting:
 
 @dataclass(frozen=True)
 class RankStart:
-    """Start of one rank."""
+    """The command and the environment with which one rank is started."""
 
     argv: tuple[str, ...]
     env: dict[str, str]

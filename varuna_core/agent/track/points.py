@@ -53,7 +53,7 @@ GPU_FIELDS = {
 
 @dataclass(frozen=True)
 class Point:
-    """Numbers of one moment."""
+    """Metrics of one moment, to be sent to the tracking tools."""
 
     stream: str
     step: int
@@ -87,7 +87,7 @@ class LogReading:
 
 
 class LogPoints:
-    """Points of one .out or .err."""
+    """Reader of the points in one .out or .err log."""
 
     def __init__(
         self, path: Path, times: Path, pattern: Any, *, is_err: bool, saved: Any = None
@@ -107,7 +107,8 @@ class LogPoints:
         }
 
     def read(self, *, final: bool = False) -> Iterator[LogReading]:
-        """Read new lines."""
+        """Read the new lines of the log; yield the numbers and the step of each line that has
+        some."""
         self._times.look()
         for place, text in self._follower.read_placed(final=final):
             yield from self._parse(text, *self._times.find_exact(place))

@@ -65,7 +65,7 @@ class Tracked:
 
 
 class Tool:
-    """One tool."""
+    """Interface of one tracking tool, such as W&B."""
 
     name = ""
     is_gauge = False

@@ -160,7 +160,7 @@ class Reading:
 
 
 class ToolThread(threading.Thread):
-    """Hands points to one tool."""
+    """Thread that hands points to one tool."""
 
     def __init__(
         self, make: Callable[[Cursor], Tool], name: str, path: Path, feed: Feed, reading: Reading

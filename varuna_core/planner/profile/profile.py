@@ -63,7 +63,7 @@ class LinkTime:
         return took + (num_bytes - size) * (took2 - took) / (size2 - size)
 
     def compute_times(self, num_bytes: Array) -> Array:
-        """Return the transfer times of many sizes."""
+        """Return the transfer times of messages of these sizes."""
         sizes, tooks = map(np.array, zip(*self.points, strict=True))
         if len(sizes) == 1:
             found = tooks[0] * np.maximum(1.0, num_bytes / sizes[0] if sizes[0] else 1.0)

@@ -203,7 +203,8 @@ class UsedNode:
 
 
 def list_used_nodes(candidate: Candidate) -> list[UsedNode]:
-    """Return the nodes in the order in which stages fill them, which is that of their ranks."""
+    """Return the nodes in the order in which stages fill them, which is also the order of the
+    ranks."""
     found = list_filled_nodes(candidate.placed, candidate.option.shape.tensor)
     if candidate.stages_per_rank == 1:
         return found

@@ -98,7 +98,8 @@ def start(chain: Chain) -> tuple[Bounds, float]:
 def improve(
     chain: Chain, begin: Bounds | None = None, is_late: IsLate = never
 ) -> tuple[Bounds, float]:
-    """Search locally from `begin`, or from the least bound, until no move helps or time is up."""
+    """Search locally from `begin`, or from the partition with the least bound, until no move helps
+    or time is up."""
     best, best_s = start(chain) if begin is None else (begin, chain.compute_step(begin))
     while not is_late():
         moved = list_moves(chain, best)

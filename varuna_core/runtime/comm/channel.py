@@ -77,7 +77,7 @@ class SendingEnd(Protocol):
     def flush(self) -> None: ...
 
     def close(self, word: int) -> None:
-        """Send a final message, without waiting."""
+        """Send `word`, the final message of the channel, without waiting."""
 
 
 class ReceivingEnd(Protocol):
