@@ -1,5 +1,5 @@
-"""The fate of each key of a conf whose program is not built in; above all that of a script or a
-function of the user's own.
+"""How each key of a conf affects a program that is not built in (the key's fate), above all a
+script or a function of the user's own.
 
     reaches     its value is a variable of every rank (varuna_core/records/training.py), which
                 `varuna_core.Varuna` takes as its default

@@ -33,7 +33,7 @@ IDLE, IN_USE, PREPARING, LEFT_OVER = "idle", "in use", "being prepared", "left o
 
 @dataclass(frozen=True, kw_only=True)
 class Root:
-    """An entry of the store."""
+    """An unpacked image in the node's store, also a partial one that was left over."""
 
     name: str
     path: str

@@ -1,4 +1,5 @@
-"""Choose layouts of a morphing script for other nodes than all; its conf has the one for all.
+"""Choose layouts of a morphing script for fewer nodes than all; its conf has the layout for all
+nodes.
 
     a profile of the script       the planner's: depth, replicas and cuts (fixed_layout.py)
     none, several GPU types       layers dealt out by the speeds of the data sheets

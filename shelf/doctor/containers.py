@@ -1,4 +1,5 @@
-"""`vjob doctor` on containers: what is installed, whether it starts, and what is known to hinder.
+"""`vjob doctor` on containers: what is installed, whether it starts, and which known obstacles
+there are.
 
 Judges are pure, as in doctor.py; what is corrected on one node must be on all, so it is meant to be
 run on one of them: `srun vjob doctor`. A start is tried with a root folder made of this machine's

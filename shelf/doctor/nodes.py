@@ -1,4 +1,5 @@
-"""`vjob doctor --nodes`: the nodes of a conf measured by a run on all of them, and the odd ones.
+"""`vjob doctor --nodes`: measure the nodes of a conf by a run on all of them, and find the slow
+ones.
 
     conf ─► a run of probe.py on its nodes ─► probe.json ─► judge ─► diagnoses
 

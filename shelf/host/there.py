@@ -1,4 +1,4 @@
-"""The login node's side of `vjob --host`, started by it over ssh as `vjob there`.
+"""The login node's side of `vjob --host`, which the laptop's side starts over ssh as `vjob there`.
 
 without words      a working tree is brought up to date: names and digests come, then the
                    files that differ, as a tar stream

@@ -137,7 +137,8 @@ def _infer_folder(draft: Draft, launch: Launch) -> str:
 
 
 def _pass_on(draft: Draft, args: Sequence[Word], where: str) -> list[str]:
-    """Return the words unchanged, without secrets."""
+    """Return the words of the arguments as they are, without options whose value looks secret,
+    which are noted."""
     kept: list[str] = []
     for words in split_groups(args):
         name = words[0].text.partition("=")[0]

@@ -60,7 +60,7 @@ CALLERS = ("batch-", "supervisor-")
 
 @dataclass
 class Scene:
-    """An attempt to judge."""
+    """An attempt whose end is to be judged."""
 
     run: RunFolder
     plan: Plan

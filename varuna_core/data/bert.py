@@ -1,4 +1,5 @@
-"""Read samples for a BERT: two sequences of sentences, masked tokens, and if the second follows.
+"""Read samples for a BERT: two parts of sentences, masked tokens, and a label that says if the
+second part follows the first.
 
     [CLS] first part [SEP] second part [SEP] [PAD] ...        types 0 ... 0 1 ... 1 0 ...
 

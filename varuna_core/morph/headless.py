@@ -1,4 +1,5 @@
-"""Headless job: Slurm took its first node out, with batch script and manager, and let it go on.
+"""Give back a headless job: Slurm took out its first node, with batch script and manager, and let
+the job go on.
 
 Its other nodes miss the manager at about the same time. One of them gives the job back:
 

@@ -1,4 +1,4 @@
-"""When a GPU has done what it was given, on the clock of the host.
+"""Find when a GPU has done the work that it was given, on the clock of the host.
 
     host     F0 F1 F2                    a call returns as soon as its work is queued
                |  |  |                   marks: events behind what was queued before them

@@ -1,4 +1,5 @@
-"""One tree of several files and of references: `include: base.yaml`, and `${train.steps}`.
+"""Merge a conf with the files that it includes, and fill its references: `include: base.yaml`, and
+`${train.steps}`.
 
     conf.yaml ─┐ include: [a.yaml, b.yaml]
     a.yaml ────┤ read first, mappings merged key by key, the later one wins ─► --set ─► references

@@ -53,7 +53,8 @@ class RunRow:
 
     @property
     def target(self) -> str:
-        """The run's name for the commands."""
+        """The word that names the run for commands: its folder or, if it has none, its first
+        job."""
         return self.folder or ",".join(self.jobs[:1])
 
     @property

@@ -1,4 +1,4 @@
-"""Readings of a node: its accelerators, processors and memory.
+"""Measure a node's accelerators, processors and memory.
 
     accelerator.py  Accelerator, one vendor's devices; `choose_accelerator` takes what is here
     nvidia.py       NVIDIA's; amd.py and intel.py: theirs. A further vendor is a file like these, or

@@ -1,4 +1,4 @@
-"""Readings of a node's processors and memory."""
+"""Measure the load of a node's processors, and its memory."""
 
 from __future__ import annotations
 

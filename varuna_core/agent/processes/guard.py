@@ -1,4 +1,4 @@
-"""Thread of an agent that looks whether its ranks still make steps, and acts where they hang.
+"""Thread of an agent that checks if its ranks still make steps, and acts if they hang.
 
     every 5 s     each rank's count of steps, and its process's state
     no step for   max(15 s, twice the usual time between two steps): processor time, bytes moved,

@@ -1,4 +1,4 @@
-"""The kernel's log."""
+"""Read the kernel's log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The node's one container: started before any rank, entered by each, ended behind the last.
+"""The single container of a node's ranks: started before any rank, entered by each, ended after the
+last.
 
 Ranks that each start their own wait for each other's hooks and locks, and have a /tmp of their own.
 

@@ -1,4 +1,5 @@
-"""The node of an agent: its index and name in the plan, what checks are given, how they refuse."""
+"""The node of an agent: its index and name in the plan, the facts that checks share, and
+refusals."""
 
 from __future__ import annotations
 

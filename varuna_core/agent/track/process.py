@@ -1,4 +1,5 @@
-"""The agent's hold on the tracker: it starts it, says if it was killed, and ends it in time."""
+"""Manage the tracker's process for the agent: start it, report if it was killed, and end it in
+time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Explain why no plan exists: the wishes that clash, by how much, and what would do.
+"""Explain why no plan exists: which wishes conflict, by how much, and what would be possible
+instead.
 
 smallest set     the fewest wishes that already rule out every plan together
 by how much      the least memory, times that of these GPUs, with which the wishes could be kept

@@ -77,7 +77,7 @@ class SendingEnd(Protocol):
     def flush(self) -> None: ...
 
     def close(self, word: int) -> None:
-        """Send `word`, the final message of the channel, without waiting."""
+        """Send a final message with `word`, such as BYE, without waiting."""
 
 
 class ReceivingEnd(Protocol):

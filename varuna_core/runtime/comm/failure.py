@@ -1,4 +1,5 @@
-"""Stop all ranks when one fails: the error is passed through the store, the stop by closing groups.
+"""Stop all ranks when one fails: the error is passed through the store, and groups are closed to
+stop the ranks.
 
 The first rank that fails writes its error to the store and closes its groups. The neighbours' waits
 then end with an error; the neighbours read and report the error in the store, and close their own
