@@ -29,5 +29,5 @@ def load_catalogue() -> Catalogue:
         try:
             catalogue = catalogue.add(plugin.ROWS)
         except (TypeError, ValueError, AttributeError) as error:
-            warn_once(f"plug-in {name} of {GROUP} is left out: {error}")
+            warn_once(f"plug-in {name} of {GROUP} is ignored: {error}")
     return catalogue

@@ -27,7 +27,7 @@ def locate_entry() -> Path:
     imports this module.
     """
     spec = importlib.util.find_spec("vjob")
-    assert spec is not None and spec.origin is not None, "vjob is a package with a file"
+    assert spec is not None and spec.origin is not None, "the package vjob has an __init__.py"
     return Path(spec.origin).absolute().with_name("__main__.py")
 
 

@@ -61,7 +61,7 @@ def read_source(
         path, text = Path(os.fspath(conf)).expanduser(), None
     else:
         raise InputError(
-            f"the conf is {conf!r}: give the path of a conf.yaml, a dict, or what vjob.load "
+            f"{conf!r} is not a conf: give the path of a conf.yaml, a dict, or what vjob.load "
             "returned"
         )
     return ConfText(path=path, text=text, overrides=tuple(overrides))

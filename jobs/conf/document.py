@@ -121,7 +121,7 @@ EXAMPLES: Mapping[str, object] = {
 FORMS: Mapping[type, tuple[str, ...]] = {
     Program: (
         "or {module: pkg.train, args: [...]}, or {command: [accelerate, launch, train.py]}",
-        "or pretrain_gpt, or pretrain_bert: they need model and data",
+        "or pretrain_gpt or pretrain_bert, which need the keys model and data",
         "or {megatron: Megatron-LM, args: [...]}",
         "or {deepspeed: train.py, config: ds.json, args: [...]}",
     ),

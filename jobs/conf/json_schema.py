@@ -162,7 +162,7 @@ def _build_program() -> dict[str, Any]:
                 "required": [kind],
             }
         )
-    assert FUNCTION not in PROGRAM_KEYS, "no conf of a user's names a function"
+    assert FUNCTION not in PROGRAM_KEYS, "no key of the conf names a function"
     return {"anyOf": forms}
 
 

@@ -200,7 +200,7 @@ def find_text_problem(text: str) -> str:
 REMOVED: Mapping[str, tuple[str, str]] = {
     "train.checkpoint.memory_every": (
         "0",
-        "copies in memory were removed; lower train.checkpoint.every, whose saves are as short",
+        "vjob keeps no copies in memory; lower train.checkpoint.every instead",
     ),
     "profile.traces": (
         "null",

@@ -106,7 +106,7 @@ _NODES = "cluster.nodes[]."
 _RANKS = SlurmWord(f"{_NODES}ranks", to_number)
 _GPUS = SlurmWord(f"{_NODES}gpus", _to_gpu_count, "of one node")
 _MEMORY_GB = SlurmWord(f"{_NODES}memory_gb", None, "of a whole node")
-_ENV = SlurmWord("env", None, "values to set; pass_env for names to pass on")
+_ENV = SlurmWord("env", None, "for values to set, and pass_env for names of variables to pass on")
 _SWEEP = SlurmWord("", None, "a run is one job; `vjob submit --sweep KEY=A,B` submits several")
 _GROUPS = SlurmWord("", None, "use several groups in cluster.nodes")
 _ELSEWHERE = SlurmWord("", None, "submit on that cluster's own login node")
@@ -148,7 +148,7 @@ WORDS: Mapping[str, SlurmWord] = {
     "container-workdir": SlurmWord("container.workdir", _to_text),
     "input": _OURS,
     "open-mode": _OURS,
-    "comment": SlurmWord("", None, "vjob finds its jobs by it"),
+    "comment": SlurmWord("", None, "vjob finds its jobs by their comment"),
     "array": _SWEEP,
     "hetjob": _GROUPS,
     "het-group": _GROUPS,

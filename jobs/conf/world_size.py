@@ -30,7 +30,7 @@ def close_layout(conf: JobConf) -> JobConf:
 
 def require_number(value: int | Auto) -> int:
     """Return the number; planning/resolve_auto.py must have replaced `auto` before."""
-    assert value != "auto", "a conf with an open layout is resolved before it is used"
+    assert value != "auto", "auto must be resolved before the conf is used"
     return value
 
 

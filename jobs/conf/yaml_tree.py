@@ -102,7 +102,7 @@ class _Builder:
         self.count = 0
 
     def feed(self, event: yaml.Event) -> None:
-        assert event.start_mark is not None, "PyYAML marks what it parses"
+        assert event.start_mark is not None, "PyYAML sets start_mark on every event that it parses"
         line = event.start_mark.line + 1
         where = self.place(line)
         if isinstance(event, yaml.DocumentStartEvent):

@@ -237,7 +237,7 @@ def read_leaving(run: RunFolder) -> frozenset[int]:
 
 
 def _open(run: RunFolder, *, is_shrink: bool = False) -> tuple[RunView, Plan]:
-    expect_ours(run, "only its owner may change its nodes")
+    expect_ours(run, "only the run's owner may change its nodes")
     view = view_run(run, warn=False)
     plan = read_plan(run.plan)
     if plan is None or plan.morphing is None:

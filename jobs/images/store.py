@@ -145,20 +145,20 @@ class NodeStore:
         base = base_name(root.name)
         with hold(self.roots / f".{base}.lock") as is_free:
             if not is_free:
-                return "it is being prepared"
+                return "the image is being prepared"
             with hold(self.roots / f".{base}.use") as is_unused:
                 if root.name == base and not is_unused:
-                    return "ranks run in it"
+                    return "ranks run in the image"
                 age = time.time() - root.used
                 if root.name == base and 0 <= age < FRESH_S:
                     when = show_time(root.used)
-                    return f"it was prepared {when}, and its run may just be starting"
+                    return f"the image was prepared {when}, and its run may just be starting"
                 return self._remove_held(Path(root.path), base)
 
     def _remove_held(self, path: Path, base: str) -> str:
         mounted = find_mounts(path, read_text(Path("/proc/self/mountinfo"), "replace"))
         if mounted:
-            return f"a file system is mounted in it, at {mounted[0]}: unmount that first"
+            return f"a file system is mounted inside the image: first run umount {mounted[0]}"
         if path.is_symlink():
             path.unlink(missing_ok=True)
             return ""

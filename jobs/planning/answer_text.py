@@ -46,8 +46,8 @@ def _format_question(question: Question) -> Iterator[str]:
     yield head + question.basis
     if question.is_estimate:
         yield (
-            "  it ranks layouts, but its seconds may be far off; `vjob profile CONF` measures "
-            "(docs/profiling.md)"
+            "  an estimate ranks layouts, but its step times may be far off; `vjob profile CONF` "
+            "measures them (docs/profiling.md)"
         )
     yield from (f"  {note}" for note in question.notes)
 
@@ -57,7 +57,7 @@ def _format_best(answer: Answer) -> Iterator[str]:
     option, step = plan.candidate.option, plan.step
     if answer.chosen_for:
         yield f"{answer.chosen_for}:"
-    base = f" (median of drawn steps; {step.step_s:.4g} s at usual times)" if plan.band else ""
+    base = f" (median of simulated steps; {step.step_s:.4g} s at median times)" if plan.band else ""
     yield (
         f"{plan.step_s:.4g} s a step{base}: {count_stages(plan.candidate)}, {option}, "
         f"{option.num_microbatches} micro-batches"
@@ -88,7 +88,7 @@ def _format_best(answer: Answer) -> Iterator[str]:
     yield render_table(plan)
     yield ""
     if not answer.is_certified:
-        yield "of the fastest plan, without a budget or a deadline:"
+        yield "certificate of the fastest plan, without a budget or a deadline:"
     yield render_certificate(answer.searched)
 
 
@@ -147,7 +147,7 @@ def _format_price(plan: ShapePlan, question: Question) -> str:
 def _format_others(answer: Answer) -> Iterator[str]:
     if len(answer.plans) < 2:
         return
-    yield "other plans that were timed:"
+    yield "other plans whose steps were simulated:"
     rows: list[tuple[str, ...]] = [
         (
             "",

@@ -62,7 +62,7 @@ def find_profile(conf: JobConf, base: Path) -> Path | None:
         return path
     if conf.parallel.profile is not None:
         raise InputError(
-            f"parallel.profile {path} is not there: `vjob profile` writes it, or leave the key out"
+            f"parallel.profile {path} does not exist: `vjob profile` writes it; or remove the key"
         )
     return None
 

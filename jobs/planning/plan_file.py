@@ -74,7 +74,7 @@ def read_plan_file(path: Path, overrides: Sequence[str] = ()) -> PlanFile:
         )
     settings = fields.get("set")
     if not isinstance(settings, dict) or not all(isinstance(v, str) for v in settings.values()):
-        raise InputError(f"plan {path}: the key set is not a mapping of keys to text")
+        raise InputError(f'plan {path}: the value of "set" is not a mapping of conf keys to text')
     changed = [word.partition("=")[0] for word in overrides]
     is_changed = any(_overlap(key, other) for key in settings for other in changed)
     return PlanFile(
@@ -109,7 +109,7 @@ def describe_partition(conf: JobConf) -> str:
     if blocks == partition:
         return ""
     layers = conf.model.layers
-    return f"partition {partition} counts embedding and head: {blocks} of the {layers} layers"
+    return f"partition {partition} has embedding and head; its layers are {blocks} of {layers}"
 
 
 def apply_plan(conf: JobConf, plan: ShapePlan) -> JobConf:

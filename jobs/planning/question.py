@@ -135,14 +135,14 @@ def list_not_compared(
     """Yield the parts that cannot be compared with the profile."""
     if conf.program.kind not in BUILT_IN:
         subject = f"the profile is of {profile.model.name!r}, the program is a {conf.program.kind}"
-        yield NotCovered(Lack.MODEL, subject, NotKnown("times are right if they are the same"))
+        yield NotCovered(Lack.MODEL, subject, NotKnown("times are right if models are the same"))
     names = sorted(profile.software.keys() - software.keys() - {"cuda"})
     if names:
-        yield NotCovered(Lack.SOFTWARE, ", ".join(names), NotKnown("times hold for the profile's"))
+        yield NotCovered(Lack.SOFTWARE, ", ".join(names), NotKnown("versions may change the times"))
     for name in sorted({group.gpu_type for group in conf.cluster.nodes if group.gpu_type}):
         if name not in profile.gpus and len(list_gpus(name)) > 1:
-            subject = f"{name} is assumed to be {match_kind(name, profile)} of the profile"
-            yield NotCovered(Lack.MEMORY, subject, NotKnown("memory is checked for that one"))
+            subject = f"GPU {name} is assumed to be {match_kind(name, profile)} of the profile"
+            yield NotCovered(Lack.MEMORY, subject, NotKnown("memory of the profile's GPU is used"))
 
 
 def may_have_zero_3(conf: JobConf) -> bool:
@@ -193,7 +193,7 @@ def check_profile(conf: JobConf, profile: Profile, software: Mapping[str, str]) 
         return  # only the script itself knows its model
     plain = close_layout(conf)
     training = build_training(plain, 1)
-    assert training is not None, "a built-in program has one"
+    assert training is not None, "a built-in program has training settings"
     wanted = Model(
         name=name_model(conf.model),
         digest=name_shapes(training),
@@ -224,7 +224,7 @@ def estimate(conf: JobConf, link_gb_s: float | None) -> tuple[Profile, list[str]
         gpu, others = choose_product(name)
         kinds.add(gpu.name if others else name)
         if others:
-            notes.append(f"{name} taken to be {gpu.name}, not {' or '.join(others)}: `vjob "
+            notes.append(f"GPU {name} is taken to be {gpu.name}, not {' or '.join(others)}: `vjob "
                          "profile` measures the nodes' own sizes")  # fmt: skip
     largest = max(group.num_ranks for group in conf.cluster.nodes)
     llama = model.build_llama()
@@ -245,7 +245,7 @@ def estimate(conf: JobConf, link_gb_s: float | None) -> tuple[Profile, list[str]
         element_bytes=4 if conf.train.precision == "fp32" else 2,
     )
     if link_gb_s is None and sum(group.count for group in conf.cluster.nodes) > 1:
-        notes.append(f"links between nodes taken as {LINK_GB_S:g} GB/s; set --link GB/S")
+        notes.append(f"links between nodes are assumed to have {LINK_GB_S:g} GB/s; set --link GB/S")
     return found, notes
 
 
@@ -331,7 +331,7 @@ def name_gpu(group: NodeGroup) -> str:
         return group.gpu_type
     if group.num_gpus:
         raise PlanningError(
-            f"group {group.group} has {group.num_gpus} GPUs of unknown type: name it, such as "
+            f"group {group.group} has {group.num_gpus} GPUs of unknown type: set the type, such as "
             f'gpus: "a100:{group.num_gpus}"'
         )
     return CPU

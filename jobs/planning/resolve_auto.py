@@ -125,7 +125,7 @@ def resolve_unplanned(
             parallel=replace(conf.parallel, pipeline=1, data="auto", partition="auto"),
             train=replace(conf.train, micro_batch_size=1, global_batch_size=None),
         )
-    return _check(read, Chosen(conf=conf, why="as the conf has it"), require_env=require_env)
+    return _check(read, Chosen(conf=conf, why="as the conf says"), require_env=require_env)
 
 
 def _check(read: ReadConf, chosen: Chosen, *, require_env: bool) -> Resolved:
@@ -224,7 +224,7 @@ def _find_reason(conf: JobConf) -> str | None:
     if parallel.partition != "auto":
         return "the conf gives the partition"
     if conf.program.kind not in BUILT_IN:
-        return "" if parallel.pipeline == 1 else "the program cuts its model itself"
+        return "" if parallel.pipeline == 1 else "the program splits its model itself"
     if conf.train.global_batch_size is None:
         return f"{BY_RUNTIME}: train.global_batch_size is not set"
     if parallel.context > 1:

@@ -73,7 +73,7 @@ def plan_by_data_sheets(conf: JobConf, micro_batches: int | None) -> Layouts:
     nodes = conf.cluster.nodes
     speeds = [choose_product(name_gpu(group))[0].compute_flops_s(size) for group in nodes]
     groups = build_groups(nodes)
-    assert conf.parallel.partition != "auto", "such a conf has no layouts of its own to plan"
+    assert conf.parallel.partition != "auto", "without a partition there are no layouts to plan"
     layers = sum(conf.parallel.partition.counts)
     tensor, depth = conf.parallel.tensor, require_number(conf.parallel.pipeline)
     found: Layouts = {}

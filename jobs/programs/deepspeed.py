@@ -83,7 +83,7 @@ def list_problems(conf: JobConf) -> Iterator[KeyProblem]:
     """Yield settings of the conf that DeepSpeed does not support."""
     parallel = conf.parallel
     if parallel.zero > 1 and require_number(parallel.pipeline) > 1:
-        message = "DeepSpeed's pipeline engine needs 0 or 1; or set pipeline: 1"
+        message = "must be 0 or 1 for DeepSpeed's pipeline engine; or set parallel.pipeline: 1"
         yield "parallel.zero", parallel.zero, message
     if parallel.recompute in ("selective", "offload"):
         message = "is for Varuna; DeepSpeed has cpu_checkpointing, in the file of program.config"

@@ -378,7 +378,7 @@ def find_unable(conf: JobConf, checkout: Checkout) -> Iterator[KeyProblem]:
         message = f"{stages} stages do not divide {model.layers} layers; give parallel.partition"
         yield "parallel.pipeline", parallel.pipeline, message
     if checkout.generation == "v1" and pipeline > 1:
-        yield "parallel.pipeline", pipeline, "this Megatron-LM, older than 2.0, has none"
+        yield "parallel.pipeline", pipeline, "needs Megatron-LM 2.0 or later; use 1"
     options = list_options(conf, checkout, replicas=1, world=1)
     missing = sorted({option[0] for option in options} - checkout.flags - OPTIONAL)
     if checkout.flags and missing:

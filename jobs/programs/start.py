@@ -208,7 +208,7 @@ class BuiltIn(Starter):
         self, conf: JobConf, found: ProgramFiles, folder: str, replicas: int
     ) -> dict[str, str]:
         training = build_training(conf, replicas)
-        assert training is not None, "of a built-in program"
+        assert training is not None, "a built-in program has training settings"
         return {RunFolder(Path(folder)).training.name: render_training(training)}
 
     def list_modules(self, conf: JobConf) -> tuple[tuple[str, str], ...]:

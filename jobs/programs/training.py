@@ -15,7 +15,7 @@ def build_training(conf: JobConf, replicas: int) -> Training | None:
     model, data, train, parallel = conf.model, conf.data, conf.train, conf.parallel
     if conf.program.kind not in BUILT_IN:
         return None
-    assert model is not None and data is not None, "check_program refuses a conf without them"
+    assert model is not None and data is not None, "check_program requires model and data"
     batch, micro = train.global_batch_size, require_number(train.micro_batch_size)
     pipeline = require_number(parallel.pipeline)
     blend = None

@@ -33,7 +33,7 @@ from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.job import OVER, JobState
 
 POLL_S = 1.0
-NOT_YOURS = "only its owner can cancel it with vjob (an operator: scancel, by its job id)"
+NOT_YOURS = "only the run's owner can cancel it with vjob (an operator: scancel, by its job id)"
 CALLS_AT_ONCE = 16
 FRESH_S = 3.0
 """Seconds within which an agent's beat reflects a change on its node."""
@@ -56,7 +56,7 @@ def cancel_run(
         append_event(run.vjob_events, CANCEL_ASKED, now=now, by=by)
         has_handlers = not now and bool(_find_saving([view]))
         if not now and not has_handlers and view.is_under_way:
-            say("no rank is asked to save: not every one is known to have a handler for SIGUSR1")
+            say("no rank is asked to save: not every rank is known to have a handler for SIGUSR1")
         if has_handlers:
             say(f"asking {run.name} to checkpoint and leave, for at most {wait_s} s")
             write_signal(run.attempts()[-1], "USR1", f"cancel-{uuid.uuid4().hex}")
@@ -72,7 +72,7 @@ def cancel_run(
     last = view if view.problem or not problems else view_run(run, after=cancelled)
     if problems and last.record.state != records.ENDED:
         _note_failure(run)
-        raise VjobError(f"{run.name} is not cancelled: {problems[0]}; try again")
+        raise VjobError(f"{run.name} could not be cancelled: {problems[0]}; try again")
     if _wait_over(run, wait_s, cancelled if _is_pending(view) else 0.0):
         last = view_run(run)
         if is_asked and _has_left(last):
@@ -111,17 +111,17 @@ def cancel_runs(
         problems += _try_cancel(view)
     late: set[str] = set()
     if asked:
-        say(f"asking {len(asked)} of them to checkpoint and leave, for at most {wait_s} s")
+        say(f"asking {len(asked)} of the runs to checkpoint and leave, for at most {wait_s} s")
         late = {view.run.name for view in _wait_all(asked, wait_s)}
         for view in asked:
             problems += _try_cancel(view) if view.run.name in late else []
     going = _wait_all(views, wait_s, time.time() if any(map(_is_pending, views)) else 0.0)
     problems += [f"{view.run.name} was asked to end and has not yet" for view in going]
     if problems:
-        raise VjobError("\n  ".join(["not all of them are cancelled:", *problems]))
+        raise VjobError("\n  ".join(["not all of the runs were cancelled:", *problems]))
     left = view_runs([view.run for view in asked if view.run.name not in late])
     num_left = sum(map(_has_left, left))
-    asked_to = f", {num_left} of them after they were asked to save" if num_left else ""
+    asked_to = f", {num_left} of the runs after they were asked to save" if num_left else ""
     done = "1 run is" if len(views) == 1 else f"{len(views)} runs are"
     over = f"; {num_over} {'was' if num_over == 1 else 'were'} over already" if num_over else ""
     return f"{done} cancelled{asked_to}{over}"
@@ -186,7 +186,7 @@ def _explain_leave(view: RunView) -> str:
     record = view.record
     if not _has_left(view):
         said = f"{view.state}: {record.message}"
-        raise VjobError(f"{record.run} has ended, but not as after a checkpoint: {said}")
+        raise VjobError(f"{record.run} has ended in another way than asked: {said}")
     if _has_saved(view.run):
         return f"{record.run} saved and left{_tell_resume(view.run)}"
     return f"{record.run} left after it was asked to save"

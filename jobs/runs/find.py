@@ -129,7 +129,7 @@ def refuse_empty(job: str) -> None:
     """Raise InputError for an empty word, such as `vjob status "$UNSET"`."""
     if not job.strip():
         raise InputError(
-            "JOB is empty: give a job id, a run's name, `last`, or a folder; `.` is this one"
+            "JOB is empty: give a job id, a run's name, `last`, or a folder, such as `.`"
         )
 
 
@@ -375,7 +375,7 @@ def adopt(run: RunFolder, record: RunRecord) -> RunRecord:
         for job in jobs:
             schedulers.get_scheduler(record.scheduler, run).cancel(job.id)
         done = f"after {len(jobs)} of {record.num_jobs} jobs"
-        changed = _refuse(record, f"the submit was cut off {done}, now cancelled; submit again")
+        changed = _refuse(record, f"the submit was cut off {done}, all now cancelled; submit again")
     else:
         changed = replace(record, state=records.SUBMITTED, jobs=jobs)
     _save(run, changed)
@@ -576,7 +576,7 @@ def _save(run: RunFolder, record: RunRecord) -> None:
     try:
         write_record(run, record)
     except OSError as error:
-        log.warning("%s: what is shown could not be recorded: %s", run.name, error.strerror)
+        log.warning("%s: the state shown could not be recorded: %s", run.name, error.strerror)
 
 
 def name_host(run: RunFolder, seat: int) -> str:

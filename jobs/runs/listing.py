@@ -85,7 +85,7 @@ def find_sweep(name: str) -> list[RunFolder]:
     runs = index.find_sweep(name)
     if not runs:
         known = ", ".join(index.list_sweeps()[-MOST_NAMED:])
-        said = f"the last are {known}" if known else "`vjob submit --sweep` makes one"
+        said = f"the last are {known}" if known else "`vjob submit --sweep` makes a sweep"
         raise InputError(f"no sweep {name!r} is known: {said}")
     return runs
 

@@ -295,7 +295,7 @@ class Scheduler(ABC):
 
     def ask_time_left(self, job: str) -> Known[float]:
         """Return the seconds until the job's time limit."""
-        return NotKnown(f"{self.name} does not report it")
+        return NotKnown(f"{self.name} does not report the time left")
 
     def ask_earlier(self, job: str) -> dict[str, tuple[EndCause, ...]]:
         """Return the known ends of the starts of a job, or of its components, oldest first."""

@@ -50,7 +50,7 @@ def get_scheduler(scheduler: str, run: RunFolder | None = None) -> Scheduler:
     found = SEAM.load(scheduler)
     if found is None:
         raise InputError(
-            f"there is no scheduler {scheduler!r} here; there are {', '.join(SEAM.list_names())}"
+            f"there is no scheduler {scheduler!r}; give one of {', '.join(SEAM.list_names())}"
         )
     made: Scheduler = found(run)
     return made

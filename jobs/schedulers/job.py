@@ -60,7 +60,7 @@ OVER = frozenset(
 
 
 RUNS = (JobState.RUNNING, JobState.COMPLETING)
-NOT_ASKED = NotKnown("the scheduler was not asked for it")
+NOT_ASKED = NotKnown("the scheduler was not asked for the time limit")
 END_CAUSES: Mapping[JobState, EndCause] = {
     JobState.PREEMPTED: EndCause.PREEMPTED,
     JobState.COMPLETED: EndCause.COMPLETED,
@@ -135,7 +135,7 @@ class SchedulerJob:
         if isinstance(self.time_limit, Value) or isinstance(self.left, NotKnown):
             return self.time_limit
         if self.start is None or self.asked is None or self.state not in RUNS:
-            return NotKnown("it does not run")
+            return NotKnown("the job is not running")
         whole_s = self.asked - self.start + self.left.value
         return Value(60.0 * round(whole_s / 60), self.left.evidence)
 

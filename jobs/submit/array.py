@@ -109,7 +109,7 @@ def find_obstacle(ready: Prepared) -> str:
     if ready.plan.layout != "single":
         return f"{scheduler.title} has no arrays of het jobs"
     if ready.plan.morph:
-        return "a run that may morph cannot be an element of a job array"
+        return "a run that may change its nodes (morph) cannot be a job array task"
     return ""
 
 
@@ -129,7 +129,7 @@ def make_folders(path: Path, count: int) -> tuple[str, list[RunFolder]]:
             except FileExistsError:
                 for run in made:
                     run.path.rmdir()
-        raise OSError(errno.EEXIST, "a thousand arrays of this second are here")
+        raise OSError(errno.EEXIST, "a thousand arrays were made here in this second")
     except OSError as error:
         raise VjobError(explain_write(path.parent, error)) from None
 

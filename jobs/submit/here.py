@@ -77,7 +77,7 @@ def check_python(python: str, path: str | None, *, is_set_up: bool) -> None:
         return
     advice = "give an interpreter, or the folder of a virtual environment"
     if found is None:
-        raise InputError(f"program.python {python}: not there, or not executable; {advice}")
+        raise InputError(f"program.python {python} does not exist or is not executable; {advice}")
     try:
         done = process.run([found, "-c", "import sys; print(sys.hexversion)"], timeout_s=PYTHON_S)
         is_one = done.code == 0 and done.out.strip().isdecimal()

@@ -86,7 +86,7 @@ def render_origins(origins: Mapping[str, Origin], conf: str, left_out: Collectio
         value = origin.where if origin.source == "chosen" else origin.value
         found.setdefault(head, []).append(f"{key} {value}")
     if left_out:
-        found["left out, as it does not fit"] = sorted(left_out)
+        found["defaults of the site that do not fit, so they are not used"] = sorted(left_out)
     lines = [f"Values that {conf} does not set:"] if found else []
     for head in sorted(found, key=lambda head: head == "default"):
         text = clean(f"{head}: {', '.join(found[head])}")

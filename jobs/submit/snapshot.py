@@ -229,7 +229,7 @@ def take_snapshot(conf: JobConf, base: Path, environ: Mapping[str, str]) -> Snap
     notes = [_note_arguments(conf, base, found)]
     if editable and conf.setup:
         # They may set PYTHONPATH, and what a plan sets would replace that.
-        notes.append("packages installed with -e are imported from the repository, as setup is set")
+        notes.append("with setup, packages installed with -e are imported from the repository")
         editable = ()
     return replace(found, editable=editable, note="; ".join(filter(None, notes)))
 
@@ -240,11 +240,11 @@ def _find_import_problem(conf: JobConf, base: Path, python: str) -> str:
     if found is None or found[1] != find_word("", conf, base):
         return ""  # by PYTHONPATH
     if conf.setup:
-        return "setup may set PYTHONPATH; program.snapshot: copy runs in the copy"
+        return "setup may set PYTHONPATH; set program.snapshot: copy to run in the copy"
     known = [] if conf.container.image else find_site_folders(choose_python(conf, python))
     versions = [re.search(r"/python3\.(\d+)", str(folder)) for folder in known]
     if not any(match and int(match[1]) >= SAFE_PATH for match in versions):
-        return "python -m needs Python 3.11 for it; program.snapshot: copy runs in the copy"
+        return "python -m imports from a copy only since Python 3.11; set program.snapshot: copy"
     return ""
 
 
@@ -328,7 +328,7 @@ def _note_arguments(conf: JobConf, base: Path, snapshot: Snapshot) -> str:
             named.append(word)
     if not named:
         return ""
-    return f"{', '.join(named[:NAMED])} is read from {workdir}; snapshot: copy keeps it too"
+    return f"{', '.join(named[:NAMED])} is read from {workdir}; set snapshot: copy to copy it too"
 
 
 # Paths as ranks see them, and as they are here.

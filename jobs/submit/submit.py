@@ -360,7 +360,7 @@ def cancel_submitted(scheduler: Scheduler, record: RunRecord) -> str:
             scheduler.cancel(job.id)
         except VjobError:
             kept.append(job.id)
-    return f"\n  Not taken back: job {', '.join(kept)}; cancel it by hand" if kept else ""
+    return f"\n  Could not be cancelled: job {', '.join(kept)}; cancel it by hand" if kept else ""
 
 
 def _write_submitted(run: RunFolder, record: RunRecord) -> None:
@@ -370,7 +370,7 @@ def _write_submitted(run: RunFolder, record: RunRecord) -> None:
         jobs = ", ".join(job.id for job in record.jobs)
         raise VjobError(
             f"job {jobs} was submitted, but {run.record} cannot be written: {error.strerror}; "
-            "make room, and the next vjob command adopts it"
+            "make room, and the next vjob command records the job"
         ) from None
 
 
@@ -393,7 +393,7 @@ def check_start(run: RunFolder) -> str:
         trouble = explain_reason(infos)
         if not any(map(is_provisional, infos)):
             break
-    return f"{trouble}; `vjob cancel {run.path.name}` ends it" if trouble else ""
+    return f"{trouble}; `vjob cancel {run.path.name}` ends the run" if trouble else ""
 
 
 def write_run_folder(ready: Prepared, run: RunFolder) -> None:

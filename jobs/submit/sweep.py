@@ -323,22 +323,22 @@ def describe_values(values: Values) -> str:
 def find_array_obstacle(sweep: Sweep) -> str:
     """Return why these runs cannot be one array; empty if they can."""
     if len(sweep.runs) == 1:
-        return "it is one run"
+        return "the sweep has one run"
     readies = [run.ready for run in sweep.runs]
     obstacles = (find_obstacle(ready) for ready in readies)
     if obstacle := next(filter(None, obstacles), ""):
         return obstacle
     if len({(ready.plan.scheduler, ready.run.path.parent) for ready in readies}) > 1:
-        return "scheduler or log_folder differ between its runs"
+        return "scheduler or log_folder differ between the sweep's runs"
     shape = build_shape(sweep)
     headers = {
         tuple(render_array_header(one.conf, one.plan, readies[0].run, shape, sweep.name))
         for one in readies
     }
     if len(headers) > 1:
-        return "its runs ask for different nodes, queues, times or options"
+        return "the sweep's runs ask for different nodes, queues, times or options"
     there = next((ready.run.path for ready in readies if os.path.lexists(ready.run.path)), None)
-    return "" if there is None else f"{there} is there already"
+    return "" if there is None else f"{there} already exists"
 
 
 def build_shape(sweep: Sweep) -> ArrayShape:
@@ -525,8 +525,8 @@ def _take_back(
     if isinstance(error, UncertainError):
         lines[0] = f"it is not known if {what} was submitted: {error}"
     if done:
-        lines.append(f"  The {len(done)} before it were withdrawn; no run of the sweep is left.")
+        lines.append(f"  The {len(done)} runs before it were withdrawn; no run is left.")
     if kept:
-        lines[-1] = f"  Those before it were withdrawn, but not job {', '.join(kept)}: cancel them"
+        lines[-1] = f"  Earlier runs were withdrawn, but not job {', '.join(kept)}: cancel them"
     kinds = (UncertainError, InputError, VjobError)
     return next(kind for kind in kinds if isinstance(error, kind))("\n".join(lines))

@@ -139,7 +139,7 @@ def test_a_sweep_with_a_refused_run_leaves_no_job(vjob: Vjob, clean_lab: Lab) ->
     name = vjob.write(conf("fail_as_told.py", HANG, nodes=ONE))
     said = vjob("submit", name, "--sweep", "cluster.nodes[0].queue=gpu2,all,nowhere",
                 "--sweep-name", "queues", code=1).stderr  # fmt: skip
-    assert "run 3 of 3" in said and "The 2 before it were withdrawn" in said
+    assert "run 3 of 3" in said and "The 2 runs before it were withdrawn" in said
     wait_for(lambda: not clean_lab.run(["squeue", "-h"]).stdout.strip(), 60)
     rows = json.loads(vjob("list", "--sweep", "queues", "--json").stdout)
     assert [row["state"] for row in rows] == ["REFUSED"] * 3

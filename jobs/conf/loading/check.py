@@ -51,7 +51,7 @@ _OWN_ENV: Mapping[str, str] = {
     "LOCAL_RANK": "follows from cluster.nodes",
     "WORLD_SIZE": "follows from cluster.nodes",
     "LOCAL_WORLD_SIZE": "follows from cluster.nodes",
-    "MASTER_ADDR": "is the first node of the first group",
+    "MASTER_ADDR": "is the address of the first node of the first group",
     "MASTER_PORT": "is cluster.port",
 }
 
@@ -121,7 +121,7 @@ def _check_env_name(key: str, name: str, value: str) -> Iterator[KeyProblem]:
     elif name in TORCHRUN_NAMES:
         yield key, value, f"{name} is set by vjob for each rank, as torchrun sets it"
     elif name in list_variables():
-        yield key, value, f"{name} is set by vjob: it is cluster.nodes[].devices"
+        yield key, value, f"{name} is set by vjob to the value of cluster.nodes[].devices"
     elif name.startswith("VJOB_"):
         yield key, value, "names that begin with VJOB_ are reserved for vjob"
 
@@ -286,7 +286,7 @@ def check_others(conf: JobConf) -> Iterator[KeyProblem]:
 def check_track(conf: JobConf) -> Iterator[KeyProblem]:
     wandb, mlflow, metrics = conf.track.wandb, conf.track.mlflow, conf.track.openmetrics
     if wandb is not None and not re.fullmatch(r"[^/\\#?%:\s]{1,128}", wandb.project):
-        message = "names a project: at most 128 characters, without spaces and / \\ # ? % :"
+        message = "must have at most 128 characters, and no spaces or any of / \\ # ? % :"
         yield "track.wandb.project", wandb.project, message
     if mlflow is not None:
         yield from _check_mlflow(mlflow)
@@ -426,7 +426,7 @@ def _check_built_in_supported(conf: JobConf) -> Iterator[KeyProblem]:
     programs may."""
     parallel = conf.parallel
     if parallel.tensor > 1 and parallel.zero == 3:
-        message = "with tensor, 3 is not supported by this version of vjob; use 1 or 2"
+        message = "3 is not supported with parallel.tensor above 1; use 1 or 2"
         yield "parallel.zero", parallel.zero, message
 
 
@@ -438,7 +438,7 @@ def _check_morph_supported(conf: JobConf) -> Iterator[KeyProblem]:
     elif kind in BUILT_IN and conf.train.checkpoint.folder is None:
         yield key, True, "needs train.checkpoint.folder, to resume after the loss of a node"
     if conf.container.runtime == "pyxis":
-        yield key, True, "is not supported with pyxis, which srun starts only once"
+        yield key, True, "is not supported with pyxis: srun starts its container only once"
     if conf.morph.mode == "world":
         yield from _check_morph_world(conf)
 

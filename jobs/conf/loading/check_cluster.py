@@ -30,7 +30,7 @@ def check_groups(conf: JobConf) -> Iterator[KeyProblem]:
     total = sum(group.count * (group.ranks or 1) for group in conf.cluster.nodes)
     if total > MOST_RANKS or len(conf.cluster.nodes) > MOST_GROUPS:
         asked = f"{len(conf.cluster.nodes)} groups, {total} ranks"
-        yield "cluster.nodes", asked, f"at most {MOST_GROUPS} groups and {MOST_RANKS} ranks"
+        yield "cluster.nodes", asked, f"the limits are {MOST_GROUPS} groups and {MOST_RANKS} ranks"
     seen: dict[str, int] = {}
     for index, group in enumerate(conf.cluster.nodes):
         key = f"cluster.nodes[{index}]"
@@ -122,13 +122,13 @@ def _check_machines(cluster: Cluster, *, may_morph: bool) -> Iterator[KeyProblem
             yield "cluster.ssh_config", cluster.ssh_config, "needs cluster.machine_list"
         return
     if cluster.scheduler not in ("auto", "machines"):
-        message = f"conflicts with cluster.scheduler: {cluster.scheduler}; remove that"
+        message = f"conflicts with cluster.scheduler: {cluster.scheduler}; remove cluster.scheduler"
         yield "cluster.machine_list", listed, message
     if len(cluster.nodes) > 1 and may_morph:
-        message = f"with morph requires one group in cluster.nodes, not {len(cluster.nodes)}"
+        message = f"needs one group in cluster.nodes with morph, not {len(cluster.nodes)}"
         yield "cluster.machine_list", listed, message
     if len(cluster.nodes) > 1 and cluster.hetero == "split":
-        message = "is for Slurm: one job starts all machines of a list; remove it"
+        message = "is for Slurm: one job starts all machines of cluster.machine_list; remove it"
         yield "cluster.hetero", cluster.hetero, message
 
 

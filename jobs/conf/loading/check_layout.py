@@ -39,10 +39,10 @@ def _check_open(conf: JobConf) -> Iterator[KeyProblem]:
     `auto`."""
     key = "parallel.pipeline" if conf.parallel.pipeline == "auto" else "train.micro_batch_size"
     if conf.train.global_batch_size is None:
-        message = "must be set if vjob is to choose the layout, since its default depends on it"
+        message = "must be set if vjob is to choose the layout, on which its default depends"
         yield "train.global_batch_size", None, message
     if conf.program.kind in OWN_MODEL:
-        yield key, "auto", "needs a program whose model vjob knows; `vjob plan` helps to choose"
+        yield key, "auto", "needs a program whose model vjob knows; give a number (see `vjob plan`)"
     if conf.morph.enabled:
         yield key, "auto", "conflicts with morph.enabled; give a number"
 
@@ -61,15 +61,15 @@ def _check_world(conf: JobConf) -> Iterator[KeyProblem]:
                 f"{needed} ranks, but the nodes have {world} ({ranks})"
             )
             if world % replica == 0:
-                message += f"; data: {world // replica} or auto would fit"
+                message += f"; parallel.data {world // replica} or auto would fit"
             yield "parallel.data", parallel.data, message
     elif world < replica:
         message = f"{factors} = {replica} ranks, but the nodes have only {world} ({ranks})"
         yield "parallel.pipeline", parallel.pipeline, message
     elif world % replica:
         message = (
-            f"{world} ranks ({ranks}) make {world // replica} replicas of {replica} ({factors}) "
-            f"and leave {world % replica} over; change these, or the nodes' count or ranks"
+            f"a replica takes {replica} ranks ({factors}), so {world} ranks ({ranks}) leave "
+            f"{world % replica} unused; change the factors, or count or ranks of cluster.nodes"
         )
         yield "parallel.pipeline", parallel.pipeline, message
 
@@ -84,8 +84,8 @@ def _check_least(conf: JobConf) -> Iterator[KeyProblem]:
         ranks = " + ".join(f"{group.count}x{group.num_ranks}" for group in conf.cluster.nodes)
         stages = f"{pipeline} stages" + f" x tensor {parallel.tensor}" * (parallel.tensor > 1)
         message = (
-            f"{stages} on {world} ranks ({ranks}): to use fewer stages vjob needs the number of "
-            "layers; set parallel.partition"
+            f"{stages} need more than {world} ranks ({ranks}), and vjob can use fewer stages only "
+            "if it knows the number of layers: set parallel.partition"
         )
         yield "parallel.pipeline", pipeline, message
 
@@ -170,7 +170,7 @@ def _check_context(conf: JobConf) -> Iterator[KeyProblem]:
     if conf.program.kind != "pretrain_gpt":
         yield key, context, "is for pretrain_gpt"
     if is_open(conf):
-        yield key, context, "conflicts with a layout that the planner chooses: give numbers"
+        yield key, context, "conflicts with auto in the layout: set pipeline and micro_batch_size"
     if conf.morph.enabled:
         yield key, context, "conflicts with morph.enabled, which changes the replicas"
     elif replicas is not None and replicas % context:

@@ -25,13 +25,13 @@ def find_launch_problems(
     if launch == "python":
         if world > 1:
             message = (
-                f"is one process, but cluster.nodes has {world} ranks: use torchrun, or one rank"
+                f"runs one process, but cluster.nodes has {world} ranks: use torchrun, or one rank"
             )
             yield key, launch, message
         if conf.morph.enabled:
             yield key, launch, "conflicts with morph.enabled, whose ranks communicate: use torchrun"
     if launch == "node" and conf.morph.enabled and conf.morph.mode != "world":
-        message = "must be world with program.launch: node, whose program lays out its own ranks"
+        message = "must be 'world' with program.launch: node, whose program places its own ranks"
         yield "morph.mode", conf.morph.mode, message
     if launch == "node" and conf.profile.ranks != "all":
         message = "is for single ranks, but program.launch: node uses a launcher: remove it"

@@ -223,7 +223,7 @@ def parse_conf_lines(
     problems += [one for one in reader.problems if one.key not in refused]
     if problems:
         raise ConfError(sort_problems(problems), is_first_round=True)
-    assert isinstance(conf, JobConf), "a conf that could not be read has problems"
+    assert isinstance(conf, JobConf), "without problems, the reader returns a conf"
     return complete_groups(resolve_paths(conf, base, environ)), reader.lines
 
 
@@ -263,7 +263,7 @@ def rename_keys(tree: Node, *, is_told: bool) -> Node:
         assert isinstance(tree, Table)
         if is_told:
             place = entry.node.entries[old].where
-            warn_once(f"{place}: {section}.{old} is now {section}.{new}; write that")
+            warn_once(f"{place}: {section}.{old} was renamed: write {section}.{new}")
         keys = {new if name == old else name: one for name, one in entry.node.entries.items()}
         inside = replace(entry, node=Table(entries=keys, where=entry.node.where))
         tree = Table(entries={**tree.entries, section: inside}, where=tree.where)
@@ -369,7 +369,7 @@ def apply_overrides(tree: Node, overrides: Sequence[str]) -> tuple[Node, list[Pr
             problems.extend(noted)
             steps = _STEP.findall(key)
             if steps[0] == INCLUDE:
-                raise _UnusableError("is read from the conf only; set the keys themselves")
+                raise _UnusableError("is read from the conf file only; set the included keys")
             if len(steps) > MAX_DEPTH:
                 raise _UnusableError(f"nested more than {MAX_DEPTH} levels deep")
             tree = _replace(tree, steps, value, "")

@@ -23,7 +23,7 @@ from vjob.jobs.schedulers.job import JobState
 def find_job_logs(job: ForeignJob, wanted: LineFilter, num_lines: int | None = None) -> list[Log]:
     """Return the requested logs; here `--node` names a part of the job, such as 12_3."""
     if wanted.ranks:
-        raise InputError(f"vjob did not submit {job.word}: its lines do not show their ranks")
+        raise InputError(f"vjob did not submit {job.word}: log lines do not show ranks")
     return [
         Log(Path(path), name, num_lines=num_lines, is_err=kind == "err")
         for name, files in job.files.items()

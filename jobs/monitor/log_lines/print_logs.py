@@ -80,7 +80,7 @@ class LineFilter:
         try:
             re.compile(self.pattern or "")
         except re.error as error:
-            raise InputError(f"--grep {self.pattern!r} is no regular expression: {error}") from None
+            raise InputError(f"--grep {self.pattern!r} is not a valid pattern: {error}") from None
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -151,7 +151,7 @@ def find_logs(
             ]
             if len(paths) > MOST_NODES:
                 tell_once(
-                    f"only {MOST_NODES:,} logs of {attempt.path.name} are read; --node names others"
+                    f"only {MOST_NODES:,} logs of {attempt.path.name} are read; choose with --node"
                 )
             found += [(path.stem, None, path) for path in paths[:MOST_NODES]]
     piece = max(SMALLEST_PIECE, min(READ_BYTES, LARGEST_PIECES // max(1, len(found))))
@@ -330,7 +330,7 @@ def follow_lines(lines: RunLines, *, with_states: bool = True) -> int:
                 state = view.state + why
                 if with_states:
                     never = any(map(is_permanent, view.infos))
-                    waits = ", and will not start as it is: waiting until it ends" if never else ""
+                    waits = ", but its job cannot start; waiting for its end" if never else ""
                     say(f"-- {run.name} is {state}{waits}")
             over = view.record.state in (records.ENDED, records.REFUSED)
             is_known = is_known or check_nodes(run, run.attempts(), wanted, wait=not over)

@@ -117,5 +117,5 @@ def render_rows(rows: Sequence[RunRow], width: int) -> str:
     if num_unread:
         whose = "run" if num_unread == 1 else f"{num_unread} runs"
         said = f"the logs of the {whose} marked ? were not read in time"
-        lines.append(f"{said}; `vjob status RUN` reads one")
+        lines.append(f"{said}; `vjob status RUN` reads them")
     return "\n".join(lines)

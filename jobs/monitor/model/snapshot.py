@@ -210,7 +210,7 @@ class Progress:
         if self.median_s is not None:
             return f"(about the median of {self.num_timed:,} counted steps)"
         count = len(self.recent_times)
-        of = "means, of a second or more each" if self.source == COUNTED else "readings"
+        of = "means over 1 s or more of steps" if self.source == COUNTED else "readings"
         return f"(the median of the last {count} {of})" if count > 1 else "in one reading" * count
 
     @property

@@ -314,7 +314,7 @@ def _render_times(progress: Progress | None) -> list[str]:
     if progress.source == COUNTED:
         # The counter has one mean of the steps of a second or more since the point before.
         firsts = [point.step + 1 for point in (progress.points[0], *points)]
-        what += ", means over a second or more"
+        what += ", means over 1 s or more of steps"
     lines = []
     for first, point in zip(firsts, points, strict=False):
         steps = f" {point.step}" if first == point.step else f"s {first} to {point.step}"

@@ -69,10 +69,10 @@ CHARS_AT_ONCE = 200_000
 CHARS_OF_LINE = 50
 """Fixed cost of reading a line, expressed in characters."""
 NOT_THE_CAUSE: Mapping[str, str] = {
-    Doubt.CAUGHT.value: "caught: its process did not end by it",
+    Doubt.CAUGHT.value: "caught: this error did not end its process",
     Doubt.OTHER_RANK.value: "not the cause: its rank did not fail, or only after another rank",
-    Doubt.OLD.value: "not the cause: it was written long before the end",
-    Doubt.WENT_ON.value: "not the cause: steps were done after it",
+    Doubt.OLD.value: "not the cause: the line was written long before the end",
+    Doubt.WENT_ON.value: "not the cause: steps were done after this line",
 }
 """Why a line is shown without the mark of the cause, keyed by its doubt."""
 

@@ -37,7 +37,7 @@ def describe_late(at: float | None, beat_at: float | None, every_s: float) -> st
     if it is not."""
     if at is None or beat_at is None or beat_at - at <= LATE_SAMPLES * every_s + LATE_S:
         return ""
-    return f"no sample for {format_duration(beat_at - at)}, while its agent lives"
+    return f"no sample for {format_duration(beat_at - at)}, although the node's agent is alive"
 
 
 class GpuSamples:

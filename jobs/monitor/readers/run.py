@@ -128,7 +128,7 @@ class RunReader:
         answer = self._desk.answer()
         view, scheduler = answer.view, answer.scheduler
         record = (view.record if view is not None else None) or read_record(self.run)
-        assert record is not None, "there was one when the reader was opened"
+        assert record is not None, "record.json existed when the reader was opened"
         self._silent = self._find_silent(shown.nodes, now) if _is_live(record) else ()
         plan, store = self._plan, self._store
         progress = shown.progress
@@ -367,7 +367,7 @@ def _explain(
     if record.state == records.SUBMITTED and not infos and not scheduler.problem:
         if view is not None and not is_ours(view.run):
             owner = name_owner(view.run.path)
-            return f"{record.scheduler} does not show the job, which is {owner}'s"
+            return f"{record.scheduler} does not show the job, which belongs to {owner}"
         return f"{record.scheduler} no longer knows the job; last lines below"
     if shown.stop is not None and shown.outcome is None:
         return f"ending: {shown.stop.get('reason')}"
@@ -378,13 +378,13 @@ def format_going(state: ManagerState, *, is_ending: bool) -> str:
     """Describe from which nodes to which a run changes; empty if it does not change now."""
     is_back = state.phase == GATHERING and not state.members and state.attempt >= 0
     if is_back or (state.phase == ENDED and state.requeue):  # its last attempt is not its end
-        return "its last nodes to those of its next start"
+        return "the nodes of its last start to the nodes of its next start"
     if not state.members:
         return ""
     if state.phase in MORPHING:
         return f"{len(state.members)} nodes to {len(state.nodes)}"
     if state.phase == RUNNING and is_ending:
-        return f"{len(state.members)} nodes to those that are left"
+        return f"{len(state.members)} nodes to the remaining nodes"
     return ""
 
 
@@ -408,4 +408,4 @@ def find_limit(view: RunView | None, asked_s: float | None) -> Known[float]:
             return Value(limit_s, (Evidence("record.json"),))
     if asked_s is not None:
         return Value(asked_s, (Evidence("conf", Sure.INFERRED, text="as it was submitted"),))
-    return limits[0] if limits else NotKnown("the job has no time limit, or it is not known")
+    return limits[0] if limits else NotKnown("the job has no time limit, or an unknown one")

@@ -221,14 +221,14 @@ class SlurmJobReader:
             if not (part.has_gpus and part.is_running):
                 continue
             if not part.is_ours:
-                return {}, f"its GPUs are not known: the job is {part.user or 'another user'}'s"
+                return {}, f"GPUs are not known: the job belongs to {part.user or 'another user'}"
             try:
                 answer = broker.ask(build_gpu_command(part), floor_s=GPU_EVERY_S)
             except UncertainError as error:
-                return gpus, f"its GPUs are not known: {error}"
+                return gpus, f"the job's GPUs are not known: {error}"
             seen = parse_gpus(answer.text)
             if not seen:
-                return gpus, "its GPUs are not known: its nodes have no tool that reads GPUs"
+                return gpus, "the job's GPUs are not known: no tool that reads GPUs is on its nodes"
             gpus |= seen
         return gpus, ""
 
@@ -255,12 +255,12 @@ def list_notes(job: ForeignJob) -> list[str]:
     notes = []
     others = sorted({part.user or "another user" for part in job.parts if not part.is_ours})
     if others:
-        notes.append(f"it belongs to {' and '.join(others)}: only what you may read is shown")
+        notes.append(f"the job belongs to {' and '.join(others)}: only what you may read is shown")
     run = schedulers.get_scheduler(job.scheduler).find_run_id(job.parts[0].info.comment)
     if run:
-        notes.append(f"vjob submitted it as {run}, whose folder was removed or is not known here")
+        notes.append(f"vjob submitted it as run {run}, whose folder was removed or is unknown here")
     else:
-        notes.append("vjob did not submit it: no plan, heartbeats or exit codes of its ranks")
+        notes.append("vjob did not submit it, so plan, heartbeats and exit codes are missing")
     has_begun = any(part.started is not None for part in job.parts)
     if has_begun and not job.files and not job.notes:
         notes.append("Slurm names no output file (an interactive job, or /dev/null)")

@@ -99,7 +99,7 @@ NOT_OF_RANKS = BY_SCHEDULER | {
     EndCause.BATCH_KILLED,
 }
 """Causes outside the ranks: a line that a rank wrote does not change them."""
-HUNG = "no step in the last {}, so it hung"
+HUNG = "no step in the last {}, so the run hung"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +129,7 @@ def infer_cause(snapshot: Snapshot) -> Cause:
         found = HEARD[witness](snapshot, decided)
         if found is not None:
             return found
-    raise AssertionError("the record always speaks")
+    raise AssertionError("the run's record always gives a cause")
 
 
 def decide_end(snapshot: Snapshot) -> End:
@@ -204,7 +204,7 @@ def _find_peer(snapshot: Snapshot, rank: int) -> Cause | None:
         return None
     return Cause(
         end=End(EndCause.RANK_EXCEPTION, Actor.RANK, rank=other.rank, node=other.node),
-        reason=f"{format_root(other)}; rank {rank} ended before it",
+        reason=f"{format_root(other)}; rank {rank} ended before that rank",
         line=other,
         node=other.node,
         rank=other.rank,
@@ -220,7 +220,7 @@ def _choose_end_of(snapshot: Snapshot, decided: End, rank: int) -> End:
     if own is not None:
         return refine_end(end_of_rank(own))
     outcome = snapshot.outcome
-    assert outcome is not None, "the culprit is that of an outcome or of an exit"
+    assert outcome is not None, "a rank that is the culprit left an exit, or is named by an outcome"
     return parse_judged(outcome, None, snapshot.stop)
 
 
@@ -547,7 +547,7 @@ def done(snapshot: Snapshot) -> Verdict | None:
         "done",
         {
             **steps,
-            "how": how or NotKnown("no record and no outcome tells how"),
+            "how": how or NotKnown("no record and no outcome says how the run ended"),
             "is_doubted": bool(doubts),
         },
         details=doubts,

@@ -89,7 +89,7 @@ def asked_to_end(snapshot: Snapshot) -> Verdict | None:
     return failing(
         snapshot,
         "asked to end",
-        {"kind": stop.get("kind"), "said": stop.get("reason") or NotKnown("stop.json has none")},
+        {"kind": stop.get("kind"), "said": stop.get("reason") or NotKnown("no reason was given")},
         (root,) if root is not None else (),
         node=str(node or ""),
         rank=rank if isinstance(rank, int) else None,
@@ -103,7 +103,7 @@ def wrong_setting(snapshot: Snapshot) -> Verdict | None:
     if not wrong or not is_live(snapshot):
         return None
     first = wrong[0]
-    check = Remedy(Action.INSPECT, Target.PROGRAM, detail="and env, which may set it too")
+    check = Remedy(Action.INSPECT, Target.PROGRAM, detail="and env, which may also set that value")
     return failing(
         snapshot,
         "wrong setting",
@@ -138,12 +138,12 @@ def saves_skipped(snapshot: Snapshot) -> Verdict | None:
     if snapshot.checkpoint_step is not None and snapshot.checkpoint_step >= found.iteration:
         return None
     disks = [disk for disk in snapshot.disks if disk.path == found.folder]
-    again = "it is tried again every 5 s" if found.waits else "the next save tries again"
+    again = "the save is tried again every 5 s" if found.waits else "the next save tries again"
     free = disks[0].free_bytes if disks else NotKnown("the disk of that folder was not checked")
     if found.no_room:
-        remedy = Remedy(Action.MAKE_ROOM, detail=f"there: {again}")
+        remedy = Remedy(Action.MAKE_ROOM, detail=f"there; {again}")
     else:
-        remedy = do(f"look at the file server: {again}")
+        remedy = do(f"check the file server; {again}")
     return failing(
         snapshot,
         "saves skipped",
@@ -188,7 +188,7 @@ def disk_full(snapshot: Snapshot) -> Verdict | None:
         node=line.node,
         rank=line.rank,
         remedies=(
-            Remedy(Action.MAKE_ROOM, detail="there before the next checkpoint"),
+            Remedy(Action.MAKE_ROOM, detail="on that disk before the next checkpoint"),
             *show(snapshot, Target.ERRORS),
         ),
     )
@@ -415,12 +415,12 @@ def not_a_number(snapshot: Snapshot) -> Verdict | None:
     saved = snapshot.checkpoint_step
     back: tuple[Remedy, ...] = ()
     if saved and saved < first:
-        back = (do(f"go back to the checkpoint of step {saved}, which was saved before"),)
+        back = (do(f"go back to the checkpoint of step {saved}, saved before the loss became NaN"),)
     return failing(
         snapshot,
         "not a number",
         {
-            "loss": str(point.loss) if is_bad else NotKnown("the last line has no such loss"),
+            "loss": str(point.loss) if is_bad else NotKnown("the last line shows no NaN or Inf"),
             "num_nan": point.nan,
             "step": point.step if point.step >= 0 else NotKnown("the line names no step"),
             "first_step": first,
@@ -487,7 +487,7 @@ def gradients_explode(snapshot: Snapshot) -> Verdict | None:
         remedies=(
             LOWER_RATE,
             replace(CLIP, instead=True),
-            do("go back to a checkpoint from before that"),
+            do("go back to a checkpoint from before the gradients grew"),
             *cancel(snapshot),
         ),
     )

@@ -47,7 +47,7 @@ KEEP_FILES = Remedy(
     Action.ADD,
     Target.PROGRAM,
     "a folder outside of the code",
-    "for files to keep, and copy these there",
+    "for files to keep, and copy the new files to that folder",
 )
 
 Remark = Callable[[Snapshot], Iterator[Finding]]
@@ -56,7 +56,7 @@ Remark = Callable[[Snapshot], Iterator[Finding]]
 def scheduler_silent(snapshot: Snapshot) -> Iterator[Finding]:
     said = snapshot.scheduler
     if said.problem:
-        age = said.age_s if said.jobs else NotKnown("it has not answered before")
+        age = said.age_s if said.jobs else NotKnown("the scheduler has not answered before")
         yield Finding("scheduler silent", values={"problem": said.problem, "age_s": age})
 
 
@@ -126,7 +126,7 @@ def being_preempted(snapshot: Snapshot) -> Iterator[Finding]:
     time."""
     for row in rows_in(snapshot, RUNNING):
         if row.preempted is not None and is_live(snapshot):
-            left: Known[float] = NotKnown("the scheduler does not say when")
+            left: Known[float] = NotKnown("the scheduler does not say when it ends the job")
             if row.ends is not None:
                 left = Value(max(0.0, row.ends - snapshot.now))
             since = time.strftime("%H:%M:%S", time.localtime(row.preempted))
@@ -140,7 +140,7 @@ def nodes_not_well(snapshot: Snapshot) -> Iterator[Finding]:
     """Yield the nodes that are draining or under maintenance, with the admin's reason."""
     for state in snapshot.scheduler.node_states:
         if state.condition is not NodeCondition.LOST and is_live(snapshot):
-            age: Known[float] = NotKnown("the scheduler does not say since when")
+            age: Known[float] = NotKnown("the scheduler does not say when this state began")
             if state.since is not None:
                 age = Value(max(0.0, snapshot.now - state.since))
             values = {

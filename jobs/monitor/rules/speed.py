@@ -43,7 +43,7 @@ from vjob.jobs.monitor.rules.pace import (
 )
 
 EXCLUDE_THIS = Remedy(Action.EXCLUDE, Target.NODE, "it")
-SAME = "its sequences and batches are as before"
+SAME = "sequence and batch sizes are as before"
 """Condition of a remedy: longer sequences, such as in a curriculum, also slow the steps."""
 RECENT = 10
 LASTS_S = 60.0
@@ -84,7 +84,7 @@ def straggler(snapshot: Snapshot) -> Verdict | None:
         {
             "rank": rank.rank,
             "node": rank.node,
-            "work_s": rank.work_s if rank.work_s is not None else NotKnown("its trace has none"),
+            "work_s": rank.work_s if rank.work_s is not None else NotKnown("work was not traced"),
             "peers_work_s": peers_s,
             "score": score,
             "stages": list(rank.stages),
@@ -243,7 +243,7 @@ def healthy(snapshot: Snapshot) -> Verdict | None:
     if left_s is not None:
         estimate = tuple(replace(one, sure=Sure.ESTIMATED) for one in proof)
         left = Value(left_s, estimate)
-    limit: Known[float] = NotKnown("it may finish within its time limit, or has none")
+    limit: Known[float] = NotKnown("the time limit, if any, may suffice for the run")
     limit_left_s = find_limit_left_s(snapshot)
     if limit_left_s is not None and left_s is not None and left_s > limit_left_s:
         limit = Value(limit_left_s, (Evidence(snapshot.scheduler.name),))

@@ -42,7 +42,7 @@ from vjob.jobs.monitor.rules.pace import (
     phase_limit_s,
 )
 
-TELL_STEPS = Remedy(Action.SET, Target.PROGRESS, detail="to a pattern of its lines about steps")
+TELL_STEPS = Remedy(Action.SET, Target.PROGRESS, detail="to a pattern of lines about steps")
 RESUBMIT_WITHOUT = Remedy(Action.EXCLUDE, Target.NODE, detail="and submit again")
 SILENT_S = 150.0
 """Seconds without a heartbeat after which a node is silent: heartbeats come every few seconds, and
@@ -274,7 +274,7 @@ def lost_node(snapshot: Snapshot) -> Verdict | None:
         silence = snapshot.now - beat if beat is not None else None
         if silence is not None and silence < SILENT_S and not _fell_silent(snapshot, name, beat):
             continue  # the controller alone does not reach it, or it came back
-        unknown = NotKnown("the node left no beat")
+        unknown = NotKnown("the node left no heartbeat")
         return conclude(
             Health.DEAD,
             "lost node",
@@ -363,9 +363,9 @@ def in_phase(snapshot: Snapshot) -> Verdict | None:
     limit = phase_limit_s(snapshot, phase.name)
     values = {
         "phase": phase.name,
-        "age_s": age if age is not None else NotKnown("no line shows when it began"),
+        "age_s": age if age is not None else NotKnown("no line shows when the phase began"),
         "limit_s": limit,
-        "longest_s": snapshot.phases_s.get(phase.name) or NotKnown("it is the first of the run"),
+        "longest_s": snapshot.phases_s.get(phase.name) or NotKnown("no such phase came before"),
         **step_values(snapshot),
     }
     if age is not None and age > limit:
@@ -537,7 +537,7 @@ def running(snapshot: Snapshot) -> Verdict | None:
         return None
     is_early = age < HINT_S and signs.num_bytes < MUCH_OUTPUT
     reason = (
-        "no line that it printed is known as a step" if signs.num_bytes else "it printed nothing"
+        "no line of the program is known as a step" if signs.num_bytes else "it printed nothing"
     )
     if signs.num_bytes and is_early:
         reason = "no step has been seen yet"

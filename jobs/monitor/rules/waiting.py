@@ -34,7 +34,7 @@ FRESH_S = 120.0
 """Most seconds until the scheduler shows a new job."""
 RECENT_S = 5.0
 """Age in seconds above which the advice to act on a job says how old the scheduler's answer is."""
-NO_START = NotKnown("the scheduler expects no start yet")
+NO_START = NotKnown("the scheduler gives no expected start time yet")
 DEPENDENCY = "Dependency"
 """The catalogue's row for a job that waits for other jobs."""
 WAIT = Remedy(Action.WAIT)
@@ -71,7 +71,7 @@ def submitting(snapshot: Snapshot) -> Verdict | None:
             Health.UNKNOWN,
             "submitting",
             {**values, "is_cut_off": True},
-            remedies=[do("`vjob list` adopts the job if there is one; else submit again")],
+            remedies=[do("`vjob list` finds the job if it exists; otherwise submit again")],
         )
     return conclude(Health.PENDING, "submitting", values)
 
@@ -187,7 +187,7 @@ def no_room(snapshot: Snapshot) -> Verdict | None:
         "no room",
         {"folder": folder, "room": describe_room(Path(folder))},
         remedies=[
-            Remedy(Action.MAKE_ROOM, detail="there, and the next attempt starts"),
+            Remedy(Action.MAKE_ROOM, detail="on that disk, then the next attempt starts"),
             *cancel(snapshot),
         ],
     )

@@ -252,16 +252,16 @@ def _wrong_setting(values: Values) -> str:
 def _saves_skipped(values: Values) -> str:
     done, then = "skipped", "; training continues"
     if values["waits"]:
-        many, done, then = "a save", "waits", ", and the training with it"
+        many, done, then = "a save", "waits", ", and the training waits for the save"
     elif values["count"] == 1:
         many = "the last save was"
     else:
         many = f"the last {values['count']} saves were"
-    why = "no room" if values["no_room"] else "the disk or file server failed"
+    why = "no room" if values["no_room"] else "the disk or the file server failed"
     free = values["free_bytes"]
     room = f" ({format_free(free)} free)" if _is_known(free) else ""
     kept = values["kept_step"]
-    last = f"; the last complete one is of step {kept}" if _is_known(kept) else ""
+    last = f"; the last complete checkpoint is of step {kept}" if _is_known(kept) else ""
     age = format_duration(values["age_s"])
     return f"{many} {done}, for {age}: {why} in {values['folder']}{room}{then}{last}"
 
@@ -302,7 +302,7 @@ def _error_line(values: Values) -> str:
     who = name_rank(values["rank"], values["node"])
     said = f"{who} said" if who else "a log says"
     silence = format_duration(values["silence_s"])
-    what = f"and nothing came after it for {silence}"
+    what = f"and no line followed for {silence}"
     if values["since"] == "step":
         what = f"and no step was done for {silence}"
     return f"{said}: {values['text']}{_many(values)}, {what}"
@@ -324,7 +324,7 @@ def _not_a_number(values: Values) -> str:
 
 def _loss_scale(values: Values) -> str:
     count, scale = values["num_skipped"], values["scale"]
-    steps = _plural(count, "the last step was", f"the last {count} steps were all")
+    steps = _plural(count, "the last step was", f"all of the last {count} steps were")
     tail = f", the loss scale is {scale:g}" if _is_known(scale) else ""
     return f"{steps} skipped for overflow{tail}"
 
@@ -341,7 +341,7 @@ def _gradients_explode(values: Values) -> str:
 
 def _lost_node(values: Values) -> str:
     quiet = _time(values, "silence_s", ", no sign of life for {}")
-    return f"node {values['node']} was lost: the scheduler calls it {values['word']}{quiet}"
+    return f"node {values['node']} was lost: the scheduler calls the node {values['word']}{quiet}"
 
 
 def _ranks_stand(values: Values) -> str:
@@ -373,7 +373,7 @@ def _tell_action(hang: Hang, now: float) -> str:
     when = f"within {format_duration(at - now)}" if at > now + 1 else "now"
     if hang.action is HangAction.REPORT:
         word = f"the hang is certain {when} if no step comes; " if at > now + 1 else ""
-        return f"{word}vjob does not act on it (on_hang, vjob guard)"
+        return f"{word}vjob does not act on the hang (on_hang, vjob guard)"
     return {
         HangAction.RESTART: f"its ranks are ended and restarted {when}",
         HangAction.REQUEUE: f"the job goes back into the queue {when}",
@@ -397,7 +397,7 @@ def _in_phase(values: Values) -> str:
 
 
 def _longest(values: Values) -> str:
-    return _time(values, "longest_s", "the longest so far took {}") or "the first of the run"
+    return _time(values, "longest_s", "the longest such phase took {}") or "the first such phase"
 
 
 def _article(name: str) -> str:
@@ -520,7 +520,7 @@ def _throttled(values: Values) -> str:
 def _slower(values: Values) -> str:
     now, before = values["step_s"], values["before_s"]
     took = f"{format_pace(now)} now and took {format_pace(before)} before"
-    return f"a step takes {took} ({now / before:.1f} times); it may have more to do"
+    return f"a step takes {took} ({now / before:.1f} times); its steps may have more work to do"
 
 
 def _healthy(values: Values) -> str:
@@ -533,24 +533,24 @@ def _healthy(values: Values) -> str:
         tail = f"; it will not finish: it needs {needed}, and its time limit ends it {left}"
         tail += _checkpoint(values)
     if "suspect" in values:
-        return f"it may hang: {_suspect(values, '')}, after {_step(values)}"
+        return f"the run may hang: {_suspect(values, '')}, after {_step(values)}"
     if values["is_early"]:
         limit = format_duration(values["limit_s"])
-        tail = f"; too early to judge after so few steps; it is STALLED after {limit} without one"
+        tail = f"; too early to judge by so few steps; it is STALLED after {limit} without a step"
     return f"{_step(values)} {format_duration(values['age_s'])} ago{pace}{tail}"
 
 
 def _ending(values: Values) -> str:
     count = values.get("num_exited")
     if count is None:
-        return f"the scheduler is cleaning up after it, at {_step(values)}"
+        return f"the scheduler is cleaning up after the job, at {_step(values)}"
     who = _plural(count, "the one rank", f"all {count} ranks")
     return f"{who} exited 0; the batch script still runs"
 
 
 def _unknown(values: Values) -> str:
     words = values["words"]
-    why = f"the scheduler calls it {format_names(words)}" if words else "no scheduler knows it"
+    why = f"the scheduler calls the job {format_names(words)}" if words else "no scheduler knows it"
     if values["no_answer"]:
         why = f"{values['scheduler'] or 'the scheduler'} does not answer"
     step = f"{_step(values)} is known" if _is_known(values["step"]) else ""
@@ -562,7 +562,7 @@ def _unknown(values: Values) -> str:
 
 
 def _scheduler_silent(values: Values) -> str:
-    age = _time(values, "age_s", ": its last word is {} old")
+    age = _time(values, "age_s", ": its last answer is {} old")
     return f"the scheduler does not answer ({values['problem']}){age}"
 
 
@@ -594,7 +594,7 @@ def _node_not_well(values: Values) -> str:
 
 
 def _preempted(values: Values) -> str:
-    left = _time(values, "left_s", ", and ends it in {}")
+    left = _time(values, "left_s", ", and ends this job in {}")
     return f"the scheduler began at {values['since']} to take its nodes for another job{left}"
 
 
@@ -684,10 +684,8 @@ def _hung(values: Values) -> str:
     said = "" if hang is None else describe_hang(hang)
     since = "" if hang is None else time.strftime("%H:%M:%S", time.localtime(hang.since))
     lost = f"{format_duration(values['silence_s'])}{_cost(values)}"
-    how = "hung" if values["is_sure"] else "may have hung"
-    return (
-        f"it {how} from {since} to its end ({lost}): {said}; see attempt-{values['attempt']}/hang"
-    )
+    how = "the run hung" if values["is_sure"] else "the run may have hung"
+    return f"{how} from {since} to its end ({lost}): {said}; see attempt-{values['attempt']}/hang"
 
 
 def _by_phase(values: Values) -> str:
@@ -698,7 +696,7 @@ SENTENCES: Mapping[str, Callable[[Values], str]] = {
     "refused": _refused,
     "submitting": _submitting,
     "no room": _no_room,
-    "morphing": lambda v: f"it changes from {v['change']} and resumes its last checkpoint there",
+    "morphing": lambda v: f"it changes from {v['change']}, on which it resumes its last checkpoint",
     "done": _done,
     "dead": lambda v: str(v["reason"]),
     "never starts": _never_starts,
@@ -707,7 +705,7 @@ SENTENCES: Mapping[str, Callable[[Values], str]] = {
     "suspended": lambda v: f"job {v['job']} is suspended by the scheduler or an admin",
     "abandoned": _abandoned,
     "lost node": _lost_node,
-    "rank failed": lambda v: f"{_exit(v)}; the others are being ended",
+    "rank failed": lambda v: f"{_exit(v)}; the other ranks are being ended",
     "asked to end": _asked_to_end,
     "ending": _ending,
     "wrong setting": _wrong_setting,
@@ -737,7 +735,7 @@ SENTENCES: Mapping[str, Callable[[Values], str]] = {
     "gpus spin": _gpus_spin,
     "gpus idle": _gpus_idle,
     "stopped ranks": _say_of_ranks("stopped (SIGSTOP, or a debugger)"),
-    "dead ranks": _say_of_ranks("dead, but their parent has not collected them"),
+    "dead ranks": _say_of_ranks("dead, but not reaped by their parent process"),
     "ranks in the kernel": _say_of_ranks(
         "stuck in the kernel (state D: a disk, a dead mount, a driver)"
     ),
@@ -788,9 +786,9 @@ SENTENCES: Mapping[str, Callable[[Values], str]] = {
     # Details.
     "submitted": lambda v: f"submitted {format_duration(v['age_s'])} ago",
     "last loss is not a number": lambda v: (
-        f"its loss is not a number in the last line that has one, of step {v['step']}"
+        f"the loss is not a number in the last line that shows a loss, of step {v['step']}"
         if v["step"] >= 0
-        else "its loss is not a number in the last line that has one"
+        else "the loss is not a number in the last line that shows a loss"
     ),
     "stopped early": lambda v: "it stopped before its last step",
     "logs lack lines": lambda v: (

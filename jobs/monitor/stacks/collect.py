@@ -71,7 +71,7 @@ def collect_stacks(
 ) -> Stacks:
     """Collect the stacks of all ranks; `tell` is called with the number of nodes that have answered
     and the number of all nodes."""
-    expect_ours(view.run, "vjob runs a program from its folder to take stacks")
+    expect_ours(view.run, "vjob runs a program from the run's folder to take stacks")
     plan, attempt = find_running(view, "a look at stacks")
     hosts = list_hosts(plan, attempt)
     words = _build_agent_words(view.run, plan, attempt, native)

@@ -124,7 +124,7 @@ def parse_rank(value: Mapping[str, Any]) -> RankStack:
     threads = [thread for thread in map(_parse_thread, sorted(items, key=_order)) if thread.frames]
     problem = str(value.get("problem", ""))
     if not threads and not problem:
-        problem = "py-spy saw no Python in it"
+        problem = "py-spy saw no Python in the process"
     return RankStack(
         rank=rank,
         node=node,

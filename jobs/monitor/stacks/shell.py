@@ -28,7 +28,7 @@ from vjob.jobs.schedulers.job import SchedulerJob
 
 def open_shell(view: RunView, node: str | None, words: Sequence[str]) -> int:
     """Run a shell, or `words`, on a node with this terminal; return its exit code."""
-    expect_ours(view.run, "vjob runs a program from its folder to start a shell")
+    expect_ours(view.run, "vjob runs a program from the run's folder to start a shell")
     plan, attempt = find_running(view, "a shell")
     index, host = choose_node(list_hosts(plan, attempt), node)
     agent = [plan.python, str(view.run.agent), "shell", "--run", str(view.run.path)]

@@ -111,7 +111,7 @@ def adapt_conf(
 ) -> tuple[JobConf, list[str]]:
     """Return the conf adapted to the job, and notes on keys that the job's values replace. Raise
     InputError if the job cannot hold the run."""
-    ask_new = "or give --new-job for a job of its own"
+    ask_new = "or give --new-job to submit a new job"
     if not parts or parts[0].info.state is not JobState.RUNNING:
         state = parts[0].info.native_word if parts else "no longer known to Slurm"
         raise InputError(
@@ -126,7 +126,7 @@ def adapt_conf(
     if len(groups) > 1 and (conf.cluster.hetero == "split" or len(groups) != len(parts)):
         raise InputError(
             f"cluster.nodes has {len(groups)} groups, but job {job}, which this shell is in, "
-            f"has {len(parts)} of its own: write one group for each, with hetero: hetjob, "
+            f"has room for {len(parts)}: write one group per component, with hetero: hetjob, "
             f"{ask_new}"
         )
     problems = []
@@ -167,7 +167,7 @@ def describe_terms(
     left = first.info.left
     rest = f", {format_duration(left.value)} left" if isinstance(left, Value) else ""
     nodes = ",".join(fold_names(part.info.nodes) for part in parts)
-    line = f"it runs inside job {job} of this shell ({nodes}{rest}) and ends with it"
+    line = f"the run is inside job {job} of this shell ({nodes}{rest}) and ends with that job"
     others = _list_other_keys(conf, written, parts)
     return f"{line}; the job's values replace {', '.join(others)} of the conf" if others else line
 
@@ -202,13 +202,13 @@ def examine(environ: Mapping[str, str]) -> list[Diagnosis]:
     try:
         parts = ask_held_job(job, floor_s=JUST_S) if job else []
     except UncertainError as error:
-        return [Diagnosis(name="this shell", status="warn", text=f"it is in job {job}: {error}")]
+        return [Diagnosis(name="this shell", status="warn", text=f"runs in job {job}: {error}")]
     if not parts:
         return []
     info = parts[0].info
     if info.state is not JobState.RUNNING:
-        text = f"job {job}, which it is in, is {info.native_word}: leave this shell"
+        text = f"job {job}, which this shell is in, is {info.native_word}: leave this shell"
         return [Diagnosis(name="this shell", status="warn", text=text)]
     nodes = ",".join(fold_names(part.info.nodes) for part in parts)
-    text = f"it is in job {job} on {nodes}: submit runs inside it, --new-job asks for another"
+    text = f"inside job {job} on {nodes}: runs start inside this job; --new-job asks for another"
     return [Diagnosis(name="this shell", status="note", text=text)]

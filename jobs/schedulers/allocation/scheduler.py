@@ -211,7 +211,7 @@ def end_within(info: SchedulerJob, allocation: str, state: JobState, word: str) 
         cause, state = EndCause.ALLOCATION_ENDED, JobState.CANCELLED
     else:
         cause = END_CAUSES.get(state, EndCause.ALLOCATION_ENDED)
-    reason = f"job {allocation}, which it ran inside, is {word}"
+    reason = f"job {allocation}, which the run was inside, is {word}"
     return replace(
         info, state=state, native_word=word, reason_text=reason, end_cause=cause, within=allocation
     )

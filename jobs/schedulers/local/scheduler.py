@@ -46,7 +46,7 @@ def read_machines(path: str) -> tuple[Machine, ...]:
 
 START_S = 30.0
 """Seconds after which a supervisor that has not written its state counts as never started."""
-NOT_STARTED = "its scheduler.out says why, unless the run folder had no room"
+NOT_STARTED = "scheduler.out of the run says why, unless the run folder had no room"
 POLL_S = 0.1
 NUMBERS = ("pid", "time", "restarts")
 """Fields of a state file that must be numbers."""
@@ -143,7 +143,7 @@ class LocalScheduler(Scheduler):
             time.sleep(POLL_S)
             state = self.read_state(job)
         if state is None or not state.get("pid"):
-            raise VjobError(f"job {job} has no supervisor; its scheduler.out says why")
+            raise VjobError(f"job {job} has no supervisor; scheduler.out of the run says why")
         if state.get("machine") != identify_machine():
             host = str(state.get("machine")).partition(" ")[0]
             raise VjobError(f"job {job} runs on {host}; run this command there")

@@ -140,7 +140,7 @@ class LocalJob:
         self.reason = ""
         if self.asked is None and failed:
             self.asked = "CANCELLED"
-            self.reason = f"{failed}, which it waited for, did not end well"
+            self.reason = f"{failed}, which this job waited for, did not end well"
 
     @property
     def _requeue_marker(self) -> Path:

@@ -54,10 +54,10 @@ def ask_slurm_job(word: str) -> ForeignJob | None:
     if not parts:
         return None
     how = "has forgotten the job" if away is None else "does not answer"
-    note = f"Slurm's controller {how}; accounting does not say where its output went"
+    note = f"Slurm's controller {how}; accounting does not say where the job's output went"
     guessed = [guess_output(part) for part in parts]
     if any(part.out for part in guessed):
-        note += ", the files shown have sbatch's usual names"
+        note += ", so files with sbatch's default names are shown"
     return ForeignJob(
         scheduler=NAME, word=word, parts=tuple(guessed), asked=answer.known, notes=(note,)
     )

@@ -93,8 +93,8 @@ def test_what_cannot_be_called_is_no_function(executor: submitit.AutoExecutor, h
 @pytest.mark.parametrize(
     ("conf", "says"),
     [
-        (3, "the conf is 3: give the path of a conf.yaml, a dict, or what vjob.load returned"),
-        ([{}], "the conf is [{}]: give the path"),
+        (3, "3 is not a conf: give the path of a conf.yaml, a dict, or what vjob.load returned"),
+        ([{}], "[{}] is not a conf: give the path"),
         ("missing.yaml", "missing.yaml: cannot be read: No such file or directory"),
         ({"name": "x", "cluster": {"walltime_min": object()}}, "cluster.walltime_min = <object"),
     ],
@@ -342,7 +342,7 @@ def test_a_python_that_is_not_there_is_found_before_the_ranks_start(
     executor: submitit.AutoExecutor,
 ) -> None:
     executor.update_parameters(vjob_set={**LOCAL, "program.python": "/no/python"})
-    with pytest.raises(vjob.InputError, match="/no/python: not there, or not executable"):
+    with pytest.raises(vjob.InputError, match="/no/python does not exist or is not executable"):
         executor.submit(functions.multiply, 1)
 
 

@@ -112,12 +112,12 @@ def test_a_group_is_checked_by_itself(group: str, key: str, message: str) -> Non
 def test_a_world_that_does_not_come_out_names_what_is_left() -> None:
     groups = ("group: a, ranks: 4", "group: b, count: 6, ranks: 4")
     assert find_in_groups(*groups, text="parallel:\n  pipeline: 8\n") == [
-        "c:4: parallel.pipeline = 8: 28 ranks (1x4 + 6x4) make 3 replicas of 8 (pipeline 8 x "
-        "tensor 1) and leave 4 over; change these, or the nodes' count or ranks"
+        "c:4: parallel.pipeline = 8: a replica takes 8 ranks (pipeline 8 x tensor 1), so 28 ranks "
+        "(1x4 + 6x4) leave 4 unused; change the factors, or count or ranks of cluster.nodes"
     ]
     assert find_in_groups(*groups, text="parallel: {pipeline: 7, data: 2}\n") == [
         "c:3: parallel.data = 2: pipeline 7 x data 2 x tensor 1 = 14 ranks, but the nodes have 28 "
-        "(1x4 + 6x4); data: 4 or auto would fit"
+        "(1x4 + 6x4); parallel.data 4 or auto would fit"
     ]
     assert find_in_groups("group: a, ranks: 4", text="parallel: {pipeline: 8}\n") == [
         "c:3: parallel.pipeline = 8: pipeline 8 x tensor 1 = 8 ranks, but the nodes have only 4 "
@@ -144,8 +144,8 @@ def test_a_script_of_unknown_layers_cannot_be_shallower_than_asked() -> None:
     text = "parallel: {pipeline: 8}\nmorph: {enabled: true}\n"
     (problem,) = find_in_groups("group: a, count: 4", text=text)
     assert problem == (
-        "c:3: parallel.pipeline = 8: 8 stages on 4 ranks (4x1): to use fewer stages vjob needs "
-        "the number of layers; set parallel.partition"
+        "c:3: parallel.pipeline = 8: 8 stages need more than 4 ranks (4x1), and vjob can use "
+        "fewer stages only if it knows the number of layers: set parallel.partition"
     )
     cut = text.replace("pipeline: 8", "pipeline: 8, partition: 1-1-1-1-1-1-1-1")
     assert find_in_groups("group: a, count: 4", text=cut) == []
@@ -205,7 +205,7 @@ def test_tensor_groups_lie_within_a_node_and_divide_the_heads() -> None:
         ),
         (
             "parallel: {context: 2, pipeline: auto}\ntrain: {global_batch_size: 64}",
-            "parallel.context = 2: conflicts with a layout",
+            "parallel.context = 2: conflicts with auto",
         ),
         ("parallel: {context: 2}\ntrain: {compile: true}", "train.compile = True: conflicts"),
         (
@@ -366,12 +366,12 @@ def test_options_that_we_set_ourselves_name_the_key_to_use() -> None:
         ("cluster: {ssh_config: a}", "cluster.ssh_config = /conf/a: needs cluster.machine_list"),
         (
             "cluster: {machine_list: a, hetero: split, nodes: [{group: a}, {group: b}]}",
-            "cluster.hetero = split: is for Slurm: one job starts all machines of a list",
+            "cluster.hetero = split: is for Slurm: one job starts all machines of cluster",
         ),
         (
             "cluster: {machine_list: a, nodes: [{group: a}, {group: b}]}\n"
             "morph: {enabled: true, mode: world}",
-            "cluster.machine_list = /conf/a: with morph requires one group in cluster.nodes, not 2",
+            "cluster.machine_list = /conf/a: needs one group in cluster.nodes with morph, not 2",
         ),
         (
             "container: {workdir: x}",
@@ -599,7 +599,7 @@ def test_a_time_limit_of_more_than_ten_years_is_refused() -> None:
 @pytest.mark.parametrize(
     ("track", "said"),
     [
-        ("wandb: {project: a/b}", "track.wandb.project = a/b: names a project"),
+        ("wandb: {project: a/b}", "track.wandb.project = a/b: must have at most 128"),
         ("wandb: {project: a, mode: later}", "must be one of online, offline"),
         ("wandb: {}", "track.wandb.project: is required: text"),
         ("mlflow: {experiment: e, uri: 'https://me:hunter2@h/x'}", "MLFLOW_TRACKING_PASSWORD"),

@@ -169,7 +169,7 @@ def test_only_a_file_includes_and_no_override_does(tmp_path: Path) -> None:
         "conf.yaml:3: include: only a conf file can include others"
     ]
     (said,) = find(tmp_path, "include=x.yaml", conf=MINIMAL)
-    assert "include = x.yaml: is read from the conf only; set the keys themselves" in said
+    assert "include = x.yaml: is read from the conf file only; set the included keys" in said
 
 
 def test_a_reference_takes_the_value_and_its_type() -> None:

@@ -53,7 +53,7 @@ def test_a_key_of_earlier_versions_is_read_where_it_asks_for_nothing() -> None:
     (problem,) = find_more("profile: {traces: /x}")
     assert "unknown key; the report does not read files of torch.profiler" in problem
     (problem,) = find_more("train: {checkpoint: {memory_every: 5}}")
-    assert "unknown key; copies in memory were removed; lower train.checkpoint.every" in problem
+    assert "unknown key; vjob keeps no copies in memory; lower train.checkpoint.every" in problem
 
 
 def test_the_conf_of_the_design_is_read_as_written() -> None:
@@ -418,5 +418,5 @@ def test_a_renamed_key_is_read_by_its_old_name_and_told_once(
     path.write_text(f"name: a\nprogram: {{script: a.py}}\nmorph: {text}\n")
     assert load_conf(path, override).conf.morph.mode == "world"
     assert [record.getMessage() for record in caplog.records] == [
-        f"{'--set' if override else f'{path}:3'}: morph.layout is now morph.mode; write that"
+        f"{'--set' if override else f'{path}:3'}: morph.layout was renamed: write morph.mode"
     ]

@@ -239,7 +239,7 @@ def test_a_dry_run_says_where_each_value_is_from(
         "chosen: cluster.nodes[0].queue short, the first of the site's queues with a100:2" in head
     )
     assert "default: cluster.hetero auto, " in head
-    assert "left out, as it does not fit: container.scratch" in head
+    assert "defaults of the site that do not fit, so they are not used: container.scratch" in head
     origins = describe_preview(ready)["origins"]
     assert origins["cluster.account"] == {
         "value": "physics", "from": "site", "where": f"{environ['VJOB_SITE']}:3",

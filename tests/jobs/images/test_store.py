@@ -110,7 +110,7 @@ def test_what_ranks_run_in_is_kept_and_said(node: Node) -> None:
     with hold(tree.with_name(f".{tree.name}.use"), fcntl.LOCK_SH):
         assert node.list()[0]["state"] == "in use"
         assert f"kept {tree.name}" in node("clean", "--all", "--dry-run")
-        assert "ranks run in it" in node("clean", "--all")
+        assert "ranks run in the image" in node("clean", "--all")
         assert f"{tree.name} was kept" in node("clean", tree.name, code=1)
     assert (tree / "usr/bin/python3").exists()
     assert "removed" in node("clean", "--all")
@@ -178,7 +178,7 @@ def test_a_tree_with_something_mounted_in_it_is_kept(node: Node) -> None:
     point = tree / "tmp"
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(point)], check=True)
     try:
-        assert f"mounted in it, at {point}" in node("clean", "--all")
+        assert f"mounted inside the image: first run umount {point}" in node("clean", "--all")
     finally:
         subprocess.run(["umount", str(point)], check=True)
     assert (tree / "usr").exists()
@@ -217,7 +217,7 @@ def test_a_real_run_keeps_its_tree_until_it_has_ended(node: Node) -> None:
     (row,) = node.list()
     assert row["state"] == "in use"
     os.utime(Path(row["path"]).with_name(f".{row['name']}.lock"), (1, 1))
-    assert "ranks run in it" in node("clean", "--all")
+    assert "ranks run in the image" in node("clean", "--all")
     node.vjob("cancel", "last")
     assert "removed" in node("clean", "--all")
 

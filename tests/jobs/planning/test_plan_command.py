@@ -189,7 +189,7 @@ def test_a_measured_spread_gives_a_band_and_may_prefer_what_is_simpler(conf: Pat
     assert "nine of ten steps are expected to take" in text and "9 of 10" in text
     assert "this one takes" in text, "the gap is the chosen plan's"
     head = next(line for line in text.splitlines() if " s a step" in line)
-    assert "(median of drawn steps; " in head and head.count("at usual times") == 1
+    assert "(median of simulated steps; " in head and head.count("at median times") == 1
     assert "Megatron" not in text
 
 

@@ -80,13 +80,13 @@ def test_without_a_profile_an_open_layout_is_estimated_and_said_so(conf: Path) -
 def test_a_script_without_a_pipeline_is_told_nothing_of_cuts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`planned: the program cuts its model itself` means nothing to one who runs DDP."""
+    """`planned: the program splits its model itself` means nothing to one who runs DDP."""
     path = tmp_path / "conf.yaml"
     (tmp_path / "train.py").write_text("")
     cluster = "cluster: {nodes: [{group: a, count: 1, ranks: 2}]}\n"
     path.write_text(f"name: a\nprogram: {{script: train.py}}\n{cluster}")
     assert choose(path, []).why == ""
-    assert choose(path, ["parallel.pipeline=2"]).why == "the program cuts its model itself"
+    assert choose(path, ["parallel.pipeline=2"]).why == "the program splits its model itself"
     assert not caplog.records
     choose(path, ["parallel.pipeline=2", "parallel.profile=cost.json", "parallel.partition=auto"])
     assert "parallel.profile has no effect on this submit" in caplog.text
@@ -97,7 +97,7 @@ def test_a_partition_that_counts_embedding_and_head_is_explained(conf: Path) -> 
     layers = ["model.layers=6", "parallel.pipeline=2"]
     both = choose(conf, [*layers, "parallel.partition=3-5"]).conf
     assert describe_partition(both) == (
-        "partition 3-5 counts embedding and head: 2-4 of the 6 layers"
+        "partition 3-5 has embedding and head; its layers are 2-4 of 6"
     )
     assert describe_partition(choose(conf, [*layers, "parallel.partition=2-4"]).conf) == ""
 
@@ -285,7 +285,7 @@ def test_a_conf_names_its_profile(conf: Path) -> None:
     elsewhere = conf.parent / "figures" / "of mine.json"
     elsewhere.parent.mkdir()
     named = [*GIVEN, "parallel.profile=figures/of mine.json"]
-    with pytest.raises(InputError, match=r"of mine.json is not there: `vjob profile` writes it"):
+    with pytest.raises(InputError, match=r"of mine.json does not exist: `vjob profile` writes it"):
         choose(conf, named)
     put_profile(conf.parent).rename(elsewhere)
     assert "by an estimate" in choose(conf, GIVEN).why

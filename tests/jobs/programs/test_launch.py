@@ -167,7 +167,7 @@ def test_auto_becomes_what_the_program_needs(
         (
             "{script: t.py, launch: python}",
             TWO,
-            "program.launch = python: is one process, but clust",
+            "program.launch = python: runs one process, but clust",
         ),
         (
             "{script: t.py, launch: python}",
@@ -182,7 +182,7 @@ def test_auto_becomes_what_the_program_needs(
         (
             "{command: torchrun t.py}",
             TWO + "morph: {enabled: true}\n",
-            "morph.mode = pipeline: must be world with program.launch: node",
+            "morph.mode = pipeline: must be 'world' with program.launch: node",
         ),
         (
             "{command: torchrun t.py}",

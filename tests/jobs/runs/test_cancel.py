@@ -100,7 +100,7 @@ def test_a_cancel_that_failed_is_not_believed_later(tmp_path: Path, stubs: StubP
     run = make_run(tmp_path, "demo-1", "7")
     for tool in ("squeue", "scontrol", "scancel", "sacct"):
         stubs.add(tool, AWAY)
-    with pytest.raises(VjobError, match=r"demo-1 is not cancelled: .*Unable to contact"):
+    with pytest.raises(VjobError, match=r"demo-1 could not be cancelled: .*Unable to contact"):
         cancel_run(run, now=True, wait_s=1, say=str)
     assert not is_cancel_asked(run)
     asked = len(stubs.calls("squeue")) + len(stubs.calls("scontrol"))

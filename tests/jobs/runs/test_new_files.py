@@ -69,5 +69,6 @@ def test_the_remark_says_what_to_do(names: tuple[str, ...], says: str) -> None:
     said = render_sentence(found)
     assert said.startswith(says) and said.endswith("/log/r/code/m.pt")
     assert render_advice(found, Context.LOCAL, "r") == (
-        "add a folder outside of the code to program.args for files to keep, and copy these there"
+        "add a folder outside of the code to program.args for files to keep, and "
+        "copy the new files to that folder"
     )

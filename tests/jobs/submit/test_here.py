@@ -21,8 +21,8 @@ from vjob.jobs.submit import here
     [
         (sys.executable, False, ""),
         ("python3", False, ""),
-        ("missing/python", False, "not there, or not executable; give an interpreter, or the fold"),
-        ("python9.9", False, "not there, or not executable"),
+        ("missing/python", False, "does not exist or is not executable; give an interpreter, or"),
+        ("python9.9", False, "does not exist or is not executable"),
         ("python9.9", True, ""),
         ("/bin/echo", False, "does not run as a Python"),
     ],

@@ -101,7 +101,7 @@ def test_a_submit_says_that_its_partition_counts_embedding_and_head(
     conf += "model: {layers: 6, hidden: 64, heads: 4, vocab: 512}\ndata: {synthetic: true}\n"
     conf += "parallel: {pipeline: 2, partition: 3-5}\n"
     said = vjob("submit", vjob.write(conf)).stdout
-    assert "plan    partition 3-5 counts embedding and head: 2-4 of the 6 layers" in said
+    assert "plan    partition 3-5 has embedding and head; its layers are 2-4 of 6" in said
 
 
 def test_an_answer_that_was_lost_is_no_refusal_and_the_job_is_adopted(
@@ -163,7 +163,7 @@ def test_what_cannot_be_taken_back_is_named(vjob: Vjob, slurm: FakeSlurm) -> Non
     slurm.say("sbatch", f'[ -e "{slurm.folder}/once" ] && {{ echo "sbatch: error: invalid partition'
               f' specified: x" >&2; exit 1; }}; touch "{slurm.folder}/once"; echo 77')  # fmt: skip
     said = vjob("submit", vjob.write(TWO), code=1).stderr
-    assert "invalid partition" in said and "Not taken back: job 77" in said
+    assert "invalid partition" in said and "Could not be cancelled: job 77" in said
     assert read(only_run(vjob))["state"] == "intent"
 
 

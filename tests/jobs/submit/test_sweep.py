@@ -215,7 +215,7 @@ def test_a_sweep_on_this_machine_runs_two_at_once_and_is_listed_with_its_values(
     wait_for(lambda: "ready" in read_out(runs[2]), 30, lambda: vjob.explain(runs[2]))
     assert list_rows(vjob, "sides")[3]["state"] == "PENDING"
     said = vjob("cancel", "--sweep", "sides").stdout
-    assert "3 runs are cancelled, 2 of them after they were asked to save" in said
+    assert "3 runs are cancelled, 2 of the runs after they were asked to save" in said
     states = [row["state"] for row in list_rows(vjob, "sides")]
     assert states == ["CANCELLED"] * 4
     assert not runs[3].attempts(), "it did not start as those before it ended"
@@ -322,7 +322,7 @@ def test_runs_that_ask_for_the_same_are_one_array(with_slurm: Vjob, slurm: FakeS
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (OF_JOBS, "its runs ask for different nodes, queues, times or options"),
+        (OF_JOBS, "the sweep's runs ask for different nodes, queues, times or options"),
         (("--sweep", "log_folder=one,two", "--sweep-name", "times"), "scheduler or log_folder"),
     ],
 )
@@ -367,7 +367,7 @@ def test_a_refused_run_takes_back_those_before_it(with_slurm: Vjob, slurm: FakeS
     name = with_slurm.write(conf("-1", "exit:0", scheduler="slurm"))
     said = with_slurm("submit", name, *OF_JOBS, code=1).stderr
     assert "run 3 of 4 (cluster.walltime_min=4) was not submitted: sbatch refused the job" in said
-    assert "The 2 before it were withdrawn; no run of the sweep is left." in said
+    assert "The 2 runs before it were withdrawn; no run is left." in said
     cancels = [line for line in slurm.asked().splitlines() if line.startswith("scancel")]
     assert cancels == ["scancel 72", "scancel 71"]
     assert {row["state"] for row in list_rows(with_slurm, "times")} == {"REFUSED"}

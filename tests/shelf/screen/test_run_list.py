@@ -291,7 +291,7 @@ def test_a_run_whose_logs_were_not_read_says_so() -> None:
     """Its cells were empty after a budget of a second, as if it had no steps."""
     rows = [replace(ROWS[0], step=None, is_read=False), *ROWS[1:]]
     said = render_rows(rows, 120)
-    words = "the logs of the run marked ? were not read in time; `vjob status RUN` reads one"
+    words = "the logs of the run marked ? were not read in time; `vjob status RUN` reads them"
     assert said.endswith(words)
     assert "?" in said.splitlines()[1]
     assert "marked ?" not in render_rows(ROWS, 120)

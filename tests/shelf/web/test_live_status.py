@@ -74,7 +74,7 @@ def test_one_run_has_one_step_time_everywhere() -> None:
     )
     assert dict(page.progress)["a step takes"] == "2.95 s (the median of the last 10 readings)"
     counted = replace(snapshot.progress, source=COUNTED)
-    assert counted.pace_covers == "(the median of the last 10 means, of a second or more each)"
+    assert counted.pace_covers == "(the median of the last 10 means over 1 s or more of steps)"
     assert "2.95 s/step" in heading
     assert find_pace_s(snapshot) == pytest.approx(2.95)  # the list, its page and the API
 

@@ -86,7 +86,7 @@ def test_a_follower_of_a_job_that_never_starts_says_that_it_waits(
     monkeypatch.setattr(print_logs_module, "view_run", lambda run: views.pop(0))
     said: list[str] = []
     assert follow_lines(RunLines(run, said.append, LineFilter())) == 1
-    waits = ", and will not start as it is: waiting until it ends"
+    waits = ", but its job cannot start; waiting for its end"
     assert said[:2] == [f"-- r is PENDING ({reason}){waits}", "-- r is CANCELLED"]
 
 

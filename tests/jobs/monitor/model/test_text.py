@@ -109,10 +109,10 @@ def test_the_counter_has_one_mean_for_the_steps_of_a_second() -> None:
     text = render(
         make(progress=join_counts(by_lines, {0: counts}, 0, 0.0, None)), None, all_nodes=False
     )
-    assert "0.5 s a step (the median of the last 5 means, of a second or more each)" in text
+    assert "0.5 s a step (the median of the last 5 means over 1 s or more of steps)" in text
     assert text.endswith(
         """
-step times, means over a second or more
+step times, means over 1 s or more of steps
   steps 2 to 6 : 0.2500 s
   steps 7 to 11 : 0.2500 s
   steps 12 to 16 : 0.5000 s

@@ -40,4 +40,4 @@ def test_vjob_logs_says_once_which_logs_it_leaves_out(
     for _ in range(2):
         assert len(find_logs(many.attempt(0), wanted)) == 3
     said = capsys.readouterr().err
-    assert said == "only 3 logs of attempt-0 are read; --node names others\n"
+    assert said == "only 3 logs of attempt-0 are read; choose with --node\n"

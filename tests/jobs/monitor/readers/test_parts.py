@@ -274,7 +274,7 @@ def test_a_partition_that_counts_both_ends_is_the_one_that_runs_print(
     ("at", "beat_at", "expected"),
     [
         (1000.0, 1150.0, ""),
-        (1000.0, 1300.0, "no sample for 5 min, while its agent lives"),
+        (1000.0, 1300.0, "no sample for 5 min, although the node's agent is alive"),
         (None, 1300.0, ""),
         (1000.0, None, ""),
     ],

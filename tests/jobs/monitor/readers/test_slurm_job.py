@@ -159,7 +159,7 @@ def test_gpus_are_asked_of_our_own_jobs_alone(slurm: FakeSlurm, tmp_path: Path) 
     )  # fmt: skip
     slurm.uid, slurm.asked = os.geteuid() + 1, []
     snapshot, _ = JudgedReader(open_reader("12", tmp_path)).read()
-    assert slurm.asked == ["scontrol"] * 2 and "its GPUs are not known" in snapshot.message
+    assert slurm.asked == ["scontrol"] * 2 and "GPUs are not known: the job" in snapshot.message
     assert "belongs to ann" in snapshot.message
 
 

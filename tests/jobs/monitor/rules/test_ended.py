@@ -262,7 +262,7 @@ def test_a_job_that_hung_until_its_time_limit_needs_no_more_time() -> None:
     points = make_points([0.3] * 5, end=NOW - 540)
     outcome = make_outcome(143, "SIGTERM from the scheduler")
     ended = over(with_points(healthy(ranks=()), points), "TIMEOUT", outcome=outcome)
-    assert judge(ended).advice.startswith("no step in the last 9 min, so it hung")
+    assert judge(ended).advice.startswith("no step in the last 9 min, so the run hung")
     late = over(with_points(healthy(ranks=()), make_points([0.3] * 5)), "TIMEOUT", outcome=outcome)
     assert judge(late).advice.startswith("raise cluster.walltime_min")
     points = make_points([3.0] * 9, every=100, end=NOW - 280)

@@ -137,8 +137,8 @@ def test_a_pace_that_changes_now_and_then_is_not_slow(name: str) -> None:
 @pytest.mark.parametrize("name", HAS_MORE_TO_DO)
 def test_of_steps_that_have_more_to_do_only_what_is_seen_is_said(name: str) -> None:
     slow = [one for one in judge_life(HAS_MORE_TO_DO[name]) if one.health is Health.SLOW]
-    assert slow and all("it may have more to do" in one.reason for one in slow)
-    assert all(one.advice.startswith("if its sequences and batches are as before") for one in slow)
+    assert slow and all("its steps may have more work to do" in one.reason for one in slow)
+    assert all(one.advice.startswith("if sequence and batch sizes are as before") for one in slow)
 
 
 def test_a_slowness_that_just_began_is_a_remark_where_there_is_a_history() -> None:

@@ -72,7 +72,7 @@ def test_a_hang_in_the_first_steps_says_when_it_will_be_called_stalled() -> None
     assert "too early" not in usual.reason and usual.advice == ""
     assert late.health is Health.RUNNING
     assert late.reason.startswith("step 4 of 5000 8 min ago, 0.3 s a step; ")
-    assert late.reason.endswith("it is STALLED after 20 min without one")
+    assert late.reason.endswith("it is STALLED after 20 min without a step")
     assert late.advice == "vjob stacks 4711"
 
 
@@ -83,8 +83,8 @@ def test_a_hang_in_the_first_steps_says_when_it_will_be_called_stalled() -> None
         (20, 0, 99.0, "STARTING"),  # imports
         (90, 0, 0.0, "STARTING"),  # ranks connect
         (20, 40, 0.0, "RUNNING: no step has been seen yet"),
-        (20, 4000, 0.0, "RUNNING: no line that it printed is known as a step; set progress"),
-        (90, 40, 0.0, "RUNNING: no line that it printed is known as a step; set progress"),
+        (20, 4000, 0.0, "RUNNING: no line of the program is known as a step; set progress"),
+        (90, 40, 0.0, "RUNNING: no line of the program is known as a step; set progress"),
         (90, 0, 99.0, "RUNNING: it printed nothing; vjob stacks"),
         (400, 0, 0.0, "RUNNING: it printed nothing; vjob stacks"),
         (1300, 0, 99.0, "RUNNING: it printed nothing; vjob stacks"),
@@ -344,7 +344,7 @@ def test_an_error_from_before_a_checkpoint_does_not_end_it() -> None:
         (HangAction.RESTART, NOW + 12, "its ranks are ended and restarted within 12 s"),
         (HangAction.REQUEUE, NOW, "the job goes back into the queue now"),
         (HangAction.STOP, NOW + 12, "the run is ended within 12 s"),
-        (HangAction.REPORT, None, "vjob does not act on it"),
+        (HangAction.REPORT, None, "vjob does not act on the hang"),
     ],
 )
 def test_a_hang_that_is_suspected_says_what_will_be_done_and_when(
@@ -363,7 +363,7 @@ def test_a_hang_that_is_suspected_says_what_will_be_done_and_when(
         (HangAction.RESTART, "its ranks are ended and restarted within 45 s"),
         (
             HangAction.REPORT,
-            "the hang is certain within 45 s if no step comes; vjob does not act on it",
+            "the hang is certain within 45 s if no step comes; vjob does not act on the hang",
         ),
     ],
 )
@@ -371,7 +371,7 @@ def test_a_run_that_may_hang_is_not_called_healthy(action: HangAction, words: st
     hang = Hang(HangWitness.SILENT, NOW - 60, NOW, action=action, acts_at=NOW + 45)
     verdict = judge(replace(healthy(), suspected=hang))
     assert verdict.health is Health.RUNNING and "left" not in verdict.reason
-    assert "it may hang: no rank is active; no step for 60 s" in verdict.reason
+    assert "the run may hang: no rank is active; no step for 60 s" in verdict.reason
     assert words in verdict.reason
 
 

@@ -107,7 +107,7 @@ def test_a_job_that_is_being_preempted_says_when_it_ends() -> None:
     snapshot = with_state(healthy(), "RUNNING", preempted=NOW - 2, ends=NOW + 4)
     (found,) = [one for one in judge(snapshot).others if one.rule == "being preempted"]
     (said,) = [one for one in judge(snapshot).remarks if "for another job" in one]
-    assert said.endswith("and ends it in 4 s") and found.evidence[0].since == NOW - 2
+    assert said.endswith("and ends this job in 4 s") and found.evidence[0].since == NOW - 2
 
 
 def test_a_node_that_is_drained_is_named_with_the_admins_reason() -> None:
@@ -176,7 +176,7 @@ def test_a_morph_is_no_end() -> None:
 
 def test_a_run_that_comes_back_is_not_done() -> None:
     """vjob watch said DONE between the end of its manager and the next start, and went home."""
-    back = "its last nodes to those of its next start"
+    back = "the nodes of its last start to the nodes of its next start"
     snapshot = healthy(morph=back, outcome=make_outcome(0, "all 2 ranks exited 0"))
     assert judge(snapshot).health is Health.MORPHING
     assert judge(with_state(snapshot, "PENDING")).health is not Health.MORPHING

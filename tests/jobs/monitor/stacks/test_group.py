@@ -95,7 +95,7 @@ def test_whatever_pyspy_says_of_a_rank_is_read(text: str, junk: bytes) -> None:
     stack = parse_rank({"rank": 1, "threads": threads})
     assert len(stack.threads) == 1 and not stack.problem
     assert "\x1b" not in stack.threads[0].frames[0].function
-    assert parse_rank({"rank": 1, "threads": []}).problem == "py-spy saw no Python in it"
+    assert parse_rank({"rank": 1, "threads": []}).problem == "py-spy saw no Python in the process"
 
 
 @pytest.mark.parametrize("name", ["MainThread", None])

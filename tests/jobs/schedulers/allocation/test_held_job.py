@@ -86,7 +86,7 @@ def test_the_job_of_a_shell(environ: dict[str, str], job: str, has_part: bool) -
         (PLAIN, make_conf({"count": 3}), ["count: 3", "job 7 has 2 nodes", "--new-job"]),
         (PLAIN, make_conf({"gpus": "a10:8"}), ["wants 8 gpus per node", "job 7 has 4 on b1"]),
         (PLAIN, make_conf({"count": 2, "cpus": 4}), ["wants 4 cpus per node", "has 1 on b2"]),
-        (PLAIN, make_conf({}, {}), ["has 2 groups", "has 1 of its own", "--new-job"]),
+        (PLAIN, make_conf({}, {}), ["has 2 groups", "has room for 1", "--new-job"]),
         (HET, make_conf({}, {}, hetero="split"), ["has 2 groups", "hetero: hetjob"]),
         (HET, make_conf({"count": 2}, {}), ["group g0", "count: 2", "has 1 node for it"]),
         (PLAIN, make_conf({}, morph=True), ["morph.enabled", "--new-job"]),
@@ -113,8 +113,8 @@ def test_a_conf_that_does_not_fit_is_refused(text: str, conf: JobConf, words: li
 )  # fmt: skip
 def test_keys_that_do_not_hold_are_named(conf: JobConf, written: list[str], others: str) -> None:
     line = adapt(PLAIN, conf, *written)
-    assert line.startswith("it runs inside job 7 of this shell (b[1-2], 4 min left)")
-    assert line.partition("ends with it")[2] == (
+    assert line.startswith("the run is inside job 7 of this shell (b[1-2], 4 min left)")
+    assert line.partition("ends with that job")[2] == (
         f"; the job's values replace {others} of the conf" if others else ""
     )
 

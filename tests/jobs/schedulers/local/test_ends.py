@@ -30,7 +30,7 @@ HERE = {"machine": identify_machine(), "pid": os.getpid(), "pid_start": start_ti
             {"state": "PENDING", "time": time.time() - 2 * START_S},
             JobState.FAILED,
             EndCause.SUPERVISOR_NOT_STARTED,
-            "its scheduler.out says why, unless the run folder had no room",
+            "scheduler.out of the run says why, unless the run folder had no room",
         ),
         ({**HERE, "state": "RUNNING"}, JobState.RUNNING, None, ""),
         (

@@ -184,7 +184,7 @@ def test_a_checkpoint_that_fails_is_not_called_one(vjob: Vjob) -> None:
     run = vjob.submit(fate("-1", "hang", "catch:3"))
     wait_for(lambda: read_out(run).count("ready") == 4, 30, lambda: vjob.explain(run))
     said = vjob("cancel", "last", code=1).stderr
-    assert "not as after a checkpoint: FAILED: rank" in said and "exited 3" in said
+    assert "in another way than asked: FAILED: rank" in said and "exited 3" in said
 
 
 def test_cancel_ends_a_run_whose_folder_cannot_be_written(
