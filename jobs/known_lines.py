@@ -19,8 +19,7 @@ GROUP = "vjob.known_lines"
 @lru_cache(maxsize=1)
 def load_catalogue() -> Catalogue:
     """Return the catalogue of known log lines: the built-in rows and those of plug-ins. Warn once
-    about a plug-in whose rows cannot
-    be used."""
+    about a plug-in whose rows cannot be used."""
     catalogue = BUILT_IN
     for name in list_plugins(GROUP):
         plugin = load_plugin(GROUP, name)

@@ -107,8 +107,7 @@ LEAST_PACED = 3
 
 def measure_stage_paces(works: pd.DataFrame, slow: Collection[int]) -> StagePaces | None:
     """Measure how long each stage works in a step, as the median over an attempt's steps. Return
-    None
-    if no step has the work of all ranks.
+    None if no step has the work of all ranks.
 
     `works` has the columns step, stage, rank and work_s; `slow` are the ranks that are slower than
     the other ranks of their stages.

@@ -390,9 +390,8 @@ def _on_processors(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 def _find_busy(job: Job, analysis: Analysis) -> dict[str, tuple[pd.DataFrame, float]]:
     """Return, for each node whose ranks compute on processors that are all busy, its samples and
-    the
-    mean load of the processors in per cent. Whether a rank waits there for another rank or for a
-    processor is not known."""
+    the mean load of the processors in per cent. Whether a rank waits there for another rank or for
+    a processor is not known."""
     samples = job.gpus[job.gpus["gpu"] == "cpu"] if len(job.gpus) else job.gpus
     if samples.empty or analysis.headline.has_gpus:
         return {}

@@ -97,8 +97,8 @@ class Curves:
     as Megatron's do."""
     evaluations: pd.DataFrame
     """Metrics of evaluations, one a row: step (or epoch, by `unit`), split (val, test, dev),
-    metric,
-    value. The step is NaN if it is not known, and that of an earlier line without `is_own`."""
+    metric, value. The step is NaN if it is not known, and that of an earlier line without
+    `is_own`."""
 
     def list_evaluated(self) -> list[tuple[str, str, pd.DataFrame]]:
         """Return for each split its name, the name of its loss (or of another metric if it has

@@ -220,12 +220,10 @@ def decide(
     hosts: Sequence[Host], listed: Sequence[Machine], now: float, *, seats: int, own: str
 ) -> tuple[tuple[Host, ...], list[Move]]:
     """Compare the run's machines with the machine list. Return the machines that keep or get a
-    seat,
-    and the moves that carry this out (probe a machine, ask its agent to leave), in order.
+    seat, and the moves that carry this out (probe a machine, ask its agent to leave), in order.
 
     `hosts` are the machines so far, `listed` those of the list. A seat is the index of a node in
-    the
-    run, and `seats` is how many there are. `now` is the time; `own` is this machine's name.
+    the run, and `seats` is how many there are. `now` is the time; `own` is this machine's name.
     """
     kept: list[Host] = []
     moves: list[Move] = []

@@ -317,8 +317,7 @@ class MorphFolder:
     @property
     def epochs(self) -> Path:
         """Folder of the managers' files (claims, states) of all epochs. They lie in one folder,
-        since a
-        listing of that folder makes an NFS client see new files of other nodes."""
+        since a listing of that folder makes an NFS client see new files of other nodes."""
         return self.path / "epochs"
 
     def claim(self, epoch: int) -> Path:

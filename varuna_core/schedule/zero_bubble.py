@@ -91,8 +91,7 @@ class _Greedy:
 
     def has_room(self, rank: int, stage: int) -> bool:
         """Return True if the rank has memory for one more graph of activations, and then still for
-        one of
-        each of its later stages."""
+        one of each of its later stages."""
         later = sum(1 for other in self.stages[rank] if other > stage)
         return self.graphs[rank] < self.max_graphs[rank] - later
 

@@ -90,8 +90,7 @@ class Transformer:
     @property
     def shared_widths(self) -> float:
         """Return the total width that tensor-parallel ranks divide: `product_widths`, rotated
-        queries
-        and keys, and the inner activations of a gated MLP."""
+        queries and keys, and the inner activations of a gated MLP."""
         inner = (2 if self.gated else 1) * (self.feed_forward or 4 * self.hidden)
         turned = self.query_width + self.kv_width if self.gated else 0
         return self.product_widths + 2.0 * (turned + inner) / self.hidden

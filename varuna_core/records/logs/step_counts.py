@@ -73,8 +73,7 @@ class LongStep:
 @dataclass(frozen=True)
 class StepCounts:
     """How many optimizer steps one rank made in one attempt, when, and how long they took. Times
-    are
-    those of the rank's wall clock."""
+    are those of the rank's wall clock."""
 
     count: int
     opened_at: float

@@ -79,8 +79,7 @@ class Mailbox:
 
     def order(self, actions: Sequence[Action], ahead: int) -> Iterable[Action]:
         """Return this rank's actions of a step in the order in which to run them. With `ahead`, up
-        to so
-        many forwards run earlier than scheduled while the next action waits for a message."""
+        to so many forwards run earlier than scheduled while the next action waits for a message."""
         if not ahead:
             return actions
         return run_ahead(actions, ahead, self._has_come, self._wait_for_either)

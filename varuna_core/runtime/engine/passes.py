@@ -318,8 +318,7 @@ class Passes:
 
     def begin_step(self, actions: Sequence[Action], *, may_record: bool) -> None:
         """Choose how each forward and backward of the step runs: plainly, recorded, offloaded or
-        with
-        recompute. With `may_record`, new CUDA graphs may be recorded."""
+        with recompute. With `may_record`, new CUDA graphs may be recorded."""
         self._staying.clear()
         self._offloaded = {(a.stage, a.microbatch) for a in actions if a.kind == "O"}
         self._recordable = set[tuple[int, int]]()
