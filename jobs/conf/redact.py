@@ -134,7 +134,8 @@ class _Place:
         self.before = ""
 
     def accept(self, text: str) -> bool:
-        """Advance by one node; return True if it is secret."""
+        """Advance to the next position after a YAML node with this text; return True if the node is
+        secret."""
         if not self.is_table:
             secret = self.secret or _is_secret_flag(self.before)
             self.before = text

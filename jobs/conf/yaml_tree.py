@@ -196,7 +196,8 @@ class _Builder:
                 merged.setdefault(name, entry)
 
     def path(self, name: str = "") -> str:
-        """Return the dotted key of the place that is being built."""
+        """Return the dotted key of the YAML node that is being built, followed by `name` if it is
+        given."""
         path = ""
         for frame in self.stack:
             last = frame.children[-1].node if frame.children else None

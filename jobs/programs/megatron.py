@@ -46,7 +46,8 @@ class Checkout:
 
 
 def find_checkout(path: str) -> Checkout:
-    """Return the checkout at a folder or around a script; if unreadable, the newest's traits."""
+    """Return the traits of the Megatron-LM checkout at a folder or around a script; if its files
+    cannot be read, the traits of the newest Megatron-LM."""
     given = Path(path)
     is_script = given.suffix == ".py"
     roots = (given.parent, given.parent.parent) if is_script else (given,)

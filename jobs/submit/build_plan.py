@@ -261,8 +261,8 @@ def build_morphing(conf: JobConf, written: Collection[str] = ()) -> MorphPlan:
 
 
 def build_facts(conf: JobConf, written: Collection[str]) -> TrainingFacts:
-    """Return facts about the training from a script's conf. `conf` has its references, since a
-    value that a script gets by reference counts as written."""
+    """Return facts about the training from a script's conf. `conf` still contains its references,
+    since a value that a script gets by reference counts as written."""
     train, partition = conf.train, conf.parallel.partition
     layers = None if conf.model is None else conf.model.layers
     return TrainingFacts(

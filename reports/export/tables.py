@@ -93,7 +93,8 @@ class JobTables(Mapping[str, pd.DataFrame]):
 
 
 def load_job(job: JobLike) -> JobTables:
-    """Read a job's files once. Missing tables are empty; SourceError where there is nothing.
+    """Read a job's files once. Tables without data are empty; raise SourceError if no files of a
+    job are found.
 
     >>> job = vjob.reports.load_job("log/gpt-20260101-120000")
     >>> job.steps.took_s.median()

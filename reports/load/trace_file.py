@@ -176,7 +176,8 @@ class File:
 
 
 def _take_header(trace: RankTrace, value: dict[str, Any]) -> str:
-    """Copy the header's values into the trace; return why it is refused, or an empty text."""
+    """Copy the values of a trace file's header into `trace`; return why the header is refused, or
+    an empty text."""
     if value["trace"] != FORMAT:
         return f"format {str(value['trace'])[:20]}, but this vjob reads {FORMAT}"
     numbers = [value.get(name) for name in ("rank", "replica", "origin")]

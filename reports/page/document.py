@@ -15,7 +15,8 @@ WEB = files("vjob.reports") / "web"
 
 
 def fill(template: str, **values: Any) -> str:
-    """Fill a template with values, among which is its style sheet."""
+    """Render a template of the report's pages with `values` and with the style sheet of
+    reports/web; return the text."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("vjob.templates", ""),
         undefined=jinja2.StrictUndefined,

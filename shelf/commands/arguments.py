@@ -27,7 +27,7 @@ def print_object(facts: Mapping[str, Any], *, is_line: bool = False) -> None:
 
 
 def print_list(rows: Iterable[Mapping[str, Any]]) -> None:
-    """Print a list of objects for scripts."""
+    """Print rows as a JSON list of objects, each with the version of the format."""
     click.echo(json.dumps([{"format": JSON_FORMAT, **row} for row in rows], indent=1))
 
 

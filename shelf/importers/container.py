@@ -95,7 +95,8 @@ def _take_copies(draft: Draft, mounts: list[str]) -> None:
 
 
 def _to_parent(path: str) -> str | None:
-    """Return the folder that contains an unpacked image."""
+    """Return the folder that contains `path`, the folder of an unpacked image; None for the root or
+    an unprintable path."""
     parent = posixpath.dirname(path.rstrip("/"))
     return parent if parent != "/" and parent.isprintable() else None
 

@@ -380,7 +380,8 @@ def _choose_same(blocks: list[JobBlock], total: int | None) -> JobBlock | None:
 
 
 def _choose_mixed(blocks: list[JobBlock], total: int | None) -> list[JobBlock | None]:
-    """Return the master's job, which has one node, and the slaves' job."""
+    """Return two jobs, each None if there is none: that of the master, which has one node, and that
+    of the slaves, which have the other nodes of the launcher's `total`."""
     master = next((block for block in blocks if _get_count(block) == 1), None)
     others = [block for block in blocks if block is not master]
     if master is None and len(others) > 1:

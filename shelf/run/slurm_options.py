@@ -208,7 +208,8 @@ def _to_type(text: str) -> Gpus | None:
 
 
 def _to_minutes(text: str) -> int | None:
-    """Parse Slurm's time formats, then ours with a unit."""
+    """Parse a time in one of Slurm's formats, or a number with a unit such as `2h`; return minutes
+    rounded up, None if the text is no time or the time is zero."""
     minutes = to_minutes(text)
     if minutes is None and (seconds := parse_duration(text)):
         minutes = -(-int(seconds) // MINUTES.size)

@@ -88,7 +88,8 @@ def measure_peak(device: torch.device, run: Callable[[], None]) -> int:
 
 
 def count_bytes(tensors: Iterable[Any]) -> int:
-    """Return the bytes of the tensors' values, as in a message."""
+    """Return the bytes of the values of all tensors, which a message would carry; other objects
+    count nothing."""
     return sum(t.numel() * t.itemsize for t in tensors if isinstance(t, Tensor))
 
 

@@ -35,7 +35,8 @@ class _Absent(ModuleType):
 
 
 def spare_dynamo() -> None:
-    """Install the stand-ins, unless torch._dynamo is imported already."""
+    """Install stand-in modules for torch._dynamo and its config, unless torch._dynamo is imported
+    already."""
     if NAME in sys.modules:
         return
     config = _Absent(

@@ -124,7 +124,7 @@ class JobLimits:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as `vjob` knows it."""
+    """Record of a run: name, state, scheduler and jobs."""
 
     run: str
     name: str

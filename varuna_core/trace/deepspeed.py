@@ -75,7 +75,8 @@ class Instructions:
 
 
 def _bind(around: Call, call: Call) -> Call:
-    """Return a method that the engine binds to itself."""
+    """Return a function that calls `around` with `call` and the arguments. DeepSpeed's engine binds
+    the function to itself as a method."""
 
     def method(engine: Any, *args: Any, **kwargs: Any) -> Any:
         return around(call, engine, *args, **kwargs)

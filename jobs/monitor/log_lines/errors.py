@@ -68,8 +68,8 @@ class Table:
         return tuple(sorted(found))
 
     def search(self, number: int, text: str) -> bool:
-        """Return True if a line without its tags matches a row, whose pattern is compiled on first
-        use."""
+        """Return True if `text`, a log line without its tags, matches the pattern of the row with
+        this index. The pattern is compiled on first use."""
         return compile_pattern(self.rows[number].pattern).search(text) is not None
 
 

@@ -68,8 +68,8 @@ class SeenTimes:
 
 
 class _SeenMarks(LineTimes):
-    """Marks that may be far apart, so that a line's time is only known to lie between two of
-    them."""
+    """Sizes of a log at several times. A line was written between the two times around its offset,
+    which may be far apart."""
 
     @classmethod
     def make(cls, marks: list[tuple[int, float]]) -> LineTimes:

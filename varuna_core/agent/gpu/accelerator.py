@@ -197,9 +197,10 @@ def make_lost_findings(reading: Known[Sequence[GpuSample]]) -> Tuple[Finding, ..
 
 
 def list_named(name: str, samples: Sequence[GpuSample]) -> List[GpuSample]:
-    """Return the devices that a name in a variable of visible devices means.
+    """Return the devices for which a name in a variable of visible devices stands.
 
-    A name is a number, a uuid or the beginning of one; slices of a GPU answer to its number too.
+    A name is the number of a GPU, which also stands for the GPU's slices, or a uuid, or the
+    beginning of a uuid.
     """
     if name.isdecimal():
         return [one for one in samples if one.index == int(name)]

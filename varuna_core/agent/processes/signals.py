@@ -44,7 +44,8 @@ class Signals:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
 
     def hold(self, tether: int, silence_s: float) -> None:
-        """Ask the agent to end if this input ends, or if it is silent for this long."""
+        """Ask the agent to end when the file descriptor `tether` reaches its end, or brings nothing
+        for `silence_s` seconds."""
         os.set_blocking(tether, False)
         self._tether, self._silence_s, self._heard = tether, silence_s, time.monotonic()
 

@@ -121,8 +121,8 @@ class Origin:
         _close(self._reading)
 
     def look(self) -> int | None:
-        """Return the origin's exit code once it has ended, else None; `pids` has the ranks that it
-        has reported."""
+        """Return the exit code of the origin, the process that forks the ranks, once it has ended,
+        else None. Update `pids`, the process ids of the forked ranks."""
         if self._code is None:
             code = self._process.poll()
             with contextlib.suppress(BlockingIOError):

@@ -406,7 +406,8 @@ def _read_torch_dist(folder: Path) -> MegatronCheckpoint:
 
 
 def _list_layers(stored: Stored, number: int | None, name: str) -> Iterator[Entry]:
-    """Yield the tensor itself or, if it stacks all blocks, each block's part."""
+    """Yield an entry for a stored tensor. If `number` is -1, the tensor stacks all blocks: yield an
+    entry for each block. Else `number` is the block's index, or None outside the blocks."""
     if number != -1:
         name = name if number is None else f"blocks.{number}.{name}"
         yield make_lazy_entry(name, stored.shape, stored.dtype, stored.read)

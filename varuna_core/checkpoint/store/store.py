@@ -317,8 +317,8 @@ def read_save(folder: Path) -> Save | None:
 
 
 def remove(folder: Path, save: Save | None) -> None:
-    """Rename a checkpoint so that it is no longer listed, then delete it if it is still this
-    save."""
+    """Rename a checkpoint so that it is no longer listed, then delete it. If another save than
+    `save` has meanwhile taken its place, keep the checkpoint; None means any save."""
     aside = take_out(folder, save)
     if aside is not None:
         shutil.rmtree(aside, ignore_errors=True)

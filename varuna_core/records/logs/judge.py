@@ -270,7 +270,8 @@ def fit_lines(lines: Lines, counts: StepCounts) -> Optional[Fit]:
 
 
 def _find_offset(pairs: Sequence[Tuple[int, float, float]], slack: float) -> Optional[int]:
-    """Return the lines' number when the counter was 0; lines are written a little after a step."""
+    """Return the step that the log lines had reached when the optimizer's counter was 0; None if
+    that is not sure. A line is written a little after its step."""
     offset = statistics.median(step - done for step, done, _ in pairs[-9:])
     if slack + 0.5 < SURE_STEPS:
         return round(offset + 0.25)

@@ -496,7 +496,8 @@ def our_groups(channels: bool = False) -> Iterator[None]:
 
 
 def to_timeout(patience_s: float | None) -> timedelta:
-    """Return the timeout of each group's collectives; torch's default is 30 minutes."""
+    """Return the timeout for the collectives of each group; without `patience_s`, they have no
+    timeout."""
     return NO_TIMEOUT if patience_s is None else timedelta(seconds=patience_s)
 
 

@@ -148,7 +148,8 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 
 def sign(value: Any) -> Any:
-    """Return a key for everything that determines a forward's shapes; equal keys share stubs."""
+    """Return a key of nested inputs, made of the shape and dtype of tensors, of ints, bools and
+    strings, and of the types of other objects. The key determines the shapes of a forward."""
     if isinstance(value, Tensor):
         return (value.shape, value.dtype)
     if isinstance(value, dict):

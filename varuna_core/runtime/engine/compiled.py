@@ -77,7 +77,8 @@ def find_within(record: Record, segments: range) -> set[str]:
 
 
 def find_drawing(record: Record) -> set[str]:
-    """Return the modules that draw random numbers, also in training mode if that was tried."""
+    """Return the names of the modules in which the dry run drew random numbers, including a dry run
+    in training mode, if there was one."""
     found: set[str] = set()
     for one in filter(None, (record, record.in_training)):
         for draw in (draw for held in one.draws.values() for draw in held):

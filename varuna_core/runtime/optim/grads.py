@@ -75,7 +75,8 @@ class Bucket:
             self._work = dist.reduce(self._flat, self.owner, group=group, async_op=True)
 
     def finish(self, settle: Callable[[], None]) -> None:
-        """Wait for the sum; `settle` is called before the host reads it."""
+        """Wait for the sum of the gradients, and store it as the parameters' gradients. `settle` is
+        called before the host reads from the sum."""
         assert self._flat is not None and self._work is not None
         self._work.wait()
         if not all(self._had):
