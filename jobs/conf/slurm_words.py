@@ -36,7 +36,8 @@ def to_gpus(text: str) -> str | int | None:
 
 
 def to_minutes(text: str) -> int | None:
-    """Convert Slurm's times (minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s); seconds round up."""
+    """Convert a time of Slurm (minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s) to minutes; seconds round
+    up. None for zero and for other texts."""
     match = _TIME.fullmatch(text)
     if match is None:
         return None
@@ -65,7 +66,7 @@ def to_name(text: str) -> str | None:
 
 
 def to_node_list(text: str) -> list[str] | None:
-    """Split node names at commas outside brackets."""
+    """Split a list of node names at commas outside brackets; None if the text is not one."""
     names = re.findall(r"(?:\[[^\[\]]*\]|[^,\[\]\s])+", text)
     return names if names and ",".join(names) == text else None
 

@@ -112,7 +112,8 @@ def land(part: Path, target: Path) -> None:
 
 
 def _identify(path: Path) -> tuple[int, int] | None:
-    """Return what distinguishes a file from a later one of the same name."""
+    """Return inode and time of the last change, which distinguish a file from a later one of the
+    same name; None if the file cannot be examined."""
     try:
         facts = path.stat()
     except OSError:

@@ -43,7 +43,8 @@ class LogBuffer:
             self.first += excess
 
     def find(self, text: str, start: int, direction: int) -> int | None:
-        """Return the next line with the text, from `start` on and wrapping around.
+        """Return the index of the next line with the text, from `start` on and wrapping around.
+        `direction` is 1 or -1.
 
         The search ignores case unless the text has capitals.
         """
@@ -55,7 +56,8 @@ class LogBuffer:
         return self._find(has, start, direction)
 
     def find_known(self, start: int, direction: int) -> int | None:
-        """Return the next line of a known kind, from `start` on and wrapping around."""
+        """Return the index of the next line of a known kind, from `start` on and wrapping
+        around."""
         return self._find(lambda line: bool(line.kind), start, direction)
 
     def _find(self, fits: Callable[[Line], bool], start: int, direction: int) -> int | None:

@@ -109,7 +109,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def free_memory(device: torch.device) -> None:
-    """Release memory that no tensor uses to the device."""
+    """Collect garbage, and return cached memory that no tensor uses to the device."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -212,8 +212,8 @@ def measure_links(meeting: Meeting, nodes: Sequence[int], node: int | None) -> l
 
 
 def _ask(place: tuple[Any, ...]) -> dict[str, Any]:
-    """Return the round-trip time of one byte in microseconds, and the MB/s sent to the other
-    node."""
+    """Connect to the other node at the address `place`; return the round-trip time of one byte in
+    microseconds, and the MB/s sent to that node."""
     with socket.create_connection(place, timeout=30) as link:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         times = []

@@ -376,7 +376,8 @@ def _list_fields(kind: Any) -> Tuple[Tuple[str, str], ...]:
 
 
 def _is_of(value: Any, kind: str) -> bool:
-    """Check a value against the text of an annotation, which Python 3.8 cannot always evaluate."""
+    """Return True if a value has the type that an annotation names, given as text since Python 3.8
+    cannot evaluate all annotations."""
     options = _cut(kind, "|")
     if len(options) > 1:
         return any(_is_of(value, option) for option in options)

@@ -125,7 +125,8 @@ def _save_pretrained(self: Any, *args: Any, state_dict: Any = None, **options: A
 
 @cache
 def _make_class(kind: type) -> type:
-    """Return a wrapper class for `kind`; it does not block methods that `kind` does not define."""
+    """Return a subclass of `kind` for views. Of the methods in REFUSED, the subclass refuses only
+    those that `kind` has."""
     body = {name: _refuse(name, why) for name, why in REFUSED.items() if hasattr(kind, name)}
     if hasattr(kind, "save_pretrained"):
         body["save_pretrained"] = _save_pretrained

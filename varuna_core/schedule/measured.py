@@ -38,7 +38,9 @@ class KnownCosts:
     def measure(
         self, by_kind: Mapping[Kind, Sequence[float]], hops: Sequence[float | None]
     ) -> Costs | None:
-        """Take measured costs of stages (0: kind not run; None: unknown hop); return all costs."""
+        """Update the costs from measured ones by kind and stage (0 if no action of the kind ran)
+        and from the hops' (None if not known). Return all costs, or None, without an update, if no
+        action of a stage was measured."""
         stages = range(len(self._by_kind["F"]))
         before = after = 0.0
         believed = {kind: list(figures) for kind, figures in self._by_kind.items()}
@@ -75,7 +77,8 @@ class KnownCosts:
         )
 
     def _list_copies(self, kind: Kind) -> tuple[float, ...]:
-        """Return the costs of copies by stage; None if they are unknown."""
+        """Return the costs of the copies of this kind (O or L) by stage; empty if they are not
+        known."""
         return tuple(self._by_kind[kind]) if any(self._by_kind[kind]) else ()
 
     def has_moved(self) -> bool:

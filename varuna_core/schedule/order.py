@@ -54,7 +54,8 @@ def find_target(action: Action, num_stages: int) -> tuple[bool, int] | None:
 
 
 def walk(schedule: Schedule, capacity: int | None = None) -> Iterator[tuple[int, Action]]:
-    """Yield (rank, action) in a valid order of all actions; raise ScheduleError on a deadlock."""
+    """Yield (rank, action) in a valid order of all actions, with at most `capacity` unread messages
+    on each channel, if given; raise ScheduleError on a deadlock."""
     placement, last, ranks = schedule.placement, schedule.num_stages - 1, schedule.ranks
     sent: set[tuple[bool, int, int]] = set()  # (activation?, the stage it is for, micro-batch)
     unread: dict[Channel, int] = {}
@@ -153,7 +154,8 @@ def run_ahead(
     is_there: Callable[[Action], bool],
     wait: Callable[[Action, Action], None],
 ) -> Iterator[Action]:
-    """Yield the actions of a rank with one stage in the order in which to run them.
+    """Yield the actions of a rank with one stage in the order in which to run them: while a
+    backward waits for its message, up to `bound` forwards run earlier than listed.
 
     `is_there(action)` returns True if the action's input has arrived; `wait(a, b)` returns once the
     input of one of the two has arrived. Actions in their listed order are yielded without a check.

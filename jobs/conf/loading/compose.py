@@ -327,7 +327,8 @@ def _step_hint(hint: Any, name: str) -> Any:
 
 
 def _to_node(value: Any, where: str) -> Node | None:
-    """Convert a default to a node, as if it were written in the conf."""
+    """Convert a key's default to a YAML node, as if the default were written in the conf; None if
+    the key has no default."""
     if value is MISSING:
         return None
     if isinstance(value, tuple):

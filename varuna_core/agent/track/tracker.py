@@ -215,7 +215,8 @@ class ToolThread(threading.Thread):
         return max(0, found if read is None else int(read))
 
     def _catch_up(self, tool: Tool, first: int, *, is_now: bool) -> bool:
-        """Hand over what the files have, of this attempt too if `is_now`."""
+        """Send the tool the points in the files of the attempts from `first` on, of this attempt
+        too if `is_now`. Return False if the tool did not accept them."""
         last = self._reading.attempt.number
         for number in range(first, last + is_now):
             points = self._reading.open(number, self._cursor.read)
@@ -252,7 +253,8 @@ class ToolThread(threading.Thread):
             self._say(error)
 
     def _try(self, work: Callable[[], None]) -> bool:
-        """Repeat the work until it succeeds, one last time when the attempt is over."""
+        """Repeat the work until it succeeds, one last time when the attempt is over; return True if
+        it succeeded."""
         wait_s = RETRY_S
         while True:
             is_last = self._feed.is_over

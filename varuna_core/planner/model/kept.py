@@ -84,7 +84,8 @@ def choose_kept(
 
 
 def _choose(ahead: int, m: int, graph: float, inputs: float, room: float) -> frozenset[int] | None:
-    """Choose as the runtime does when it rewrites a stage's list of actions."""
+    """Return the micro-batches that a stage recomputes, chosen as the runtime does for `recompute:
+    auto`; None if the memory `room` does not suffice."""
     memory = Memory(graphs=(graph,), inputs=(inputs,), limits=(room,))
     try:
         (rewritten,) = apply_recompute(make_alone(ahead, m), "auto", memory).ranks

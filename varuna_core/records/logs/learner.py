@@ -427,7 +427,8 @@ class _Shape:
         return _are_same(self, self.candidates[0], other, other.candidates[0])
 
     def find_total(self, at: int) -> Optional[int]:
-        """Return the number after `/` or `of` if it is the same in all lines."""
+        """Return the number that `/` or `of` joins to the number at index `at`, if it is the same
+        in all lines; else None."""
         totals = [total for total, _ in self._list_bounded(at)]
         return totals[0] if len(totals) == 1 else None
 

@@ -223,7 +223,8 @@ class Links:
         poll(event.query, look)
 
     def look(self, waited_s: float, asks_board: bool) -> None:
-        """Raise ChannelClosed if a rank is known to be gone or the timeout has passed."""
+        """Raise ChannelClosed if a rank is known to be gone, by the failure board too if
+        `asks_board`, or if the GPU has been awaited (`waited_s`) for longer than the timeout."""
         lost, patience_s = _find_lost(self.receivers), self.arrivals.patience_s
         if not lost and asks_board:
             lost = self.board.read()

@@ -47,7 +47,8 @@ class GradientTurns:
             self._finishing = list_finishing(actions, self.stages)
 
     def begin(self, action: Action, products: Sequence[PutOffProduct]) -> None:
-        """Prepare for a backward (B), or its part for inputs (I) or for weights (W: `products`)."""
+        """Prepare for an action that computes gradients (B, I or W). `products` are the postponed
+        products of a W."""
         if self.before is None or action.kind not in "BIW":
             return
         last_for = self._finishing.get(action, [])

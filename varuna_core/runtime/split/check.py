@@ -210,7 +210,8 @@ class _NanWatch(TorchFunctionMode):
 
 
 def differ(clean: Sequence[Tensor], poisoned: Sequence[Tensor], wavers: bool = False) -> bool:
-    """Return True if the outputs differ by more than rounding."""
+    """Return True if the outputs differ by more than rounding, or with `wavers`, for a model whose
+    own results vary, by more than 1 %."""
     if len(clean) != len(poisoned):
         return True
     for a, b in zip(clean, poisoned, strict=True):

@@ -298,7 +298,7 @@ class Split:
 
     @property
     def partition(self) -> Partition:
-        """Number of segments of each stage, every segment counted."""
+        """The partition: number of segments of each stage."""
         return Partition([len(stage) for stage in self.stages])
 
     @cached_property

@@ -75,7 +75,8 @@ def _find_wrapper(module: Any) -> str:
 
 
 def _is_a(module: Any, place: str, word: str) -> bool:
-    """Return True if `module` is an instance of this class, without importing the class."""
+    """Return True if `module` is an instance of the class `word` of the Python module `place`,
+    which is not imported for this."""
     kind = getattr(sys.modules.get(place), word, None)
     return kind is not None and isinstance(module, kind)
 
