@@ -67,8 +67,8 @@ class Partition:
 
     @classmethod
     def take(cls, value: Union[str, Sequence[int], Partition]) -> Partition:
-        """Convert a script's argument, which is text (spaces are ignored) or a sequence of
-        numbers."""
+        """Convert a script's argument, which is text (spaces are ignored), a sequence of numbers or
+        a partition, to a partition."""
         if isinstance(value, Partition):
             return value
         if isinstance(value, str):

@@ -81,7 +81,8 @@ class FunctionRank:
         return 0
 
     def fail(self, text: str) -> int:
-        """Write the result of a failed rank, and print the same on stderr."""
+        """Write `text` as the error that ended this rank, unless another rank left with a
+        checkpoint; print the text on stderr, and return the exit code 1."""
         if not self._is_left():
             try:
                 write_error(self.result, text)
@@ -149,7 +150,8 @@ class FunctionRank:
 
 
 def explain_python(facts: FunctionFacts, place: str) -> str:
-    """Return the message for a rank whose Python version differs from the one that submitted."""
+    """Return the message for a rank whose Python version differs from that of the Python that
+    submitted the function."""
     here = describe_python()
     return (
         f"RuntimeError: {facts.name} was pickled by Python {facts.python}, and Python {here} "

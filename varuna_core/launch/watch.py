@@ -163,7 +163,8 @@ class MachineWatch:
                 self._agents[host.machine].child.let_go()
 
     def _start(self, host: Host, here: Sequence[str], script: str, until: float) -> None:
-        """Start `here` on this machine, or `script` over ssh on another one."""
+        """Start `here` on this machine, or `script` over ssh on another one. A process that still
+        runs at the time `until` is killed."""
         try:
             child = start_on(host.machine, self._ssh_config, here, script)
         except LaunchError as error:

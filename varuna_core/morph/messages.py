@@ -52,7 +52,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Lost:
-    """A node was silent, refused by preflight, or replaced by another agent in its seat."""
+    """Input: a node was silent, refused by preflight, or replaced by another agent in its seat."""
 
     node: str
     reason: str
@@ -68,7 +68,7 @@ class AskedToLeave:
 
 @dataclass(frozen=True)
 class RanksEnded:
-    """All ranks of these nodes have ended, well or badly."""
+    """Input: all ranks of these nodes have ended, well or badly."""
 
     nodes: Tuple[str, ...]
     attempt: int
@@ -82,14 +82,15 @@ class RankFailed:
 
 @dataclass(frozen=True)
 class CalledToLeave:
-    """Preemption or the time limit is near: save, and come back if the rules allow it."""
+    """Input: preemption or the time limit is near, so the ranks must save, and the job is requeued
+    if the rules allow it."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class CalledToEnd:
-    """The run was cancelled, or its time is up."""
+    """Input: the run was cancelled, or its time is up."""
 
     reason: str
     cause: EndCause = EndCause.STOPPED
@@ -97,7 +98,7 @@ class CalledToEnd:
 
 @dataclass(frozen=True)
 class Saved:
-    """The newest known complete checkpoint whose files exist."""
+    """Input: the newest known complete checkpoint whose files exist."""
 
     iteration: int
     mark: int = -1
@@ -125,14 +126,14 @@ class Judged:
 
 @dataclass(frozen=True)
 class Taken:
-    """An attempt number belongs to an earlier session, whose manager came late."""
+    """Input: an attempt number is taken by an earlier session, whose manager came late."""
 
     attempt: int
 
 
 @dataclass(frozen=True)
 class RoomFound:
-    """There is space again where the last attempt found none."""
+    """Input: the folder whose lack of disk space ended the last attempt has space again."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ Input = Union[
 
 @dataclass(frozen=True)
 class Start:
-    """Build the plan of an attempt for these nodes, and send it."""
+    """Action: build the plan of an attempt for these nodes, and send the plan."""
 
     attempt: int
     nodes: Tuple[str, ...]
@@ -172,21 +173,22 @@ class StopRanks:
 
 @dataclass(frozen=True)
 class Fence:
-    """Order to exclude a node from all later jobs and attempts."""
+    """Action: exclude a node from all later jobs and attempts."""
 
     node: str
 
 
 @dataclass(frozen=True)
 class Judge:
-    """Determine how the attempt ended; the result is a Judged."""
+    """Action: determine how the attempt ended; the result is a Judged."""
 
     attempt: int
 
 
 @dataclass(frozen=True)
 class End:
-    """Send the nodes home and end the job with this code; with `requeue` it comes back."""
+    """Action: release the nodes and end the job with this code; with `requeue` the job is
+    requeued."""
 
     code: int
     reason: str

@@ -403,7 +403,8 @@ class NodeDaemon:
             self._is_mute = True
 
     def _note(self, what: str, **facts: object) -> None:
-        """Write what was obeyed to the history, which benchmarks/chaos checks."""
+        """Append an event, such as the start of an attempt, to this node's history, which
+        benchmarks/chaos checks."""
         own = {"what": what, "epoch": self._newest.epoch, "session": self._me.session}
         with contextlib.suppress(OSError):
             append_line(self._history, {"time": round(time.time(), 3), **own, **facts})

@@ -217,8 +217,8 @@ def _reason(
     *remedies: Remedy,
     **more: Any,
 ) -> KnownLine:
-    """Build the row of a reason. Its name is the first of Slurm's words for it unless `name` is
-    given."""
+    """Build the row of a reason for which a job is pending. The row's name is Slurm's first word
+    for the reason unless `name` is given."""
     name = more.pop("name", "") or pattern.partition("|")[0].replace(".", " ")
     whole = rf"^(?:{pattern})(?![A-Za-z])"
     proof = Proof.CAUSE if fate is Fate.ENDED else Proof.WARNING

@@ -218,7 +218,8 @@ def list_wishes(wishes: Wishes) -> list[str]:
 
 
 def drop(wishes: Wishes, names: tuple[str, ...]) -> Wishes:
-    """Return the wishes without these names; empty stages are dropped with the partition."""
+    """Return the wishes with the fields `names` left to the search. Without the partition, no stage
+    may be empty."""
     left: dict[str, Any] = dict.fromkeys(names)
     if "partition" in names:
         left["least"] = 1

@@ -344,7 +344,8 @@ class Search:
             self.left.update(options)
 
     def _dive(self, floors: Sequence[_Floor]) -> None:
-        """Simulate one plan for each option, which gives a first limit: that of its lowest bound.
+        """Simulate one plan for each option, the plan with the option's lowest bound, to get a
+        first limit.
 
         At least one plan is found whatever the deadline.
         """

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 class _Finder:
-    """Import hook that detects once that torch is imported, before and after."""
+    """Import hook that acts at the first import of torch: before the import, it starts the rank's
+    timeline, and after the import, the counting of steps, if the environment asks for these."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         if fullname != "torch":
