@@ -110,8 +110,8 @@ def end_of_job(
 ) -> End:
     """Return the end of a job as known from its scheduler alone.
 
-    `is_asked`: `vjob cancel` was called. `ask_canceller` returns the user who cancelled it, empty
-    if not known.
+    `is_asked`: `vjob cancel` was called. `started` is False if the job ended before an attempt
+    began. `ask_canceller` returns the user who cancelled it, empty if not known.
     """
     cause = job.end_cause or END_CAUSES.get(job.state, EndCause.UNKNOWN)
     actor, by, text = ACTORS.get(cause, Actor.SCHEDULER), "", job.reason_text or job.native_word

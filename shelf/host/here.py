@@ -107,7 +107,8 @@ def _explain(login: str, code: int | None) -> str:
 
 
 def take_page(words: Sequence[str]) -> tuple[Path | None, bool, list[str]]:
-    """Return the page to write here, if it is to be opened, and the words without both.
+    """Return the path of the page to write on this machine (None for no page), True if the page is
+    to be opened, and the words without the options for these.
 
     A report makes a page unless another output is asked for; a comparison makes one with -o. An
     export is written on the login node.

@@ -154,7 +154,7 @@ class Marks:
     def spark(self, values: Sequence[float | None], width: int, *, top: float | None = None) -> str:
         """Draw the last values, one for each cell, scaled between their least and greatest.
 
-        With `top`, the scale is from 0 to it. Missing values leave gaps.
+        With `top`, the scale is from 0 to `top`. Missing values leave gaps.
         """
         shown = list(values)[-width:] if width > 0 else []
         known = [value for value in shown if value is not None and math.isfinite(value)]

@@ -270,7 +270,7 @@ def _read_context(lines: Iterable[LogLine], root: Line) -> Iterator[str]:
 
 
 def _read_stack(attempt: AttemptFolder | None, root: Line) -> Iterator[str]:
-    """Return the traceback from the rank's error file, ending with the root's line."""
+    """Yield the lines of the traceback from the rank's error file, ending with the root's line."""
     found = None
     if attempt is not None and root.rank is not None:
         found = read_exception(attempt.error_file(root.rank))

@@ -68,7 +68,7 @@ def render_sample(sample: Mapping[str, Any]) -> str:
 
 
 def find_lines(text: str) -> Iterator[Match[str]]:
-    """Return the unparsed lines of all GPUs in a text of many lines."""
+    """Yield a match for each line of a GPU in a text of many lines, without parsing its values."""
     return _LINE.finditer(text)
 
 

@@ -315,7 +315,8 @@ def _take_lines(lines: Optional[Lines], ranks: Tuple[RankSteps, ...]) -> Steps:
 def _take_trace(
     lines: Optional[Lines], ranks: Tuple[RankSteps, ...], step: int, at: Optional[float]
 ) -> Steps:
-    """Use the trace unless lines are ahead: a killed rank lacks the last seconds of its trace."""
+    """Return the steps by the trace, whose last step is `step`, unless lines are ahead: a killed
+    rank lacks the last seconds of its trace."""
     found = _take_lines(lines, ranks)
     if lines is not None and lines.step > step:
         return found
