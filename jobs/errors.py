@@ -23,8 +23,7 @@ class InputError(VjobError):
 
 
 class UncertainError(VjobError):
-    """A scheduler gave no answer or an unintelligible one, so the requested action may have
-    happened."""
+    """A scheduler gave no intelligible answer, so the requested action may have happened."""
 
     def __init__(self, text: str, found: Mapping[str, Sequence[Any]] | None = None) -> None:
         super().__init__(text)

@@ -157,8 +157,7 @@ def run_start(
 def run_fed(
     command: Sequence[str], data: bytes, *, env: Mapping[str, str], timeout_s: float
 ) -> Result:
-    """Run a command to its end with `data` on standard input; on a timeout, end its whole process
-    group."""
+    """Run a command to its end, with `data` as input; on a timeout, end its process group."""
     child = _start(
         command,
         stdin=subprocess.PIPE,
@@ -336,8 +335,7 @@ def _read_lines(fd: int, tick: Callable[[], None]) -> Iterator[str]:
 
 
 def _end_group(child: subprocess.Popen[bytes]) -> None:
-    """Send a process group SIGTERM, give its processes time to clean up, then send SIGKILL to the
-    rest."""
+    """Send a process group SIGTERM, give it time to clean up, then send SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + END_S
         with contextlib.suppress(ProcessLookupError):

@@ -202,8 +202,7 @@ def _explain(view: RunView | None) -> str:
 def _find_values(
     view: RunView | None, compared: Compared | None, keys: Sequence[str], sweeps: Sequence[str]
 ) -> Mapping[str, str]:
-    """Return a run's values of the keys: the swept ones or, for a job outside the sweeps, its
-    conf's."""
+    """Return a run's values of the keys: the swept ones or, outside the sweeps, the conf's."""
     if view is not None and view.record.sweep in sweeps:
         return view.record.swept
     settings = compared.settings if compared is not None else {}
@@ -229,8 +228,7 @@ def _load(folder: Path, run: RunFolder | None) -> Compared:
 
 
 def _read_commit(run: RunFolder) -> dict[str, str]:
-    """Return the commit as a setting, with a digest of uncommitted changes, since two may
-    differ."""
+    """Return the commit as a setting, with a digest of uncommitted changes, which may differ."""
     record = read_record(run)
     commit = format_commit(record.code) if record is not None else ""
     try:

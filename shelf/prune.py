@@ -288,8 +288,7 @@ def as_row(candidate: Candidate, removed: bool, problem: str = "") -> dict[str, 
 
 
 def render(candidates: Sequence[Candidate], width: int | None = None, *, show_kept: bool) -> str:
-    """Render the runs to remove as a table, and count kept runs by reason; lines have at most
-    `width`."""
+    """Render the runs to remove as a table, and count kept runs by reason; lines fit `width`."""
     going = [one for one in candidates if not one.kept]
     kept = [one for one in candidates if one.kept]
     lines = []

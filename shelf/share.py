@@ -217,8 +217,7 @@ def is_written(name: str) -> bool:
 
 
 def _list_entries(top: Path, below: str = "") -> Iterator[tuple[str, bool]]:
-    """Yield (path in the run folder, whether it is a folder); private folders are not descended
-    into."""
+    """Yield (path in the run folder, True for a folder), without the content of private folders."""
     with os.scandir(top / below) as entries:
         found = sorted(entries, key=lambda entry: entry.name)
     for entry in found:

@@ -172,8 +172,7 @@ class VjobExecutor(ScriptExecutor):
         return find_after(name_jobs(self.parameters.get("after") or ()), (), Path.cwd())
 
     def resolve_function(self, delayed: DelayedSubmission) -> Resolved:
-        """Return the conf that a function runs with; of the conf's own program only `python` is
-        used."""
+        """Return the conf that a function runs with; of its own program, only `python` is used."""
         if not callable(delayed.function):
             raise InputError(
                 f"{delayed.function!r} cannot be called: submit the function itself and its "

@@ -214,8 +214,7 @@ class VjobJob(Job[R]):
         return collect_stacks(view_run(self.run), native=native)
 
     def report(self, path: Path | str | None = None) -> Path:
-        """Write the report's page, by default to `report.html` in the run folder; return its
-        path."""
+        """Write the report's page, by default `report.html` in the run folder; return its path."""
         from vjob.jobs.reporting.report import ReportOutputs, write_report
 
         target = self.run.report if path is None else Path(path).expanduser().absolute()
@@ -298,8 +297,7 @@ class VjobJob(Job[R]):
         return [self._read_result(rank)[1] for rank in self._tasks]  # they came just now
 
     def exception(self) -> UncompletedJobError | FailedJobError | None:
-        """Return an error with the culprit's traceback and the verdict; None if the run
-        succeeded."""
+        """Return an error with the culprit's traceback and verdict; None if the run succeeded."""
         self.wait()
         if self.has_function and self._read_results() is not None:
             return None
@@ -425,8 +423,7 @@ class VjobJob(Job[R]):
         return f"More: vjob status {self.run.path}"
 
     def _get_logs_string(self, name: str) -> str | None:
-        """Return one rank's lines of all attempts, since submitit's logs also continue after a
-        requeue."""
+        """Return a rank's lines of all attempts: submitit's logs also continue after a requeue."""
         outputs = self._find_outputs(self.paths.task_id, name[3:])
         return _decode(b"".join(one.read() for one in outputs)) if outputs else None
 

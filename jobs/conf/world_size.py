@@ -84,8 +84,7 @@ def build_groups(nodes: Sequence[NodeGroup]) -> tuple[GroupPlan, ...]:
 
 
 def list_node_counts(conf: JobConf) -> Iterator[tuple[int, ...]]:
-    """Yield the allowed node counts, one number for each group, those nearest to all nodes
-    first."""
+    """Yield the allowed node counts, one number for each group, nearest to all nodes first."""
     groups, morph = conf.cluster.nodes, conf.morph
     asked = sum(group.count for group in groups)
     most = [group.count for group in groups]

@@ -196,8 +196,7 @@ class _Builder:
                 merged.setdefault(name, entry)
 
     def path(self, name: str = "") -> str:
-        """Return the dotted key of the YAML node that is being built, followed by `name` if it is
-        given."""
+        """Return the dotted key of the YAML node being built, followed by `name` if given."""
         path = ""
         for frame in self.stack:
             last = frame.children[-1].node if frame.children else None

@@ -175,8 +175,7 @@ def read_slow_hosts(run: RunFolder) -> set[str]:
 
 @contextmanager
 def _hold_shrinking(run: RunFolder) -> Iterator[None]:
-    """Hold the lock for asking nodes to leave, since two requests at once could leave too few
-    nodes."""
+    """Hold the lock for asking nodes to leave: two requests at once could leave too few nodes."""
     run.morph.make()
     with lock_file(run.morph.shrink_lock):
         yield

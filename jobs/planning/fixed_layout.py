@@ -115,8 +115,7 @@ def _count_of_fullest(question: Question, conf: JobConf, replicas: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class OtherLayouts:
-    """Layouts for other numbers of nodes than the conf asks for, keyed by `name_nodes` of the
-    nodes."""
+    """Layouts for other numbers of nodes than the conf asks for, by `name_nodes` of the nodes."""
 
     layouts: Mapping[str, tuple[int, int, str]]
     """Pipeline, data and partition."""

@@ -200,8 +200,7 @@ class Scheduler(ABC):
         raise NotImplementedError
 
     def test(self, run: RunFolder, group: str | None, text: str) -> StartEstimate:
-        """Return a start estimate for this batch script; raise RefusedError if the script is
-        refused."""
+        """Return a start estimate for this batch script; RefusedError if it is refused."""
         raise NotImplementedError
 
     def build_beside(
@@ -228,8 +227,7 @@ class Scheduler(ABC):
     def build_shell(
         self, job: SchedulerJob, host: str, group: str, command: Sequence[str], *, tty: bool
     ) -> list[str]:
-        """Return the command that runs `command` on one node of the job, connected to this
-        terminal."""
+        """Return the command that runs `command` on one node of the job, on this terminal."""
         raise NotImplementedError
 
     def can_wait_for(self, other: Scheduler) -> bool:
@@ -242,8 +240,7 @@ class Scheduler(ABC):
         return ""
 
     def ask_foreign_job(self, word: str) -> ForeignJob | None:
-        """Return a job that vjob did not submit, by the id that a user typed; None if there is
-        none."""
+        """Return a job that vjob did not submit, by the id that a user typed, or None."""
         return None
 
     def find_run_id(self, comment: str) -> str:

@@ -45,8 +45,7 @@ AUTO = ("allocation", "slurm", LOCAL)
 
 
 def get_scheduler(scheduler: str, run: RunFolder | None = None) -> Scheduler:
-    """Return the scheduler with this name in the plan, for the jobs of a run, importing no
-    other."""
+    """Return the scheduler with this name in the plan, for a run's jobs, importing no other."""
     found = SEAM.load(scheduler)
     if found is None:
         raise InputError(

@@ -14,8 +14,7 @@ from varuna_core.records.plan import GroupPlan
 
 
 class JobState(Enum):
-    """State of a job. A state that vjob does not know becomes UNKNOWN; `native_word` keeps its
-    text."""
+    """State of a job. An unknown state becomes UNKNOWN; `native_word` keeps its text."""
 
     PENDING = "PENDING"
     CONFIGURING = "CONFIGURING"

@@ -264,8 +264,7 @@ def choose_python(conf: JobConf, python: str) -> str:
 
 
 def _choose_root(conf: JobConf, base: Path, path: Path) -> Path:
-    """Return the folder to copy without git: a module's import folder, or a command's working
-    one."""
+    """Return the folder to copy without git: a module's import or a command's working folder."""
     found = find_code(conf, base) if conf.program.kind == "module" else None
     folder = found[1] if found is not None else path if path.is_dir() else path.parent
     workdir = find_word("", conf, base) if conf.program.kind == "command" else None

@@ -22,8 +22,7 @@ HOST = {"cpu_percent": "cpu_percent", "swap_mb": "swap_used_mb", "num_cpus": "nu
 
 @dataclass(frozen=True)
 class NodeFaults:
-    """Facts about a node in its samples: hardware faults, and samples in which no GPU could be
-    read."""
+    """Facts about a node in its samples: hardware faults, and samples in which no GPU was read."""
 
     attempt: str
     node: str

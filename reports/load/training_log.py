@@ -658,8 +658,7 @@ _EVALUATIONS = ["attempt", "node", "step", "unit", "written", "is_own", "split",
 
 
 def _drop_repeated(table: pd.DataFrame) -> pd.DataFrame:
-    """Drop rows that several ranks or bars repeat; without a step number, rows with the same
-    value."""
+    """Drop rows that several ranks or bars repeat; without a step number, rows of equal value."""
     names = ["attempt", "step", "split", "metric"]
     is_same = table.duplicated([*names, "value"])
     return table[~(is_same | (table.duplicated(names) & table["step"].notna()))]

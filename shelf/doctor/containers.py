@@ -119,8 +119,7 @@ def judge_missing(found: Collection[str], missing: Collection[str]) -> Diagnosis
 
 
 def judge_pyxis(help_text: str, plugstack: str, run: tuple[str, str, int]) -> Diagnosis:
-    """Judge pyxis; `run` is the type, options and free bytes of /run, where it unpacks by
-    default."""
+    """Judge pyxis; `run` is type, options and free bytes of /run, where it unpacks by default."""
     if "--container-image" not in help_text:
         return Diagnosis(name="pyxis", status="note", text="srun has no pyxis")
     match = re.search(r"runtime_path=(\S+)", plugstack)
@@ -266,8 +265,7 @@ def make_room(scratch: str) -> Iterator[Path]:
 
 
 def make_skeleton(root: Path, host: Path) -> tuple[Mount, ...]:
-    """Make empty folders and copies of the machine's links; return mounts that complete a
-    system."""
+    """Make empty folders, copy the machine's links; return mounts that complete a system."""
     mounts = []
     for name in FOLDERS:
         (root / name).mkdir(parents=True)
@@ -301,8 +299,7 @@ def build_request(folder: Path, mounts: tuple[Mount, ...]) -> Request:
 
 
 def build_environment(commands: ContainerPlan, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the agent's environment, without Slurm's and Python's variables, which are for
-    jobs."""
+    """Return the agent's environment, without Slurm's and Python's variables, meant for jobs."""
     base = {
         name: value
         for name, value in environ.items()

@@ -283,8 +283,7 @@ class Autoscaler:
         return bool(own) and failed > 0 and time.time() - own[-1].asked < wait_s
 
     def _withdraw(self, view: RunView, standing: Standing) -> None:
-        """Cancel our waiting jobs that are no longer worth a morph, or whose nodes were taken by
-        others."""
+        """Cancel our waiting jobs that are not worth a morph any more or whose nodes are taken."""
         states = {info.leader: info.state for info in view.joined}
         for join in read_joins(self._run.morph):
             said = read_join_job(self._run.morph, join)

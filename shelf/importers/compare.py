@@ -33,8 +33,7 @@ class Change(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """An option with its values that differs between conf and script, or words without an
-    option."""
+    """An option with its values that differs in conf and script, or words without an option."""
 
     change: Change
     script: Words
@@ -124,8 +123,7 @@ def compare_words(script: Sequence[Word], conf: Sequence[str]) -> list[Differenc
 
 
 def _fill(group: Sequence[Word], ours: Sequence[Words]) -> Words:
-    """Return an option's words; if some are unknown, the conf's words that agree with the
-    others."""
+    """Return an option's words; if some are unknown, the conf's words that agree with the rest."""
     texts = tuple(word.text for word in group)
     if any(word.is_open for word in group):
         for other in ours:

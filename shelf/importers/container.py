@@ -74,8 +74,7 @@ def _take_created(draft: Draft) -> None:
 
 
 def _take_copies(draft: Draft, mounts: list[str]) -> None:
-    """Convert copies made inside the container before the start: they are made on the node and
-    mounted."""
+    """Convert copies in the container before the start: they are made on the node and mounted."""
     commands = [one for recording in draft.found.recordings for one in list_inside(recording)]
     copies = build_copies(
         list(dict.fromkeys(tuple(one.texts) for one in commands)),

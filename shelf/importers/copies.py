@@ -60,8 +60,7 @@ def build_copies(
 
 
 def list_inside(recording: Recording) -> Iterator[Command]:
-    """Yield preparing commands that run inside a container started by this script, outermost
-    first."""
+    """Yield preparing commands that run in a container started by this script, outermost first."""
     for launch in recording.launches:
         before = launch.texts[: len(launch.words) - len(launch.program)]
         is_entered = any(
@@ -102,8 +101,7 @@ def _to_host(path: str, sources: Mapping[str, str]) -> str | None:
 
 
 def _spell(path: str) -> str:
-    """Quote a path for a shell line, except a leading `~` and a final `*`, which the shell
-    expands."""
+    """Quote a path for the shell, except a leading `~` and a final `*`, which the shell expands."""
     return "/".join(_spell_parts(path.split("/")))
 
 

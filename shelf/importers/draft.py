@@ -60,8 +60,7 @@ class Draft:
             self.notes.append(message)
 
     def record(self, what: str, key: str) -> None:
-        """Record that `what`, such as an option or a variable of the script, became the key
-        `key`."""
+        """Record that `what`, such as an option or variable of the script, became the key `key`."""
         line = f"{_make_printable(redact_string(what))} -> {key}"
         if line not in self.taken:
             self.taken.append(line)

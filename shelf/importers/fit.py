@@ -16,8 +16,7 @@ from vjob.shelf.importers.draft import Draft, render_draft
 
 
 def leave_out_misfits(draft: Draft) -> None:
-    """Remove the keys that the checks refuse, noting each check's message, until the conf
-    passes."""
+    """Remove the keys that checks refuse, noting each check's message, until the conf passes."""
     for _ in range(40):
         problems = _find_problems(draft)
         if not any(_drop(draft, problem) for problem in problems):  # checked again after each
@@ -66,8 +65,7 @@ def _drop(draft: Draft, problem: Problem) -> bool:
 
 
 def _spell_out(draft: Draft, key: str, value: Any) -> None:
-    """Replace references to a removed key with its value, so that the program's words stay the
-    same."""
+    """Replace references to a removed key with its value, so the program's words stay the same."""
     program = draft.values.get("program", {})
     program["args"] = [
         word.replace(f"${{{key}}}", spell_value(value)) for word in program.get("args", [])

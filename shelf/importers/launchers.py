@@ -87,8 +87,7 @@ def sort_commands(commands: Sequence[Command]) -> Lines:
 
 
 def _unwrap(words: list[Word], command: Command, found: Wrapping) -> list[Word] | None:
-    """Return the words after a wrapper that the conf can express; None if there is no such
-    wrapper."""
+    """Return the words after a wrapper that the conf can express; None without such a wrapper."""
     wrapper = find_wrapper([word.text for word in words])
     if wrapper is None or (wrapper.options and wrapper.name in PLAIN and wrapper.name != "time"):
         return None

@@ -51,8 +51,7 @@ AMOUNTS: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """A node that a hostfile or --include names: number of its GPUs, and indices of those to
-    use."""
+    """A node that a hostfile or --include names: number of GPUs, and indices of those to use."""
 
     slots: int | None
     devices: tuple[int, ...] | None

@@ -85,8 +85,7 @@ def build_program(draft: Draft, launch: Launch) -> None:
 
 
 def _build_command(draft: Draft, launch: Launch) -> dict[str, Any]:
-    """Build a command with the words unchanged; if only the job knows some, its shell expands
-    them."""
+    """Build a command with unchanged words; if only the job knows some, its shell expands them."""
     words = [launch.script, *launch.args]
     if launch.kind in ("torch", "varuna", "python"):
         head = ["python", "-m"] if launch.is_module else ["python"]

@@ -70,8 +70,7 @@ def _walk(recording: Recording, *, is_step: bool = False) -> Iterator[Command]:
 
 
 def _add_blocks(recording: Recording, found: ShellConf) -> None:
-    """Add the options by component; those of the sbatch command come last and override the
-    file's."""
+    """Add the options by component; those of sbatch's command come last and override the file's."""
     blocks: dict[int, JobBlock] = {}
     for option in recording.options:
         block = blocks.setdefault(

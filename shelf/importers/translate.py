@@ -100,8 +100,7 @@ def import_source(source: Source, environ: Mapping[str, str]) -> tuple[str, list
 
 
 def translate_source(source: Source, environ: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Return the text of a conf.yaml, and notes on ignored parts and on what the user should
-    check."""
+    """Return the text of a conf.yaml, and notes on ignored parts and on what to check."""
     title = source.path.name or str(source.path)
     found, files, unread = read_source(source, environ)
     lines = sort_commands(found.commands)

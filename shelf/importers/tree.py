@@ -17,8 +17,7 @@ from vjob.shelf.importers.bash.recording import MAX_FILE, SUFFIXES
 
 
 def find_entries(path: Path) -> list[Path]:
-    """Return the scripts to begin with, those that start most others first; for a file, the
-    file."""
+    """Return the scripts to begin with, those that start most others first; for a file, itself."""
     if not path.is_dir():
         return [path]
     texts = {

@@ -56,8 +56,7 @@ class LogBuffer:
         return self._find(has, start, direction)
 
     def find_known(self, start: int, direction: int) -> int | None:
-        """Return the index of the next line of a known kind, from `start` on and wrapping
-        around."""
+        """Return the index of the next line of a known kind, from `start` on, wrapping around."""
         return self._find(lambda line: bool(line.kind), start, direction)
 
     def _find(self, fits: Callable[[Line], bool], start: int, direction: int) -> int | None:

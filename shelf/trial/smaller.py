@@ -54,8 +54,7 @@ class Trial:
 
 
 def keep_launch(conf: JobConf, launch: str) -> JobConf:
-    """Return the conf with the whole run's launch method, since a single rank would get another
-    one."""
+    """Return the conf with the whole run's launch method: a single rank would get another one."""
     if conf.program.kind not in OWN:
         return conf
     named: Any = launch
@@ -165,15 +164,13 @@ def _keep_replicas(conf: JobConf, kept: int, replicas: int) -> JobConf:
 
 
 def _close(conf: JobConf, world: int) -> JobConf:
-    """Return the conf with one node of `world` ranks, since other values are computed from the
-    nodes."""
+    """Return the conf with one node of `world` ranks, from which other values follow."""
     only = replace(conf.cluster.nodes[0], count=1, ranks=world)
     return replace(conf, cluster=replace(conf.cluster, nodes=(only,)))
 
 
 def _fit_processors(conf: JobConf, notes: list[str]) -> JobConf:
-    """Make a built-in program's model small enough for processors; leave other programs
-    unchanged."""
+    """Make a built-in program's model small enough for processors; keep others unchanged."""
     model, train = conf.model, conf.train
     if conf.program.kind not in BUILT_IN or model is None:
         return conf
@@ -194,8 +191,7 @@ def _fit_processors(conf: JobConf, notes: list[str]) -> JobConf:
 
 
 def _shorten(conf: JobConf, checkpoint: str | None) -> Train:
-    """Limit a built-in program to two steps, and log each step; a script trains as its arguments
-    say."""
+    """Limit a built-in program to two logged steps; a script trains as its arguments say."""
     train = conf.train
     own = replace(train.checkpoint, folder=checkpoint)
     if conf.program.kind not in BUILT_IN:

@@ -80,8 +80,7 @@ class TryObservation:
 
 
 def watch(run: RunFolder, *, ends_itself: bool, limit_s: float, say: Say) -> TryObservation:
-    """Watch until the required steps or, if the program ends by itself, its end; return what was
-    seen."""
+    """Watch until the required steps or the program's own end; return what was seen."""
     reader = JudgedReader(RunReader(run, num_lines=NUM_LINES))
     gpu_mb: dict[str, tuple[float, float]] = {}
     enough_at: float | None = None

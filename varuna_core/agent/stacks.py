@@ -35,8 +35,7 @@ _LINE = re.compile(r"vjob-parcel (\S{1,80}) (\d{1,6})/(\d{1,6}) ([A-Za-z0-9+/=]*
 
 
 def pack(key: str, value: Any) -> Iterator[str]:
-    """Serialize a value into lines of text; `key` distinguishes it from all others on the
-    channel."""
+    """Serialize a value into lines of text; `key` distinguishes it from others on the channel."""
     data = base64.b64encode(zlib.compress(json.dumps(value).encode())).decode()
     pieces = [data[at : at + PIECE_CHARS] for at in range(0, len(data), PIECE_CHARS)]
     for number, piece in enumerate(pieces, start=1):

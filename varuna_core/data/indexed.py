@@ -84,8 +84,7 @@ class TokenFile:
         return len(self.documents) - 1
 
     def digest(self) -> str:
-        """Return a checksum of the lengths, which differ if the data set was made from other
-        text."""
+        """Return a checksum of the lengths, which differ for a data set of other text."""
         return hashlib.sha256(self.lengths.data).hexdigest()[:16]
 
     def read(self, sequence: int, start: int = 0, stop: int | None = None) -> Array:

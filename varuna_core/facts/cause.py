@@ -201,8 +201,7 @@ def parse_word(kind: Type[E], word: Any, default: E) -> E:
 
 
 def _read_fields(kind: Any, value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the plain fields of a dataclass that are in `value`; raise TypeError for a wrong
-    type."""
+    """Return the plain fields of a dataclass in `value`; raise TypeError for a wrong type."""
     found = {}
     for one in fields(kind):
         kinds = _KINDS.get(str(one.type))

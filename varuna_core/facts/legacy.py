@@ -54,8 +54,7 @@ BEGINNINGS: Mapping[str, EndCause] = {
 
 
 def read_stop_cause(stop: Mapping[str, Any]) -> Optional[EndCause]:
-    """Return the cause that only the reason in an old stop.json gives; None if its kind is
-    enough."""
+    """Return the cause that only an old stop.json's reason gives; None if its kind is enough."""
     said = str(stop.get("reason"))
     if stop.get("kind") != "lost":
         return None
@@ -134,8 +133,7 @@ def _read_job(
     *,
     is_started: bool,
 ) -> Optional[End]:
-    """Return the end according to the last word of the scheduler about the job, if the record has
-    it."""
+    """Return the end by the scheduler's last word on the job, if the record has it."""
     cause = WORDS.get(str(record.get("verdict")))
     said = next((BEGINNINGS[x] for x in BEGINNINGS if message.startswith(x)), None)
     if cause is EndCause.NODE_FAIL and record.get("scheduler") in SUPERVISED:

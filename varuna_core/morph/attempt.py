@@ -24,8 +24,7 @@ def find_culprit(plan: Plan, exits: Dict[int, RankExit], missing: Sequence[int])
 
 
 def pick_nodes(plan: Plan, facts: TrainingFacts, nodes: Sequence[str]) -> Tuple[str, ...]:
-    """Return the nodes that an attempt with `nodes` available would use, in the order of its
-    plan."""
+    """Return those of the available `nodes` that an attempt would use, in the order of its plan."""
     assert plan.morphing is not None
     ordered = sorted(nodes, key=get_seat)[: plan.morphing.max_nodes]
     by_seat = {get_seat(node): node for node in ordered}

@@ -157,8 +157,7 @@ def cut_evenly(layers: int, parts: int) -> str:
 
 
 def find_planned(plan: Plan, seats: Sequence[int]) -> Optional[ParallelShape]:
-    """Return the layout that was planned at submit for nodes of these groups; None if there is
-    none."""
+    """Return the layout that was planned at submit for nodes of these groups, or None."""
     nodes = name_nodes([plan.node(seat).group for seat in sorted(seats)])
     found = (plan.layouts or {}).get(nodes)
     return None if found is None else ParallelShape(*found)

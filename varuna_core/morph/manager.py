@@ -223,8 +223,7 @@ class Manager:
             self._link.step()
 
     def _tell_cut(self, attempt: AttemptFolder) -> None:
-        """Tell the agents which members lost their connection, though their files may still
-        arrive."""
+        """Tell the agents which members are cut off, while their files may still arrive."""
         if self._state.phase != RUNNING:
             return
         linked = self._link.list_seats()
@@ -275,8 +274,7 @@ class Manager:
     # Inputs.
 
     def _read_inputs(self, *, looks: bool = True) -> List[Input]:
-        """Collect inputs for the state machine; without `looks`, use the last view of the run
-        folder."""
+        """Collect inputs for the state machine; without `looks`, use the run folder's last view."""
         said: List[Input] = []
         if self._signals.ending is not None:
             self._heard.append(self._signals.ending)

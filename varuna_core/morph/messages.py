@@ -187,8 +187,7 @@ class Judge:
 
 @dataclass(frozen=True)
 class End:
-    """Action: release the nodes and end the job with this code; with `requeue` the job is
-    requeued."""
+    """Action: release the nodes and end the job with this code, or requeue it (`requeue`)."""
 
     code: int
     reason: str

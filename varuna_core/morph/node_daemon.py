@@ -292,8 +292,7 @@ class NodeDaemon:
             self._prepare_next(orders)
 
     def _prepare_next(self, orders: Orders) -> None:
-        """Start the standby agent once the ranks train, which need the node for themselves
-        before."""
+        """Start the standby agent once the ranks train: until then they need the whole node."""
         me, place = self._me, orders.find_place(self._me.name)
         is_member = orders.attempt == me.attempt and place is not None
         if not is_member or self._next_since == me.attempt or not can_stand_by(self._plan):

@@ -142,8 +142,7 @@ def measure_disk(folder: str) -> float | None:
 
 
 def measure_gpu(local_rank: int) -> dict[str, Any]:
-    """Measure matrix products and copies on this rank's GPU; if there is no GPU, return the
-    reason."""
+    """Measure matrix products and copies on this rank's GPU; without a GPU, return the reason."""
     try:
         import torch
     except ImportError:

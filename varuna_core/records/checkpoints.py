@@ -44,8 +44,7 @@ class Complete:
 
     @property
     def written_at(self) -> float:
-        """Return the time of the checkpoint in seconds since the epoch, by the file system's
-        clock."""
+        """Return the time of the checkpoint in seconds since 1970, by the file system's clock."""
         return (self.path / MANIFEST).stat().st_mtime
 
 

@@ -226,8 +226,7 @@ class NodeExits:
 
 
 def _to_plain(value: RankExit) -> dict[str, Any]:
-    """Convert to JSON without fields that have their default: older readers reject unknown
-    fields."""
+    """Convert to JSON without fields of default value: older readers reject unknown fields."""
     later = {"exception": "", "is_uncaught": None, "unwritten": 0}
     return {name: one for name, one in asdict(value).items() if later.get(name, value) != one}
 

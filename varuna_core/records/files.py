@@ -168,8 +168,7 @@ def write_reserved(reserved: Path, path: Path, value: Any) -> None:
 
 
 def find_errno(error: BaseException) -> int:
-    """Return the errno of this error or of the error that it was raised from; 0 if there is
-    none."""
+    """Return the errno of this error or of the error that it was raised from; 0 without one."""
     found: Optional[BaseException] = error
     while found is not None:
         if isinstance(found, OSError) and found.errno:

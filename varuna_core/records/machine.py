@@ -34,8 +34,7 @@ def identify_machine() -> str:
 
 
 def start_time(pid: int) -> str | None:
-    """Return a process' start in clock ticks: together with the pid it identifies a process
-    uniquely."""
+    """Return a process' start in clock ticks: with the pid it identifies a process uniquely."""
     try:
         text = read_text(Path(f"/proc/{pid}/stat"))
     except OSError:

@@ -294,8 +294,7 @@ def write_join_job(folder: MorphFolder, join: Join, value: JoinJob) -> None:
 
 
 def reserve_seats(folder: MorphFolder, build: Callable[[Sequence[Join]], Join]) -> Join:
-    """Write the join that `build` returns, given the previous joins; `build` may refuse by
-    raising."""
+    """Write the join that `build` returns for the previous joins; `build` may raise to refuse."""
     folder.make()
     while True:
         join = build(read_joins(folder))

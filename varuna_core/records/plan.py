@@ -426,8 +426,7 @@ def write_plan(path: Path, plan: Plan) -> None:
 
 
 def render_plan(plan: Plan) -> str:
-    """Render the text of plan.json for `--dry-run`, with marks of the layout spelled as in the
-    conf."""
+    """Render the text of plan.json for `--dry-run`, with layout marks spelled as in the conf."""
     text = json.dumps(_to_plain(plan), indent=1)
     return re.sub(r"\\u0000([a-z.]+)\\u0000", r"${\1}", text)
 

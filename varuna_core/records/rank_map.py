@@ -102,8 +102,7 @@ class StageMap:
 
     @property
     def neighbours(self) -> tuple[tuple[int, int], ...]:
-        """Return the pairs of places between which activations are sent, each once, in stage
-        order."""
+        """Return the pairs of places that exchange activations, each once, in stage order."""
         found: dict[tuple[int, int], None] = {}
         for at, place in enumerate(self.placement[1:]):
             if place != self.placement[at]:

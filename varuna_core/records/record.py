@@ -280,8 +280,7 @@ def read_canceller(run: RunFolder) -> str:
 
 
 def read_requeues(run: RunFolder, job_id: str) -> Dict[int, EndCause]:
-    """Return the causes of requeues that the batch script of a job requested itself, by start from
-    0."""
+    """Return the causes of requeues that a job's batch script requested, by start from 0."""
     found = {}
     for event in read_lines(run.events()):
         if isinstance(event, dict) and event.get("kind") == REQUEUED:

@@ -153,8 +153,7 @@ class AttemptFolder:
 
     @property
     def owner(self) -> Path:
-        """File that names the session of the manager that made this attempt, in a run that may
-        morph."""
+        """File with the session of the manager that made this attempt, in a run that may morph."""
         return self.path / "owner.json"
 
     @property
@@ -238,8 +237,7 @@ class AttemptFolder:
 
     @property
     def link(self) -> Path:
-        """File with the address of the agents' hub while the hub is listening
-        (agent/meeting/link.py)."""
+        """File with the address of the agents' hub while it listens (agent/meeting/link.py)."""
         return self.path / "state" / "link.json"
 
     def node_log(self, node: str, kind: str) -> Path:
@@ -473,8 +471,7 @@ class RunFolder:
 
     @property
     def code_files(self) -> Path:
-        """File that lists the copy of the user's code; files that ranks add there are not among
-        them."""
+        """File that lists the copy of the user's code, without files that ranks add there."""
         return self.path / "code.json"
 
     @property
@@ -502,8 +499,7 @@ class RunFolder:
 
     @property
     def track(self) -> Path:
-        """Folder with the state of the trackers: how far each has read, and what W&B keeps on
-        disk."""
+        """Folder with the state of the trackers: how far each has read, and W&B's own files."""
         return self.path / "track"
 
     @property

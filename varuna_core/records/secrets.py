@@ -504,8 +504,7 @@ def _hide_literal(match: Match[str]) -> str:
 
 
 def _is_expression(name: str, value: str) -> bool:
-    """Return True for a program's `token=self.token` and `key: str`; not for a script's
-    `TOKEN=x`."""
+    """Return True for a program's `token=self.token` and `key: str`, not a script's `TOKEN=x`."""
     if name.isupper() or value[:1] in "\"'" or is_drawn(value):
         return False
     if _EXPRESSION.fullmatch(value) is None:

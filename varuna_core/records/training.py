@@ -210,8 +210,7 @@ NOT_READ = ("format", "tensorboard", "checkpoint_memory_every", "from_memory")
 
 
 def read_training(path: Path) -> Training:
-    """Read a training; raise ValueError with the file's name if the file is not a valid
-    training."""
+    """Read a training; raise ValueError with the file's name if it is not a valid training."""
     try:
         value = parse_json(read_bytes(path))
     except OSError as error:

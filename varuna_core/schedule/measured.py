@@ -77,8 +77,7 @@ class KnownCosts:
         )
 
     def _list_copies(self, kind: Kind) -> tuple[float, ...]:
-        """Return the costs of the copies of this kind (O or L) by stage; empty if they are not
-        known."""
+        """Return the costs of this kind of copy (O or L) by stage; empty if not known."""
         return tuple(self._by_kind[kind]) if any(self._by_kind[kind]) else ()
 
     def has_moved(self) -> bool:

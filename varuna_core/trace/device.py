@@ -46,8 +46,7 @@ class Event(Protocol):
 
 
 class DeviceClock:
-    """CUDA events that one thread has recorded on its stream, and their times on the host's
-    clock."""
+    """CUDA events that one thread has recorded on its stream, with times by the host's clock."""
 
     def __init__(
         self,

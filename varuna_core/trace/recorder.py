@@ -108,8 +108,7 @@ class Recorder:
                 self._last = time.perf_counter()
 
     def span(self, kind: str, call: Call, /, *args: Any, **kwargs: Any) -> Any:
-        """Run a function that is not an action of a schedule, and record it as a span of a known
-        kind."""
+        """Run a function that is no action of a schedule; record it as a span of a known kind."""
         if self.is_busy():
             return call(*args, **kwargs)
         if kind == "evaluate":

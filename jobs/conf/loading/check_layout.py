@@ -35,8 +35,7 @@ def check_layout(conf: JobConf) -> Iterator[KeyProblem]:
 
 
 def _check_open(conf: JobConf) -> Iterator[KeyProblem]:
-    """Yield problems that prevent the planner from choosing the parts of the layout that are
-    `auto`."""
+    """Yield problems that prevent the planner from choosing the `auto` parts of the layout."""
     key = "parallel.pipeline" if conf.parallel.pipeline == "auto" else "train.micro_batch_size"
     if conf.train.global_batch_size is None:
         message = "must be set if vjob is to choose the layout, on which its default depends"
@@ -75,8 +74,7 @@ def _check_world(conf: JobConf) -> Iterator[KeyProblem]:
 
 
 def _check_least(conf: JobConf) -> Iterator[KeyProblem]:
-    """Check that a morphing script whose number of layers is not known has enough ranks for its
-    stages."""
+    """Check that a morphing script of unknown number of layers has enough ranks for its stages."""
     parallel, world = conf.parallel, get_world(conf)
     pipeline = require_number(parallel.pipeline)
     is_known = parallel.partition != "auto" or conf.model is not None

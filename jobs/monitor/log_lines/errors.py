@@ -91,8 +91,7 @@ def find_row(name: str) -> KnownLine | None:
 
 
 def explain_parts(line: Line | None) -> tuple[str, tuple[Remedy, ...]]:
-    """Return the meaning of a line and its remedies; both are empty if the kind of line is not
-    known."""
+    """Return the meaning of a line and its remedies; both are empty for an unknown kind of line."""
     row = find_row(line.kind) if line is not None else None
     if line is None or row is None:
         return "", ()
@@ -111,8 +110,7 @@ def strip_tags(text: str) -> str:
 
 
 def classify_line(text: str) -> str | None:
-    """Return the kind that the first matching row of known lines gives; None for an ordinary
-    line."""
+    """Return the kind that the first matching row gives; None for an ordinary line."""
     text = text[:MOST_CHARS]
     table = load_table()
     candidates = table.find_candidates(text.translate(_NO_DIGITS).lower())
@@ -141,8 +139,7 @@ def is_proof(line: Line, proof: Proof) -> bool:
 
 
 def is_warning(name: str) -> bool:
-    """Return True for a `Line.kind` whose row is a warning, rather than an error counted as a
-    warning."""
+    """Return True for a `Line.kind` whose row is a warning, not an error counted as one."""
     row = find_row(name)
     return row is not None and row.proof is Proof.WARNING
 
@@ -188,8 +185,7 @@ def merge_same(lines: Iterable[Line]) -> list[Line]:
 
 
 def name_message(line: Line) -> tuple[str, str]:
-    """Return a key that equal messages of several ranks share: the kind, and the text without
-    numbers."""
+    """Return the key that equal messages of several ranks share: kind, and text without numbers."""
     return line.kind, _NUMBERS.sub("#", strip_tags(line.text)).strip()
 
 

@@ -82,8 +82,7 @@ def follow_job(job: ForeignJob, say: Say, wanted: LineFilter) -> int:
 
 
 def _check_readable(path: Path) -> None:
-    """Raise InputError if the file exists and cannot be read, since it would otherwise look
-    empty."""
+    """Raise InputError if an existing file cannot be read, since it would otherwise look empty."""
     try:
         with open_file(path):
             return

@@ -53,8 +53,7 @@ class RunRow:
 
     @property
     def target(self) -> str:
-        """The word that names the run for commands: its folder or, if it has none, its first
-        job."""
+        """The word that names the run for commands: its folder or, without one, its first job."""
         return self.folder or ",".join(self.jobs[:1])
 
     @property
@@ -89,8 +88,7 @@ class RunRow:
 
 
 def format_step(row: RunRow) -> str:
-    """Format a run's step: `120/1000`, `120`, a dash if not known, or `?` if the logs were not
-    read."""
+    """Format a run's step: `120/1000`, `120`, a dash if not known, `?` if no log was read."""
     if row.step is None:
         return "-" if row.is_read else "?"
     return f"{row.step}/{row.num_steps}" if row.num_steps else str(row.step)

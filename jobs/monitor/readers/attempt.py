@@ -358,8 +358,7 @@ class AttemptReader:
         )
 
     def _mark_slow(self) -> tuple[Rank, ...]:
-        """Return all ranks, marking those that are slower than the running ranks of the same
-        stages."""
+        """Return all ranks, marking those slower than the running ranks of their stages."""
         ranks = [self._ranks[rank] for rank in sorted(self._ranks)]
         groups: dict[tuple[tuple[int, ...], str], list[int]] = {}
         for rank in ranks:

@@ -250,8 +250,7 @@ def _scan(log: Log, until: float, cause: Line | None) -> list[Line]:
 
 
 def _read_context(lines: Iterable[LogLine], root: Line) -> Iterator[str]:
-    """Yield the error's line with lines of the same rank around it, including the whole
-    traceback."""
+    """Yield the error's line with lines of the same rank around it, and the whole traceback."""
     before: deque[str] = deque(maxlen=LONGEST_TRACEBACK)
     after = 0
     for order, line in enumerate(lines):

@@ -78,8 +78,7 @@ class GpuSamples:
         return True
 
     def _is_whole(self) -> bool:
-        """Return True if a complete sample was read; in text, once a GPU occurs for the second
-        time."""
+        """Return True if a complete sample was read; in text, once a GPU occurs again."""
         if self._is_json:
             return self.at is not None
         return any(len(history) > 1 for history in self._history.values())

@@ -183,8 +183,7 @@ APART_S = 1.0
 
 
 def find_progress(nodes: Collection[NodeFiles]) -> Progress | None:
-    """Return the job's progress from the log with the most reliable step lines, then the highest
-    step."""
+    """Return the job's progress from the log with the surest step lines, then the highest step."""
     for node in nodes:  # the bar and the losses may be in different files
         if any(log.trains for log in node.logs.values()):
             for log in node.logs.values():
@@ -220,8 +219,7 @@ def find_progress(nodes: Collection[NodeFiles]) -> Progress | None:
 
 
 def _list_others(node: NodeFiles, log: LogFile) -> list[StepReader]:
-    """Return the step readers of the node's other logs, from which the number of steps may be
-    known."""
+    """Return the step readers of the node's other logs, which may have the number of steps."""
     return [one.steps for one in node.logs.values() if one is not log and log.unit == "step"]
 
 
@@ -362,8 +360,7 @@ _NO_DIGITS = {ord(digit): None for digit in "0123456789"}
 
 
 def join_progress(by_lines: Progress | None, traced: Sequence[Point]) -> Progress:
-    """Merge progress from logs, which have the loss, and from the farthest trace, which has the
-    times."""
+    """Merge progress of logs, which have the loss, and of the farthest trace, with its times."""
     points = {point.step: point for point in traced}
     last = traced[-1]
     steps = judge_steps(_to_lines(by_lines), {}, traced=(last.step, last.at))

@@ -191,8 +191,7 @@ class LogFile:
 
     @property
     def trains(self) -> bool:
-        """True if a line, in this file or one beside it, has a word that training programs
-        print."""
+        """True if a line in this file or one beside it has a word that training programs print."""
         return self._trains or self._steps.trains
 
     @trains.setter

@@ -310,8 +310,7 @@ class TraceEnd:
         return self.steps[-1] if self.steps else None
 
     def works_s(self) -> dict[int, float]:
-        """Return the seconds that the rank itself computed, keyed by step, without the first
-        steps."""
+        """Return the seconds that the rank itself computed, by step, without the first steps."""
         steps = list(self.steps)[WARM_UP_STEPS:][-RECENT_STEPS:]
         return {step.step: step.work_s for step in steps if step.work_s is not None}
 
@@ -385,8 +384,7 @@ class Beats:
 
 
 def parse_outcome(value: Mapping[str, Any] | None) -> Outcome | None:
-    """Parse the outcome of an attempt; return None if it cannot be read, as from another
-    version."""
+    """Parse the outcome of an attempt; None if it cannot be read, as from another version."""
     try:
         return expect_types(Outcome(**value)) if value is not None else None
     except TypeError:

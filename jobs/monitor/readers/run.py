@@ -89,8 +89,7 @@ class RunReader:
         reads_attempt: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """If `reads_attempt` is false, read only the record and the scheduler, for a table of many
-        runs."""
+        """If `reads_attempt` is false, read only record and scheduler, for a table of many runs."""
         self.run = run
         self._reads_attempt = reads_attempt
         record = read_record(run)
@@ -260,8 +259,7 @@ class RunReader:
         return "" if state is None else format_going(state, is_ending=is_ending)
 
     def _read_room(self, record: RunRecord) -> str:
-        """Return the full folder whose free space the next attempt waits for; empty if there is
-        none."""
+        """Return the full folder whose space the next attempt waits for; empty if there is none."""
         if self._plan is None or record.state != records.SUBMITTED:
             return ""
         if self._plan.morph:

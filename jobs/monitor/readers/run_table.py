@@ -177,8 +177,7 @@ def _make_removed(removed: RemovedRun) -> RunRow:
 
 
 def find_finite(value: float | None) -> float | None:
-    """Return a finite number; None for NaN and infinity, which neither gauges nor JSON can
-    express."""
+    """Return a finite number; None for NaN and infinity, which gauges and JSON lack."""
     return value if value is not None and math.isfinite(value) else None
 
 

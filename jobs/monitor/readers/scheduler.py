@@ -116,8 +116,7 @@ class SchedulerDesk:
         )
 
     def _list_rows(self, view: RunView) -> tuple[JobRow, ...]:
-        """Return the jobs of the run; those that the scheduler has forgotten are taken from the
-        record."""
+        """Return the jobs of the run; those that the scheduler forgot come from the record."""
         groups = {job.id: job.group or "" for job in view.record.jobs}
         rows = tuple(map(make_row, view.infos)) or recall_rows(view.record)
         return tuple(
@@ -130,15 +129,13 @@ class SchedulerDesk:
         )
 
     def _ask_earlier(self, view: RunView) -> dict[str, tuple[EndCause, ...]]:
-        """Return the ends of earlier starts of the jobs; accounting is asked once for each
-        start."""
+        """Return the ends of the jobs' earlier starts; accounting is asked once for each start."""
         if all(info.restarts <= len(self._earlier.get(info.id, ())) for info in view.infos):
             return self._earlier
         return list_earlier(view.run, view.record, view.infos)
 
     def _ask_nodes(self, view: RunView) -> tuple[NodeState, ...]:
-        """Return the states of the run's nodes; the previous states if the next query is not
-        due."""
+        """Return the states of the run's nodes; the previous ones if no query is due."""
         running = [info for info in (*view.infos, *view.joined) if info.state is JobState.RUNNING]
         held = dict.fromkeys(name for info in running for name in info.nodes)
         names = list(held) if self._watches_nodes and held else list(self._silent)

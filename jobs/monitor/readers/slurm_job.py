@@ -191,8 +191,7 @@ class SlurmJobReader:
             held.poll()
 
     def _name_node(self, part: str) -> str:
-        """Return the name shown for a part: its first host if only one part has logs, else the
-        part."""
+        """Return the name of a part: its first host if only one part has logs, else the part."""
         if len(self._job.files) == 1:
             hosts = self._job.parts[0].info.nodes
             return hosts[0] if hosts else part
@@ -290,8 +289,7 @@ def render_gpu_script() -> str:
 
 
 def parse_gpus(text: str) -> dict[str, NodeGpus]:
-    """Parse GPUs by host from lines such as `host|nvidia|0, NVIDIA A10, 61, 97, 20000, 23028,
-    140.1`."""
+    """Parse GPUs by host from lines such as `host|nvidia|0, A10, 61, 97, 20000, 23028, 140.1`."""
     lines: dict[tuple[str, str], list[str]] = {}
     for line in text.splitlines():
         words = line.split("|", 2)

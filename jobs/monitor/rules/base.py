@@ -92,8 +92,7 @@ def rows_in(snapshot: Snapshot, states: Iterable[str]) -> list[JobRow]:
 
 
 def is_over(snapshot: Snapshot) -> bool:
-    """Return True if the job is over according to the record, the scheduler or the attempt's
-    outcome."""
+    """Return True if the job is over by the record, the scheduler or the attempt's outcome."""
     if snapshot.record_state == "ended":
         return True
     jobs = snapshot.scheduler.jobs
@@ -119,8 +118,7 @@ def is_between(snapshot: Snapshot) -> bool:
 
 
 def is_coming_again(snapshot: Snapshot) -> bool:
-    """Return True if a function saved its state and the batch script is about to requeue the
-    job."""
+    """Return True if a function saved its state and the batch script is to requeue the job."""
     return (snapshot.stop or {}).get("kind") == REQUEUE and bool(rows_in(snapshot, RUNNING))
 
 
@@ -158,8 +156,7 @@ def find_node(snapshot: Snapshot, name: str) -> Node | None:
 
 
 def find_step_line(snapshot: Snapshot, step: int | None = None) -> Line | None:
-    """Return the line that reported a step, by default the last step; None if the line is no longer
-    kept."""
+    """Return the line that reported a step, by default the last step; None if it is not kept."""
     progress = snapshot.progress
     if progress is None:
         return None

@@ -117,8 +117,7 @@ class Cause:
 
     @property
     def is_cancel(self) -> bool:
-        """True if the job was cancelled, or never started because a job that it waited for
-        failed."""
+        """True if the job was cancelled, or never started because a job before it failed."""
         return self.end.cause in (EndCause.CANCELLED, EndCause.DEPENDENCY_FAILED)
 
 
@@ -285,8 +284,7 @@ def _by_memory(snapshot: Snapshot, end: End, reason: str) -> Cause:
 
 
 def find_memory_proof(snapshot: Snapshot, node: str) -> str:
-    """Return a clause with the evidence that the node's memory was used up; empty if there is
-    none."""
+    """Return a clause with the evidence that the node's memory was used up; empty without any."""
     line = _find_oom(snapshot, node)
     if line is not None:
         return f"the node's memory was used up ({format_line(line)})"
@@ -338,8 +336,7 @@ def _by_lost_node(snapshot: Snapshot, decided: End) -> Cause | None:
 
 
 def _find_silent_node(snapshot: Snapshot) -> str:
-    """Return the node whose last heartbeat is much older than all others; empty if there is
-    none."""
+    """Return the node whose last heartbeat is much older than all others, else an empty text."""
     beats = sorted((node.beat_at, node.name) for node in snapshot.nodes if node.beat_at is not None)
     if len(beats) < 2 or beats[1][0] - beats[0][0] < LATE_S:
         return ""

@@ -299,8 +299,7 @@ def gpu_lost(snapshot: Snapshot) -> Verdict | None:
 
 
 def sick_hardware(snapshot: Snapshot) -> Verdict | None:
-    """Return FAILING if the job's hardware reports a grave fault and no step has been done
-    since."""
+    """Return FAILING if the hardware reports a grave fault and no step has been done since."""
     step_at = find_step_at(snapshot)
     grave = [
         (node, fault)
@@ -438,8 +437,7 @@ def not_a_number(snapshot: Snapshot) -> Verdict | None:
 
 
 def loss_scale(snapshot: Snapshot) -> Verdict | None:
-    """Return FAILING if fp16 training skips step after step and a smaller loss scale does not
-    help."""
+    """Return FAILING if fp16 skips step after step and a smaller loss scale does not help."""
     points = _live_points(snapshot)
     if not points or not points[-1].skipped:
         return None

@@ -84,8 +84,7 @@ def stall_limit_s(
 
 
 def cause_limit_s(points: Sequence[Point], *, first_step: int | None = None) -> float:
-    """Return the shorter limit that applies if the stuck rank is known, such as a stopped
-    process."""
+    """Return the shorter limit for a known stuck rank, such as a stopped process."""
     gaps = list_gaps(points, first_step)
     learned = LONGEST * max(gaps) if len(gaps) >= LEARN_GAPS else 3 * CAUSE_FLOOR_S
     return max(learned, CAUSE_FLOOR_S)
@@ -105,8 +104,7 @@ def phase_limit_s(snapshot: Snapshot, name: str) -> float:
 
 
 def find_step_at(snapshot: Snapshot) -> float | None:
-    """Return when the last step was done, by the latest of all sources; None before the first
-    step."""
+    """Return when the last step was done, by the latest source; None before the first step."""
     progress = snapshot.progress
     times = [rank.step_at for rank in snapshot.ranks if rank.step_at is not None]
     if progress is not None and progress.at is not None:

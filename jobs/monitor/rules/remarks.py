@@ -122,8 +122,7 @@ def time_limit_near(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def being_preempted(snapshot: Snapshot) -> Iterator[Finding]:
-    """Yield a remark if the scheduler has begun to preempt the job, which still has a grace
-    time."""
+    """Yield a remark if the scheduler preempts the job, which still has a grace time."""
     for row in rows_in(snapshot, RUNNING):
         if row.preempted is not None and is_live(snapshot):
             left: Known[float] = NotKnown("the scheduler does not say when it ends the job")
@@ -155,8 +154,7 @@ def nodes_not_well(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def gpus_not_read(snapshot: Snapshot) -> Iterator[Finding]:
-    """Yield the nodes whose GPUs could not be read, so that the state of these GPUs is not
-    known."""
+    """Yield the nodes whose GPUs could not be read: the state of these GPUs is not known."""
     found: dict[str, list[str]] = {}
     for node in snapshot.nodes:
         if node.gpus_not_known:

@@ -195,8 +195,7 @@ def _see_pace(snapshot: Snapshot) -> tuple[Evidence, ...]:
 
 
 def find_slowdown(snapshot: Snapshot) -> Slowdown | None:
-    """Compare recent with earlier steps; return None if there are too few points or no steps are
-    made."""
+    """Compare recent with earlier steps; None if points are too few or no steps are made."""
     times, progress = list_step_times(snapshot), snapshot.progress
     if progress is None or len(times) < RECENT or not _steps_on(snapshot):
         return None

@@ -264,8 +264,7 @@ SURE_START_S = 60.0
 
 
 def lost_node(snapshot: Snapshot) -> Verdict | None:
-    """Return DEAD if the scheduler reports a node of the job as down and its heartbeats have
-    ended."""
+    """Return DEAD if the scheduler reports a node as down and the node's heartbeats have ended."""
     if not is_live(snapshot) or not snapshot.scheduler.lost_nodes:
         return None
     for name, word in snapshot.scheduler.lost_nodes.items():
@@ -296,8 +295,7 @@ def _fell_silent(snapshot: Snapshot, name: str, beat: float | None) -> bool:
 
 
 def find_stopped(snapshot: Snapshot) -> Finding | None:
-    """Return a finding about stopped ranks while the job does not stall yet; None if there are
-    none."""
+    """Return a finding about stopped ranks while the job does not stall yet; None without any."""
     suspect = _stopped(snapshot)
     if suspect is None or not is_live(snapshot) or held_up(snapshot) is not None:
         return None
@@ -559,8 +557,7 @@ def running(snapshot: Snapshot) -> Verdict | None:
 
 
 def _start_phase(snapshot: Snapshot) -> tuple[str, dict[str, Any], float, float | None]:
-    """Return the start phase's name, values for its sentence, its limit, and when the start
-    began."""
+    """Return the start phase's name, its sentence's values, its limit, and when it began."""
     begun = find_started(snapshot)
     warm_up = "warm-up", {"state": "warm-up"}, WARM_UP_S, begun
     if snapshot.went_at is not None or is_plain_job(snapshot):  # that may be no training at all

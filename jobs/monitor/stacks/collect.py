@@ -118,8 +118,7 @@ def list_queues(plan: Plan, attempt: AttemptFolder) -> tuple[str, ...]:
 
 
 def find_running(view: RunView, what: str) -> tuple[Plan, AttemptFolder]:
-    """Return the plan and the running attempt; raise an error that says that `what` needs a running
-    job."""
+    """Return plan and running attempt; raise an error that `what` needs a running job."""
     attempts = view.run.attempts()
     plan = read_attempt_plan(view.run, attempts[-1].number if attempts else 0)
     if view.problem:

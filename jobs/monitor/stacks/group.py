@@ -215,8 +215,7 @@ def _spell_ranks(stacks: Sequence[RankStack]) -> str:
 
 
 def _spell_lines(group: StackGroup, thread: int) -> str:
-    """Format the line numbers of the innermost frame: `33`, or `33 (3), 35 (0-2)` if ranks
-    differ."""
+    """Format the line numbers of the innermost frame: `33`, `33 (3), 35 (0-2)` if ranks differ."""
     held: dict[int, list[int]] = {}
     for stack in group.stacks:
         held.setdefault(stack.threads[thread].frames[0].line, []).append(stack.rank)
@@ -227,8 +226,7 @@ def _spell_lines(group: StackGroup, thread: int) -> str:
 
 
 def shorten_path(path: str) -> str:
-    """Return the last two parts of a path; for an installed package, the path within
-    site-packages."""
+    """Return the last two parts of a path; for an installed package, its path in site-packages."""
     _, mark, rest = path.rpartition("/site-packages/")
     return rest if mark else "/".join(path.split("/")[-2:])
 

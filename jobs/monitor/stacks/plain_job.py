@@ -43,8 +43,7 @@ def collect_job_stacks(
     timeout_s: float = 60.0,
     tell: Callable[[int, int], None] = lambda done, all_: None,
 ) -> Stacks:
-    """Collect the stacks of the job's Python processes, with the rank of each process that has
-    one."""
+    """Collect the stacks of the job's Python processes, each with its rank if it has one."""
     running = [part for part in job.parts if part.is_running]
     if not running:
         states = ", ".join(dict.fromkeys(part.info.native_word for part in job.parts))

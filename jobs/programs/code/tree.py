@@ -230,8 +230,7 @@ def _make_parent(target: Path, name: str, made: set[str]) -> None:
 
 
 def place_link(text: str, name: str, root: Path, outside: Path) -> str:
-    """Return a link's target for the copy: inside the copy if it is inside the tree, else
-    unchanged."""
+    """Return a link's target for the copy: in the copy if it is in the tree, else unchanged."""
     folder = os.path.dirname(name)
     aim = os.path.normpath(os.path.join(root, folder, text))
     inside = os.path.relpath(aim, root)

@@ -59,8 +59,7 @@ def find_job_id(environ: Mapping[str, str]) -> str:
 
 
 def is_step(environ: Mapping[str, str]) -> bool:
-    """Return True if the shell is a step of the job, and so occupies a part of the job's
-    resources."""
+    """Return True if the shell is a step of the job and so occupies some of its resources."""
     step = as_whole(environ.get("SLURM_STEP_ID", ""))
     return step is not None and step < ORDINARY_STEPS
 

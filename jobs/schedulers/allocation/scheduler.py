@@ -107,8 +107,7 @@ class AllocationScheduler(LocalScheduler):
         floor_s: float = FLOOR_S,
         after: Mapping[str, float] = NO_CHANGES,
     ) -> dict[str, list[SchedulerJob]]:
-        """Read the jobs' state files; ask Slurm about the enclosing job of those that are not
-        over."""
+        """Read the jobs' state files; ask Slurm about the enclosing job of those not over."""
         found = super().poll(jobs)
         for job, infos in found.items():
             if infos:
@@ -162,8 +161,7 @@ class AllocationScheduler(LocalScheduler):
 
 
 def _find_part(allocation: str, host: str) -> SchedulerJob:
-    """Return the component of the allocation that has the node; raise InputError if none has it
-    now."""
+    """Return the allocation's component that has the node; raise InputError if none has it now."""
     infos = SlurmScheduler().poll([allocation])[allocation]
     for info in infos:
         if host in info.nodes:
@@ -174,8 +172,7 @@ def _find_part(allocation: str, host: str) -> SchedulerJob:
 def _complete(
     info: SchedulerJob, state: dict[str, Any], user: int | None, floor_s: float, after: float
 ) -> SchedulerJob:
-    """Return the run's state with the time left of the enclosing job, or with the end of that
-    job."""
+    """Return the run's state with the time left of the enclosing job, or that job's end."""
     allocation, word = name_allocation(info.id), str(state.get("within") or "")
     if word:
         return end_within(info, allocation, parse_state(word), word)

@@ -81,8 +81,7 @@ class AllocationJob(LocalJob):
             self.warn_at = time.monotonic() + left.value - self.limits.warn_s
 
     def warn(self) -> None:
-        """Send the ranks the warning signal, unless the job's time limit has been extended
-        since."""
+        """Send the ranks the warning signal, unless the job's time limit was extended since."""
         self.set_limits()
         if self.warn_at < time.monotonic() + MARGIN_S:
             super().warn()
@@ -98,8 +97,7 @@ class AllocationJob(LocalJob):
             super().send(signal.SIGTERM)
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the ranks through a file, since srun would signal their child processes
-        too."""
+        """Send a signal to the ranks by a file: srun would signal their child processes too."""
         attempts = self.run.attempts()
         if number in (signal.SIGUSR1, signal.SIGUSR2) and attempts:
             write_signal(attempts[-1], number.name, f"supervisor-{uuid.uuid4().hex}")

@@ -115,8 +115,7 @@ class Tasks:
                 index += 1
 
     def send(self, number: int, frame: FrameType | None = None) -> None:
-        """Pass a signal on to the agents; a signal that ends them also starts the time until
-        SIGKILL."""
+        """Pass a signal to the agents; one that ends them also starts the time until SIGKILL."""
         for child in self.children:
             if child.poll() is None:
                 child.send_signal(number)
@@ -179,8 +178,7 @@ def run_scontrol(argv: Sequence[str]) -> int:
 
 
 def render_stand_ins() -> list[str]:
-    """Return shell lines for `render_prologue` that define srun in a batch script on one
-    machine."""
+    """Return shell lines for `render_prologue` that define srun in a local batch script."""
     words = shlex.join(process.build_own_command("-m", STEP, "srun"))
     return [f'srun() {{ exec {words} "$@"; }}  # always in the background']
 

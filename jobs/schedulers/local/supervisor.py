@@ -198,8 +198,7 @@ class LocalJob:
             self.send(signal.SIGTERM)
 
     def end_rest(self, group: int) -> None:
-        """End all processes that the batch script left behind, since no rank may outlive the
-        job."""
+        """End processes that the batch script left behind, since no rank may outlive the job."""
         deadline = time.monotonic() + self.kill_wait_s
         number = signal.SIGTERM
         with contextlib.suppress(ProcessLookupError):

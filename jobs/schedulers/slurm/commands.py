@@ -395,8 +395,7 @@ def build_earlier_command(job: str) -> list[str]:
 
 
 def parse_earlier(text: str) -> dict[str, tuple[EndCause, ...]]:
-    """Parse the end of each start of each job or component, skipping starts that are still
-    running."""
+    """Parse the end of each start of each job or component, skipping starts that still run."""
     found: dict[str, tuple[EndCause, ...]] = {}
     for line in text.splitlines():
         job, _, word = line.partition("|")
@@ -473,8 +472,7 @@ def build_beside_command(
 def build_shell_command(
     job: SchedulerJob, host: str, group: str, command: Sequence[str], *, tty: bool
 ) -> list[str]:
-    """Build a step on one node, beside the job's own step, whose resources it shares by
-    --overlap."""
+    """Build a step on one node beside the job's own, whose resources it shares by --overlap."""
     words = ["srun", f"--jobid={job.leader}"]
     words += [f"--het-group={job.component}"] if "+" in job.id else []
     words += ["--overlap", "--mem=0", "--cpu-bind=none", "--nodes=1", "--ntasks=1"]

@@ -36,8 +36,7 @@ PER_COMPONENT = frozenset(
 
 
 def render_header(asked: ScriptRequest) -> list[list[str]]:
-    """Return the lines for each component of the job; lines for the whole job precede the
-    first's."""
+    """Return the lines for each component of the job; those for the whole job come first."""
     components = [
         build_component_options(group, conf, asked.cluster, asked.min_nodes)
         for group, conf in zip(asked.groups, asked.nodes, strict=True)

@@ -36,8 +36,7 @@ def build_show_node_command(nodes: Sequence[str]) -> list[str]:
 
 
 def parse_node_states(text: str) -> list[NodeState]:
-    """Parse the nodes that are lost, draining or under maintenance, each with the admin's
-    reason."""
+    """Parse the nodes that are lost, draining or in maintenance, each with the admin's reason."""
     found = []
     for line in text.splitlines():
         name, state = re.match(r"NodeName=(\S+)", line), re.search(r"\sState=(\S+)", line)

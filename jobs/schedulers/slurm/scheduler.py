@@ -186,8 +186,7 @@ class SlurmScheduler(Scheduler):
             _fill(found, _ask_queue(queue, floor_s, time.time(), tuple(found)))
 
     def ask_earlier(self, job: str) -> dict[str, tuple[EndCause, ...]]:
-        """Return the ends of earlier starts from accounting; empty if accounting does not
-        answer."""
+        """Return the ends of earlier starts from accounting; empty if it does not answer."""
         return slurm.parse_earlier(_ask(slurm.build_earlier_command(job)))
 
     def ask_node_states(
@@ -287,8 +286,7 @@ class SlurmScheduler(Scheduler):
         return groups, "" if groups else note
 
     def ask_canceller(self, job: str) -> str:
-        """Return the user who cancelled a job, from accounting, which may lag behind the
-        controller."""
+        """Return the user who cancelled a job, by accounting, which may lag behind."""
         command = slurm.build_sacct_command([job])
         try:
             answer = broker.ask(command, floor_s=SELDOM_S, after=time.time() - JUST_S)
@@ -374,8 +372,7 @@ def _find_late(queue: Sequence[str], floor_s: float, after: Mapping[str, float])
 
 
 def _ask_job(job: str, floor_s: float, after: float) -> list[SchedulerJob]:
-    """Return the components of one job from scontrol; empty if the controller does not know the
-    job."""
+    """Return the components of one job from scontrol; empty if it does not know the job."""
     answer = broker.ask(slurm.build_show_job_command(job), floor_s=floor_s, after=after)
     return _date(_parse_once(slurm.parse_show_job_output, answer.text), answer)
 

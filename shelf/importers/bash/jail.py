@@ -127,8 +127,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, what: str = ""
 
 
 def build_root(root: str, readable: list[str], scratch: str) -> None:
-    """Change the root to a new one: these folders and system folders read-only, scratch
-    writable."""
+    """Change the root to a new one: these and system folders read-only, scratch writable."""
     mount("none", "/", None, RECURSIVE | PRIVATE)
     mount("tmpfs", root, "tmpfs", NO_SUID | NO_DEV, "size=1m")
     for path in (*SYSTEM, *readable, "/dev/null", scratch):
@@ -166,8 +165,7 @@ def fork_inside() -> None:
 
 
 def enter(given: dict[str, Any]) -> list[str]:
-    """Put this process into the jail; return the layers in force. Raise NoLayerError if it is no
-    jail."""
+    """Put this process into the jail; return the layers in force; NoLayerError if it is no jail."""
     without, scratch = set(given["without"]), given["scratch"]
     layers: list[str] = []
     use_root = "landlock" in without or not has_landlock()
@@ -206,8 +204,7 @@ def enter(given: dict[str, Any]) -> list[str]:
 
 
 def start(given: dict[str, Any], tell: int) -> None:
-    """Enter the jail in the child, then execute bash; write the layers, or the failure, to
-    `tell`."""
+    """Enter the jail in the child, then execute bash; write layers or failure to `tell`."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     os.setsid()
     scratch = given["scratch"]

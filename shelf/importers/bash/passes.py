@@ -151,8 +151,7 @@ def run_pass(
     without: Sequence[str] = (),
     seconds: float = SECONDS,
 ) -> Pass:
-    """Let bash read `text` as if it were the file `name` in `folder`; raise InputError without a
-    jail."""
+    """Let bash read `text` like the file `name` in `folder`; raise InputError without a jail."""
     with tempfile.TemporaryDirectory(prefix="pass-", dir=jail.folder) as scratch:
         for inner in ("rec", "out", "tmp", "root"):
             Path(scratch, inner).mkdir()
@@ -298,8 +297,7 @@ def find_failed(text: str, error: str) -> frozenset[int]:
 
 
 def repair(text: str, places: Collection[int]) -> str:
-    """Return the text with the redirections in these lines changed to files in the scratch
-    folder."""
+    """Return the text with the redirections in these lines sent to files in the scratch folder."""
     lines = text.split("\n")
     return "\n".join(_redirect(line) if at in places else line for at, line in enumerate(lines))
 

@@ -717,8 +717,7 @@ def _merge(mine: Sequence[str], marked: Sequence[str]) -> list[str]:
 
 
 def has_default(word: str, marked: str) -> bool:
-    """Return True if a default stands in place of each placeholder, or if there is no
-    placeholder."""
+    """Return True if a default stands in place of each placeholder, or if there is none."""
     pieces = [re.escape(piece) for piece in _MARK.split(marked)]
     return bool(re.fullmatch("(.+?)".join(pieces), word, re.DOTALL))
 
@@ -754,8 +753,7 @@ _IN_THE_JOB = re.compile(
 
 
 def make_word(mine: str, its: str) -> Word:
-    """Build a word from its texts as rank 0 and in another job: parts that differ become
-    unknown."""
+    """Build a word from its texts as rank 0 and in another job: differing parts become unknown."""
     pieces: list[tuple[str, str]] = []
     """Text and, for an unknown part, its name; one of the two is empty."""
     pattern = rf"{_TOKEN.pattern}|(?<!\d)7300421(?!\d)"

@@ -187,8 +187,7 @@ def find_lost(reading: Known[Sequence[GpuSample]]) -> Tuple[int, ...]:
 
 
 def make_lost_findings(reading: Known[Sequence[GpuSample]]) -> Tuple[Finding, ...]:
-    """Return a `Fault.LOST` for each device that the driver has, and of which `reading` has no
-    values."""
+    """Return a `Fault.LOST` for each of the driver's devices of which `reading` has no values."""
     text = reading.evidence[0].text if reading.evidence else ""
     source = reading.evidence[0].source if reading.evidence else ""
     return tuple(

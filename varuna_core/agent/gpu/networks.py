@@ -54,8 +54,7 @@ class Port:
 
 
 class Networks:
-    """Finds the faults of ports and memory by the changes of their counters since the first
-    reading."""
+    """Finds faults of ports and memory by the changes of counters since the first reading."""
 
     def __init__(self, root: Path = Path("/sys"), every_s: float = EVERY_S) -> None:
         self._root, self._every_s = root, every_s

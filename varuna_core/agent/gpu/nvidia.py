@@ -372,8 +372,7 @@ def _parse_row(line: str, is_long: bool) -> Optional[GpuSample]:
 
 
 def _open_nvml() -> Tuple[Any, str]:
-    """Return the module pynvml and an empty text, or None and the reason why pynvml cannot be
-    used."""
+    """Return the module pynvml and an empty text, or None and why pynvml cannot be used."""
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()

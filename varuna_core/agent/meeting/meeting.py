@@ -194,8 +194,7 @@ def compute_pause_s(num_nodes: int, waited_s: float) -> float:
 
 
 def check_stop(attempt: AttemptFolder, signals: Signals, opened: float | None, host: str) -> None:
-    """Raise a Refusal if a signal or a recorded stop ends the attempt before its ranks were
-    started."""
+    """Raise a Refusal if a signal or a recorded stop ends the attempt before its ranks start."""
     if signals.ending is not None:
         kind, code, reason, cause = explain_ending(signals.ending, host)
         # Before the master is there, the attempt is not ours to end.

@@ -426,8 +426,7 @@ class Guard(threading.Thread):
         return Progress()
 
     def _note_state(self, rank: int, pid: int, now: float) -> bool:
-        """Record whether the rank's process is stopped, by SIGSTOP for example; return True if it
-        is."""
+        """Record whether the rank's process is stopped, such as by SIGSTOP; return True if so."""
         track, stat = self._tracks[rank], read_stat(pid)
         if stat is None or stat.state not in "TZX":
             track.halted_at = None

@@ -61,8 +61,7 @@ def _strip(env: Mapping[str, str]) -> dict[str, str]:
 
 
 class Origin:
-    """The agent's handle on the process that forks the ranks; only the agent's main thread uses
-    it."""
+    """The agent's handle on the process that forks the ranks, for the agent's main thread only."""
 
     def __init__(self, model: RankStart, count: int, word: str = FORK) -> None:
         """Start the origin, a process that forks up to `count` ranks like `model`. Call this from
@@ -99,8 +98,7 @@ class Origin:
         return len(starts) <= len(self._reading) and fits(self._model, starts[0])
 
     def fork(self, starts: Sequence[RankStart]) -> list[RankProcess]:
-        """Return the ranks, whose processes are forked later; an empty list if the origin has
-        ended."""
+        """Return the ranks, whose processes are forked later; empty if the origin has ended."""
         tasks = [
             {"env": start.env, "out": out, "err": err}
             for start, (out, err) in zip(starts, self._writing)  # noqa: B905 - Python 3.8

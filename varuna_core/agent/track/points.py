@@ -107,8 +107,7 @@ class LogPoints:
         }
 
     def read(self, *, final: bool = False) -> Iterator[LogReading]:
-        """Read the new lines of the log; yield the numbers and the step of each line that has
-        some."""
+        """Read the new lines of the log; yield numbers and step of each line that has some."""
         self._times.look()
         for place, text in self._follower.read_placed(final=final):
             yield from self._parse(text, *self._times.find_exact(place))
@@ -242,8 +241,7 @@ class AttemptPoints:
         return follower
 
     def _find_nodes(self) -> None:
-        """Begin to read the files of nodes whose names are known, which is once they have
-        reported."""
+        """Begin to read the files of nodes whose names are known, once they have reported."""
         last = self._plan.node_of_rank(self._plan.world - 1).index
         indices = [*range(min(self._plan.num_nodes, MOST_NODES)), last]
         for index in indices:

@@ -36,8 +36,7 @@ environment into the tracker's, and nowhere else."""
 
 
 def build_start(site: Site, meeting: Meeting) -> Optional[RankStart]:
-    """Build the command and environment of the tracker; None where this node has nothing to
-    track."""
+    """Build the command and environment of the tracker; None if this node has nothing to track."""
     track = site.plan.track
     if track is None or site.node.index != 0:
         return None

@@ -139,8 +139,7 @@ class _View(io.RawIOBase):
 
 
 def list_stored(folder: Path, is_wanted: Callable[[str], bool]) -> dict[str, Stored]:
-    """Return the tensors with wanted names; raise an error unless their pieces exist and are
-    complete."""
+    """Return the tensors with wanted names; raise an error for a missing or incomplete piece."""
     path = folder / METADATA
     metadata = load_plain_pickle(path, _KNOWN)
     try:

@@ -533,8 +533,7 @@ def join_parts(
 
 
 def find_axis(name: str) -> int | None:
-    """Return the dimension along which tensor parallelism splits one of our tensors; None if it
-    does not."""
+    """Return the dimension along which tensor parallelism splits one of our tensors, or None."""
     owner, _, kind = re.sub(r"^blocks\.\d+\.", "", name).rpartition(".")
     if owner in _COLUMNS and kind == "weight":
         return 1
@@ -587,8 +586,7 @@ def _save(held: Mapping[str, Any], path: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class GptReader:
-    """Reads the tensors of our GPT from a checkpoint, in Megatron's order of query, key and
-    value."""
+    """Reads our GPT's tensors from a checkpoint, in Megatron's order of query, key and value."""
 
     reader: CheckpointReader
     sizes: Sizes

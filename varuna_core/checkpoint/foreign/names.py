@@ -215,8 +215,7 @@ def read_known(user: Any) -> ModelFacts:
 def find_program(
     shapes: Mapping[str, tuple[int, ...]], known: ModelFacts | None = None
 ) -> tuple[Program, Sizes] | None:
-    """Return the built-in program, and its sizes, whose model has exactly these tensors; else
-    None."""
+    """Return the built-in program whose model has exactly these tensors, and its sizes, or None."""
     known = known or ModelFacts()
     llama = known.llama
     if "tokens.weight" not in shapes or (llama is None and "positions.weight" not in shapes):
@@ -297,8 +296,7 @@ def list_differences(program: Program, config: Mapping[str, Any]) -> list[str]:
 
 
 def _read_rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of rotary positions as transformers 5 or as earlier versions write
-    them."""
+    """Return the settings of rotary positions as transformers 5 or earlier versions write them."""
     held = config.get("rope_parameters") or config.get("rope_scaling") or {}
     base = {"rope_theta": config["rope_theta"]} if config.get("rope_theta") is not None else {}
     return {**base, **held}

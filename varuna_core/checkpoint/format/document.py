@@ -111,8 +111,7 @@ def parse_document(data: bytes, path: Path, what: str) -> Any:
 
 
 def sync_folder(path: Path) -> None:
-    """Make new, moved and removed names in the folder durable, so that they survive a power
-    failure."""
+    """Sync new, moved and removed names in the folder, so that they survive a power failure."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

@@ -159,8 +159,7 @@ def deal(
 
 
 def _cut_run(entry: Entry, low: int, high: int) -> Iterator[Entry]:
-    """Yield the elements between two byte offsets; an element belongs to the range of its last
-    byte."""
+    """Yield the elements between two byte offsets; an element counts where its last byte is."""
     item = ITEM_BYTES[entry.dtype]
     count = prod(entry.box.extent)
     start, stop = (min(max(place, 0) // item, count) for place in (low, high))
@@ -179,8 +178,7 @@ def view_bytes(tensor: Tensor) -> memoryview:
 
 
 def key_of(entry: Entry) -> str:
-    """Return the entry's key in the safetensors header: the plain name, so that other tools know
-    it."""
+    """Return the entry's key in the safetensors header: the plain name, for other tools."""
     plain = entry.kind in (WEIGHT, BUFFER)
     part = "" if entry.box == whole(entry.shape) else str(entry.box)
     return (entry.name if plain else f"{entry.kind}/{entry.name}") + part

@@ -50,8 +50,7 @@ class Piece(NamedTuple):
         return self.box.volume * ITEM_BYTES[self.dtype]
 
     def blocks(self) -> Iterable[tuple[Box, int, str]]:
-        """Yield each block in the piece's own coordinates, its offset in the file and its
-        checksum."""
+        """Yield each block in the piece's own coordinates, with its file offset and checksum."""
         for box, check in zip(list_blocks(self.box.extent, self.rows), self.checks, strict=True):
             row = box.offset[0] if box.offset else 0
             yield box, self.start + row * self.row_bytes, check
@@ -285,8 +284,7 @@ def _render_files(files: Mapping[str, HeldFile]) -> dict[str, Any]:
 
 
 def _render_pieces(pieces: Iterable[Piece]) -> list[Any]:
-    """Render pieces so that those that differ only in name, place and checksums share one
-    record."""
+    """Render pieces so that those that differ only in name, place and checksums share a record."""
     alike: dict[Any, tuple[list[str], list[int], list[str]]] = {}
     for kind, name, dtype, shape, box, start, rows, checks in pieces:
         record = kind, dtype, shape, box, rows

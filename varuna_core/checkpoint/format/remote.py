@@ -94,8 +94,7 @@ def parse_path(text: str | Path) -> Path:
 
 @contextmanager
 def beside(target: Path) -> Iterator[Path]:
-    """Yield the target itself or, for a URL, a temporary local folder that is uploaded at the
-    end."""
+    """Yield the target itself or, for a URL, a temporary local folder, uploaded at the end."""
     if not isinstance(target, RemotePath):
         yield target
         return

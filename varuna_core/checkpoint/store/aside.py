@@ -85,8 +85,7 @@ class Choice:
 
 
 def set_aside(folder: Path, reason: str) -> Path:
-    """Rename a damaged checkpoint so that no job loads, replaces or removes it; return the new
-    path."""
+    """Rename a damaged checkpoint so that no job uses or removes it; return the new path."""
     save = read_save(folder)
     told = {
         "reason": reason,

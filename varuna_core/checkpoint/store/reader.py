@@ -316,8 +316,7 @@ class CheckpointReader:
     def _read_part(
         self, at: tuple[int, int, str, str, Piece], block: Box, common: Box, out: Tensor
     ) -> None:
-        """Read the elements `common` of a stored block; `at` has its file, offset, checksum and
-        piece."""
+        """Read the elements `common` of a stored block; `at` has file, offset, checksum, piece."""
         fd, start, check, file, piece = at
         fits = common == block and out.is_contiguous() and out.dtype == DTYPES[piece.dtype]
         in_place = fits and out.device.type == "cpu"

@@ -65,8 +65,7 @@ COMMITTER = "committer.json"
 
 
 def find_complete(store: Path, iteration: int | None = None) -> Complete:
-    """Return the checkpoint of this iteration, or the newest; the error lists the available
-    ones."""
+    """Return the checkpoint of this iteration, or the newest; an error lists those available."""
     complete = list_complete(store)
     if iteration is None and complete:
         return complete[-1]
@@ -405,8 +404,7 @@ class Owner:
         return found
 
     def may_replace(self, there: Save | None) -> bool:
-        """Return True for saves of this job, and for earlier saves of the training that it
-        continues."""
+        """Return True for saves of this job, and earlier ones of the training that it continues."""
         if there is None or there.line != self.line:
             return False
         if there.job == self.job:
@@ -453,8 +451,7 @@ class Owner:
                 self._name_or_remove(path)
 
     def _name_or_remove(self, path: Path) -> None:
-        """Give a checkpoint its short name if it is complete and the name is free, else remove
-        it."""
+        """Give a checkpoint its short name if it is complete and the name free, else remove it."""
         save = read_save(path)
         if save is not None and (path / MANIFEST).exists():
             with contextlib.suppress(OSError):

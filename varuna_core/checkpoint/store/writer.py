@@ -71,8 +71,7 @@ class _Samples(NamedTuple):
 
     @staticmethod
     def draw(pending: Sequence[_Pending]) -> list[_Samples]:
-        """Sample all weights, with one kernel for each group: one for each weight would be too
-        slow."""
+        """Sample all weights, a kernel for each group: one for each weight would be too slow."""
         groups: dict[tuple[torch.device, torch.dtype], list[_Pending]] = {}
         for one in pending:
             tensor = one.tensor
@@ -402,8 +401,7 @@ class CheckpointWriter:
         self._settle()
 
     def wait(self) -> bool:
-        """Wait until this rank's last save is written; raise its error. Return False without
-        one."""
+        """Wait for this rank's last save; raise its error. Return False if there is no save."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.join()

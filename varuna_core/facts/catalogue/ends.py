@@ -86,8 +86,7 @@ RESUMABLE = frozenset(
 
 
 def list_remedies(end: End, *, checkpoint_step: Optional[int] = None) -> Tuple[Remedy, ...]:
-    """Return the remedies of an end; `checkpoint_step` is the step of the checkpoint to resume
-    from."""
+    """Return the remedies of an end; `checkpoint_step` is that of the checkpoint to resume from."""
     found = REMEDIES.get(end.cause, ())
     if end.cause is EndCause.TIME_LIMIT and end.code == 0:
         found = (RESUBMIT,)  # it stayed within the limit by itself

@@ -172,8 +172,7 @@ def _is_anchored(items: Sequence[Item]) -> bool:
 
 
 def _first(items: Sequence[Item]) -> Tuple[FrozenSet[int], bool]:
-    """Return the characters with which these items may begin, and True if they may match
-    nothing."""
+    """Return the characters that may begin these items, and True if they may match nothing."""
     found = _NONE
     for operation, value in items:
         name = str(operation)
@@ -215,8 +214,7 @@ def _chars(items: Iterable[Item]) -> FrozenSet[int]:
 
 
 def _set_of(name: str, value: Any) -> FrozenSet[int]:
-    """Return the characters of one item in both cases, since flags may make the pattern ignore
-    case."""
+    """Return the characters of one item in both cases, as flags may make a pattern ignore case."""
     if name == "LITERAL":
         return _both_cases(value)
     if name == "NOT_LITERAL":

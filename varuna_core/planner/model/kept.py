@@ -28,8 +28,7 @@ recomputing all does not fit."""
 
 @dataclass(frozen=True, kw_only=True)
 class KeptGraphs:
-    """Micro-batches that a stage recomputes, for each run of consecutive segments, by begin and
-    end."""
+    """Micro-batches that a stage recomputes, by begin and end of a run of consecutive segments."""
 
     room: Array
     """Bytes available for micro-batches."""

@@ -47,8 +47,7 @@ class ShapePlan:
 
     @property
     def step_s(self) -> float:
-        """Median of the randomly drawn step times; the simulated time if the figures have no
-        spread."""
+        """Median of the randomly drawn step times; the simulated time without a spread."""
         return self.step.step_s if self.band is None else self.band.middle_s
 
     @property
@@ -203,8 +202,7 @@ class UsedNode:
 
 
 def list_used_nodes(candidate: Candidate) -> list[UsedNode]:
-    """Return the nodes in the order in which stages fill them, which is also the order of the
-    ranks."""
+    """Return the nodes in the order in which stages fill them, which is also the ranks' order."""
     found = list_filled_nodes(candidate.placed, candidate.option.shape.tensor)
     if candidate.stages_per_rank == 1:
         return found

@@ -227,8 +227,7 @@ def drop(wishes: Wishes, names: tuple[str, ...]) -> Wishes:
 
 
 def _find_clash(find: Find, profile: Profile, wishes: Wishes, named: list[str]) -> tuple[str, ...]:
-    """Return the smallest set of wishes that rules out all plans; empty if none fits without
-    any."""
+    """Return the smallest set of wishes that rules out all plans; empty if none fits anyway."""
     for count in range(len(named)):
         for kept in itertools.combinations(named, count):
             others = tuple(name for name in named if name not in kept)

@@ -397,8 +397,7 @@ class _Several:
         return _Rows(counts[order], floors[order], 0)
 
     def _search_cuts(self, bounds: PlacedBounds, bound: float) -> float:
-        """Search the partitions of a placement; return a lower bound of those that were not
-        timed."""
+        """Search the partitions of a placement; return a lower bound of those not timed."""
         option, splits = bounds.option, bounds.splits
         cuts = self._list_cuts(len(bounds.places))
         if cuts is None and not self._has_time(option, len(bounds.places)):

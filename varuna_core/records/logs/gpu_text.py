@@ -43,8 +43,7 @@ class GpuLine:
 
 
 def format_line(gpu: Mapping[str, Any]) -> str:
-    """Return the line, with its line end, for a sample of one GPU that has the fields of a
-    GpuLine."""
+    """Return the line, with its line end, for a sample of one GPU with the fields of a GpuLine."""
     heat = gpu["temperature"]
     degrees = "" if heat is None else f"{_format(heat).rjust(2)}'C, "
     busy = _format(gpu["utilization"]).rjust(3)

@@ -206,8 +206,7 @@ _SAID_EPOCHS = re.compile(
 
 
 def mask(text: str) -> Tuple[str, List[str]]:
-    """Replace numbers, times and bars of a line by placeholders; return that shape and the
-    numbers."""
+    """Replace numbers, times and bars of a line by placeholders; return shape and numbers."""
     parts, numbers, at = [], [], 0
     text = text[:LONGEST]
     if not text.isprintable():

@@ -237,8 +237,7 @@ class Tally:
 
 
 class StepFile:
-    """An open file `ranks/<rank>.steps`. Only the process that claimed it (`claim_file`) writes
-    it."""
+    """An open file `ranks/<rank>.steps`. Only the process that claimed it (`claim_file`) writes."""
 
     def __init__(self, fd: int, owner: Tuple[int, int, int, int, int]) -> None:
         self._fd, self._owner = fd, owner

@@ -227,8 +227,7 @@ class StepReader:
 
     @property
     def _is_unnamed(self) -> bool:
-        """True if the only steps are those of repeated bars without a name, as of generated
-        images."""
+        """True if the only steps are of repeated bars without a name, as of generated images."""
         return self.strength == UNNAMED and self._base > 0 and not self.trains
 
     @property

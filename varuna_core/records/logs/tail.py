@@ -67,8 +67,7 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 
 def show_lines(data: bytes, count: int) -> list[str]:
-    """Return the last lines of some bytes, with control characters escaped; empty lines are
-    skipped."""
+    """Return the last lines of some bytes, without empty ones, with control characters escaped."""
     lines = [line.rpartition(b"\r")[2] or line for line in data.rstrip(b"\r\n").split(b"\n")]
     shown = [clean(line.decode(errors="replace")) for line in lines if line.strip()]
     return shown[-count:] if count else []
@@ -122,8 +121,7 @@ class Follower:
         return [self._offset - rest, base64.b64encode(last).decode()]
 
     def go_on(self, saved: Any) -> None:
-        """Continue from the saved position of another Follower in the same file, which may have
-        grown."""
+        """Continue from another Follower's saved position in the file, which may have grown."""
         offset, last = saved
         self._offset, self._last = int(offset), base64.b64decode(last)
 

@@ -283,6 +283,5 @@ def find_offset(exchange: Exchange) -> Offset:
 
 
 def choose_offset(exchanges: Iterable[Exchange]) -> Optional[Offset]:
-    """Return the offset of the fastest exchange, which has the smallest error; None if there is
-    none."""
+    """Return the offset of the fastest exchange, which has the smallest error, or None."""
     return min(map(find_offset, exchanges), key=lambda found: found.residual_ns, default=None)

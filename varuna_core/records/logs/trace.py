@@ -301,8 +301,7 @@ class TraceWriter:
         self._step, self._begun = step, now
 
     def end_step(self, at: Optional[float] = None) -> None:
-        """End the step now or at an earlier `perf_counter`; otherwise it lasts until the next
-        begins."""
+        """End the step now or at an earlier `perf_counter`; else it lasts until the next begins."""
         self._finish(self.now() if at is None else at)
 
     def drop_step(self) -> None:

@@ -497,8 +497,7 @@ def our_groups(channels: bool = False) -> Iterator[None]:
 
 
 def to_timeout(patience_s: float | None) -> timedelta:
-    """Return the timeout for the collectives of each group; without `patience_s`, they have no
-    timeout."""
+    """Return the timeout of each group's collectives; without `patience_s`, they have none."""
     return NO_TIMEOUT if patience_s is None else timedelta(seconds=patience_s)
 
 

@@ -71,8 +71,7 @@ class Structure:
 
     @staticmethod
     def of(shown: Any, hole: Any, learning: tuple[bool, ...] | None) -> Structure:
-        """Build the structure that `show(hole)` returned as `shown`; `hole` stands for each
-        tensor."""
+        """Build the structure that `show(hole)` gave as `shown`; `hole` stands for each tensor."""
         if isinstance(shown, int):
             return _build_flat(shown, learning)
         leaves, tree = pytree.tree_flatten(shown)
