@@ -186,19 +186,33 @@ def _rank(end: End) -> str:
     """Describe a rank that ended by itself, with its exception or else its last line."""
     if end.rank is None:
         return _quote(end)
-    raised, last = _find(end, RAISED) or _find(end, "error file"), _find(end, LAST_LINE)
-    words = (one.text if one is not None else "" for one in (raised, last))
+    raised = _find(end, RAISED) or _find(end, "error file")
+    words = raised.text if raised is not None else "", find_last_line(end)
     return f"{name_rank(end.rank, end.node)} {describe_exit(end.code, end.signal, *words)}"
 
 
-_WARNING = re.compile(r"\[W\d{3,4}[ :]")
-"""Beginning of a warning of torch's own log, such as `[W1130 01:43:06.08 socket.cpp:207] ...`."""
+def find_last_line(end: End) -> str:
+    """Return the last line of the rank that ended; empty if it printed none but warnings."""
+    last = _find(end, LAST_LINE)
+    return "" if last is None or is_warning(last.text) else last.text
+
+
+_WARNING = re.compile(
+    r"(\[rank\d+\]: ?)?(\[W\d{3,4}[] :]|W\d{4} \d\d:)|.*\b[A-Z]\w*Warning: | *warnings\.warn\("
+)
+"""Beginning of a warning of torch's own log, such as `[W1130 01:43:06.08 socket.cpp:207] ...`, or
+of Python's warnings, with the line of source that follows."""
+
+
+def is_warning(line: str) -> bool:
+    """Return True for a warning of torch or Python, which healthy ranks print too."""
+    return _WARNING.match(line) is not None
 
 
 def describe_exit(code: Optional[int], signal: Optional[str], raised: str, last: str) -> str:
-    """Describe how a rank ended, with its exception or its last line. A line before a signal may be
-    unrelated: it is quoted as the last line, not as the cause, and not if it is torch's warning."""
-    last = "" if signal and _WARNING.match(last) else last
+    """Describe how a rank ended, with its exception or its last line, unless that is a warning. A
+    line before a signal may be unrelated: it is quoted as the last line, not as the cause."""
+    last = "" if is_warning(last) else last
     how = f"was ended by {signal}" if signal else f"exited {code}"
     between = "; the last line that it wrote: " if signal and not raised else ": "
     return between.join(filter(None, (how, raised or last)))

@@ -98,9 +98,13 @@ def explain_parts(line: Line | None) -> tuple[str, tuple[Remedy, ...]]:
     quiet = _QUIET_EXIT.search(line.text) if row.name == ATTEMPT_ENDED else None
     if quiet is None:
         return row.meaning, row.remedies
-    meaning = f"rank {quiet.group(1)} ended with {quiet.group(2)} and printed no error"
+    return explain_quiet(int(quiet.group(1)), int(quiet.group(2)))
+
+
+def explain_quiet(rank: int, code: int) -> tuple[str, tuple[Remedy, ...]]:
+    """Return the meaning and the remedies for a rank that exited without an error message."""
     look = Remedy(Action.INSPECT, detail="look for sys.exit or os._exit in the program")
-    return meaning, (look,)
+    return f"rank {rank} ended with {code} and printed no error", (look,)
 
 
 def strip_tags(text: str) -> str:

@@ -19,7 +19,7 @@ from varuna_core.facts.catalogue.rank_output import ATTEMPT_ENDED, PYTHON_EXCEPT
 from varuna_core.facts.cause import EndCause
 from varuna_core.facts.finding import dump_value
 from varuna_core.facts.remedy import Target
-from varuna_core.facts.sentences import LAST_LINE
+from varuna_core.facts.sentences import find_last_line
 from varuna_core.records.exits import read_exception, read_reason
 from varuna_core.records.logs.tail import clean, clean_name
 from varuna_core.records.logs.traceback import MARK, PREFIX
@@ -185,7 +185,7 @@ def _find_cause(verdict: Verdict) -> Line | None:
         return first
     if end is None or end.cause not in (EndCause.RANK_EXIT, EndCause.RANK_EXCEPTION):
         return None
-    said = next((one.text for one in end.evidence if one.source == LAST_LINE), "")
+    said = find_last_line(end)
     return Line(text=said, node=end.node, rank=end.rank) if said else None
 
 

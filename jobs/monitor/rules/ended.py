@@ -34,7 +34,7 @@ from varuna_core.facts.deciding import Witness, choose_end
 from varuna_core.facts.finding import Finding
 from varuna_core.facts.known import Evidence, NotKnown
 from varuna_core.facts.remedy import Remedy, Target
-from varuna_core.facts.sentences import SCHEDULER, describe_end, name_rank
+from varuna_core.facts.sentences import SCHEDULER, describe_end, find_last_line, name_rank
 from varuna_core.records.exits import (
     NODE_LOST,
     end_of_rank,
@@ -44,7 +44,13 @@ from varuna_core.records.exits import (
 from varuna_core.records.formatting import format_duration
 from varuna_core.records.logs.rank_output import NODE_FAILURE
 from varuna_core.records.logs.training_log import parse_phase
-from vjob.jobs.monitor.log_lines.errors import find_row, first_root, is_proof, strip_tags
+from vjob.jobs.monitor.log_lines.errors import (
+    explain_quiet,
+    find_row,
+    first_root,
+    is_proof,
+    strip_tags,
+)
 from vjob.jobs.monitor.log_lines.raised import SHELL
 from vjob.jobs.monitor.model.snapshot import Health, Line, Snapshot, Verdict
 from vjob.jobs.monitor.rules.base import (
@@ -192,8 +198,11 @@ def _by_culprit(snapshot: Snapshot, decided: End) -> Cause | None:
     said = "" if root is None else strip_tags(format_line(root))
     if root is not None and said[:40] not in reason and reason[:40] not in root.text:
         reason = f"{reason} ({format_line(root)})"
-    remedies = () if root is not None else list_remedies(end)
-    return Cause(end=end, reason=reason, line=root, node=node, rank=rank, remedies=remedies)
+    meaning, remedies = "", () if root is not None else list_remedies(end)
+    if root is None and end.cause is EndCause.RANK_EXIT and end.code and not find_last_line(end):
+        meaning, remedies = explain_quiet(rank, end.code)
+    return Cause(end=end, reason=reason, line=root, node=node, rank=rank, meaning=meaning,
+                 remedies=remedies)  # fmt: skip
 
 
 def _find_peer(snapshot: Snapshot, rank: int) -> Cause | None:

@@ -16,9 +16,11 @@ ERROR = b"ValueError: no data"
         ([*TRACE, ERROR], "ValueError: no data", "ValueError: no data"),
         (
             [*TRACE, ERROR, b"", b"[rank0]:[W1128] bye"],
-            "[rank0]:[W1128] bye",
+            "ValueError: no data",
             "ValueError: no data",
         ),
+        ([b"giving up", b"a.py:3: UserWarning: old", b"  warnings.warn(x)"], "giving up", ""),
+        ([b"[W1130 05:19:54.507 socket.cpp:207] [c10d] The hostname cannot be found."], "", ""),
         ([ERROR, b"===="], "ValueError: no data", ""),
         ([b"giving up"], "giving up", ""),
         ([], "", ""),

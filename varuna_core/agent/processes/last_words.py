@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from varuna_core.facts.sentences import is_warning
 from varuna_core.records.logs.traceback import TracebackReader
 
 LAST_ERROR_CHARS = 500
@@ -17,9 +18,10 @@ class LastWords:
 
     def __init__(self) -> None:
         self._last = self._named = b""
-        """The last line of stderr that is not empty, and the last one that names an exception."""
+        """The last line of stderr that is neither empty nor a warning, and the last one that names
+        an exception."""
         self._tracebacks = TracebackReader()
-        self._out_at = self._err_at = self._raised_at = float("-inf")
+        self._out_at = self._err_at = self._said_at = self._raised_at = float("-inf")
 
     def note_out(self, now: float) -> None:
         """Note that the rank has written to stdout."""
@@ -30,10 +32,12 @@ class LastWords:
         for line in lines:
             if not line.strip():
                 continue
-            self._last, self._err_at = line, now
-            if b"Error: " in line or b"Exception: " in line:
-                self._named = line
+            self._err_at = now
             text = line[:LAST_ERROR_CHARS].decode("utf-8", "replace")
+            if not is_warning(text):
+                self._last, self._said_at = line, now
+                if b"Error: " in line or b"Exception: " in line:
+                    self._named = line
             found = self._tracebacks.feed(text, 0)
             if found is not None and not found.is_aside:
                 self._raised_at = now
@@ -45,8 +49,9 @@ class LastWords:
 
     @property
     def error(self) -> str:
-        """The last line on stderr; empty if the rank has written to stdout well after that line."""
-        if self._out_at > self._err_at + WENT_ON_S:
+        """The last line on stderr that is no warning; empty if the rank has written to stdout well
+        after that line."""
+        if self._out_at > self._said_at + WENT_ON_S:
             return ""
         # torchrun ends what it says of a rank that failed with a line of ====.
         last = self._last if _WORD.search(self._last) else self._named or self._last

@@ -67,6 +67,14 @@ def test_the_last_line_of_a_rank_is_the_cause_and_what_it_caught_is_not(tmp_path
     assert said[-1] == f"  rank 6 on n001: {OOM} ({first_error.NOT_THE_CAUSE[Doubt.CAUGHT.value]})"
 
 
+def test_a_warning_of_torch_is_neither_quoted_nor_marked_as_the_cause(tmp_path: Path) -> None:
+    """`exited 7: [W1130 ... socket.cpp:207]`, a line that healthy ranks print, had the mark."""
+    warned = "[W1130 05:19:54.507728910 socket.cpp:207] [c10d] The hostname of the client socket"
+    said = say(tmp_path, end(make_exit(6, "n001", 7, last_error=warned)), f"6: {warned}\n")
+    assert said[0] == "DEAD: rank 6 on n001 exited 7" and "printed no error" in said[1]
+    assert said[-1] == "no line is known as an error"
+
+
 def test_a_kill_is_told_and_what_it_did_to_another_rank_has_no_mark(tmp_path: Path) -> None:
     """Rank 6 lost rank 7, and its agent ended it as it died of that: it caught nothing."""
     killed = make_exit(7, "n001", 137, "SIGKILL")
