@@ -50,8 +50,7 @@ class Result:
 
 
 def build_own_command(*words: str) -> list[str]:
-    """Build a command that runs vjob itself; words that begin with `-m MODULE` run one of its
-    modules."""
+    """Build a command that runs vjob itself, or with words `-m MODULE` one of its modules."""
     return [sys.executable, str(ENTRY), *words]
 
 

@@ -211,8 +211,7 @@ def _measure(view: RunView, wanted: Wanted) -> _Measured:
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield all paths below a folder; unreadable folders are skipped, and cannot be removed
-    either."""
+    """Yield all paths below a folder except unreadable folders, which cannot be removed either."""
     for root, folders, files in os.walk(folder):
         for name in (*folders, *files):
             path = Path(root, name)

@@ -54,8 +54,7 @@ class VjobInfoWatcher(InfoWatcher):
         return self.get_info(job_id, mode).get("State") or "UNKNOWN"
 
     def is_done(self, job_id: str, mode: str = "standard") -> bool:
-        """Return True once the run's end is recorded; a final state alone may be followed by a
-        requeue."""
+        """Return True once the run's end is recorded; a requeue may follow a final state alone."""
         if job_id in self._finished:
             return True
         self.get_info(job_id, mode)

@@ -318,8 +318,7 @@ def spell_groups(node: Node) -> Node:
 
 
 class ConfReader:
-    """Parses one conf, given as a YAML tree; `lines` maps each written key to its place in the
-    file."""
+    """Parses a conf, given as a YAML tree; `lines` maps written keys to places in the file."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []

@@ -148,8 +148,7 @@ def apply_cuts(conf: JobConf, plan: ShapePlan) -> JobConf:
 
 
 def regroup(groups: Sequence[NodeGroup], nodes: Sequence[UsedNode]) -> list[NodeGroup]:
-    """Return the conf's groups in the plan's order; a group whose nodes are used in several ways is
-    split."""
+    """Return the conf's groups in the plan's order, split where nodes are used in several ways."""
     known = {group.group: group for group in groups}
     pieces: dict[str, int] = {}
     made = []

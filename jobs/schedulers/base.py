@@ -170,8 +170,7 @@ class Scheduler(ABC):
         return words[-1]
 
     def explain_failure(self, code: int, text: str) -> VjobError:
-        """Return the error for a failed submit command; UncertainError if the job may exist
-        nevertheless."""
+        """Return the error for a failed submit command: UncertainError if the job may exist."""
         return VjobError(f"the job could not be started (exit code {code}): {text.strip()[-300:]}")
 
     @abstractmethod
@@ -248,8 +247,7 @@ class Scheduler(ABC):
         return ""
 
     def list_warnings(self, plan: Plan) -> list[str]:
-        """Return warnings about settings of the scheduler that may cause problems for a run with
-        this plan."""
+        """Return warnings about settings of the scheduler that may harm a run with this plan."""
         return []
 
     def list_start_checks_s(self, num_jobs: int) -> Sequence[float]:

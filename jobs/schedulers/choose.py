@@ -69,8 +69,7 @@ def choose_auto(*, new_job: bool = False) -> Scheduler:
 
 
 def override_job() -> tuple[str, ...]:
-    """Return the overrides of the conf that `--new-job` makes; empty if the shell is not inside a
-    job."""
+    """Return the overrides of the conf that `--new-job` makes; empty outside of a job."""
     if not choose_auto().can.inside_job:
         return ()
     return (f"cluster.scheduler={choose_auto(new_job=True).name}",)
@@ -104,8 +103,7 @@ def has_queue(scheduler: str) -> bool:
 
 
 def list_with_queue() -> Iterator[Scheduler]:
-    """Yield the schedulers, including plug-ins, that may have jobs of this user without a run
-    folder."""
+    """Yield the schedulers, plug-ins too, that may have jobs of this user without a run folder."""
     for name in SEAM.list_names():
         found = SEAM.load(name)
         if found is not None and found.can.has_queue:

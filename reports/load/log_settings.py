@@ -109,8 +109,7 @@ def find_missing(
 
 
 def choose_job(attempt: AttemptSources) -> tuple[AttemptSources, tuple[OtherJob, ...]]:
-    """Choose the job in a folder with the most logs, and among equals the newest; return it and the
-    others."""
+    """Return the job with the most logs in a folder, the newest among equals, and the others."""
     owners = {}
     for node, path in attempt.logs:
         head = _read_head(path)

@@ -79,8 +79,7 @@ class Draft:
         self.added[name] = (Word(value), where)
 
     def shorten(self, path: str) -> str:
-        """Shorten a path for the conf: relative to the scripts' folder, or with `~` for the home
-        folder."""
+        """Shorten a path for the conf: relative to the scripts' folder, or with `~` for home."""
         if path.startswith(f"{self.found.folder}/"):
             return path.removeprefix(f"{self.found.folder}/")
         home = self.environ.get("HOME")

@@ -366,8 +366,7 @@ def _get_count(block: JobBlock | None) -> int | None:
 
 
 def _choose_same(blocks: list[JobBlock], total: int | None) -> JobBlock | None:
-    """Return the job with as many nodes as the launcher has; InputError if none of several files
-    fits."""
+    """Return the job with as many nodes as the launcher has; InputError if none of several fits."""
     fitting = [block for block in blocks if _get_count(block) == total]
     files = sorted({block.file for block in blocks})
     if total is not None and not fitting and len(files) > 1:

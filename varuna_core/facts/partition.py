@@ -58,8 +58,7 @@ class Partition:
 
     @classmethod
     def find(cls, text: str) -> Optional[Partition]:
-        """Return the partition in a text from a log or an older run; None if the text is something
-        else."""
+        """Return the partition in a text from a log or an older run; None for any other text."""
         try:
             return cls.parse(text.strip())
         except PartitionError:

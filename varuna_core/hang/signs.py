@@ -100,8 +100,7 @@ def read_signs(attempt: AttemptFolder, num_nodes: int) -> dict[int, NodeSigns]:
 
 
 def parse_signs(value: Any) -> NodeSigns | None:
-    """Parse a file with a node's observations of its ranks; None if it is damaged or has another
-    version."""
+    """Parse a node's observations of its ranks; None if they are damaged or of another version."""
     try:
         ranks = tuple(_parse_rank(one) for one in value["ranks"])
         return NodeSigns(

@@ -137,8 +137,7 @@ class ManagerLink:
         return found
 
     def is_complete(self, state: ManagerState) -> bool:
-        """Return True while all nodes, and the agents of those with running ranks, are
-        connected."""
+        """Return True while all nodes and the agents of those with running ranks are connected."""
         if self._hub is None:
             return False
         names = set(self._hub.names)

@@ -108,8 +108,7 @@ def begin(
 
 
 def advance(state: ManagerState, said: Input, now: float, rules: Rules, choose: Choose) -> Step:
-    """Return the state after the input `said` at the time `now`, and the actions to take, in their
-    order."""
+    """Return the state after the input `said` at time `now`, and the actions to take, in order."""
     if state.phase == ENDED:
         return state, []
     state, actions = _apply_input(state, said, now, rules)

@@ -374,8 +374,7 @@ class Manager:
         return pick_nodes(self._plan, self._facts, nodes)
 
     def _land(self) -> None:
-        """Write the state before any action is done: once a poll, since thousands of nodes may join
-        in one."""
+        """Write the state before any action, once a poll: thousands of nodes may join in one."""
         if self._state != self._landed:
             write_state(self._run.morph, self._epoch, self._state)
             self._landed = self._state

@@ -100,8 +100,7 @@ def list_storages(tensors: Iterable[Any]) -> dict[int, int]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True for an allocator's error, including the host's plain RuntimeError (torch
-    2.13)."""
+    """Return True for an allocator's error, such as the host's plain RuntimeError (torch 2.13)."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     words = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")

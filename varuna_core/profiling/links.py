@@ -49,8 +49,7 @@ class Pair:
 
 
 def choose_pairs(places: Sequence[ProfiledRank]) -> list[Pair]:
-    """Return the first pair of ranks of each class: GPUs of sender and receiver, and same node or
-    not."""
+    """Return the first pair of each class: GPUs of sender and receiver, and same node or not."""
     pairs: dict[Any, Pair] = {}
     for a, b in itertools.combinations(places, 2):
         where: Where = "intra" if a.node == b.node else "inter"

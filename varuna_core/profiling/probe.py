@@ -178,8 +178,7 @@ def measure_gpu(local_rank: int) -> dict[str, Any]:
 
 
 def measure_links(meeting: Meeting, nodes: Sequence[int], node: int | None) -> list[dict[str, Any]]:
-    """Measure the link from each node to the next; a node takes part in one measurement at a
-    time."""
+    """Measure the link from each node to the next, each node in one measurement at a time."""
     found = []
     pairs = [(a, b) for a, b in zip(nodes, [*nodes[1:], *nodes[:1]], strict=True) if a != b]
     if len(nodes) == 2:

@@ -35,8 +35,7 @@ class _Absent(ModuleType):
 
 
 def spare_dynamo() -> None:
-    """Install stand-in modules for torch._dynamo and its config, unless torch._dynamo is imported
-    already."""
+    """Install stand-ins for torch._dynamo and its config, unless torch._dynamo is imported."""
     if NAME in sys.modules:
         return
     config = _Absent(

@@ -148,8 +148,7 @@ EXCEPTION_CHARS = 500
 
 @dataclass(frozen=True)
 class RankException:
-    """Content of an error file: the exception that ended a rank, as torch's `record` decorator
-    writes it."""
+    """Content of an error file: the exception that ended a rank, as torch's `record` writes it."""
 
     text: str
     """Name of the exception and the first line of its message."""

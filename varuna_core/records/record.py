@@ -223,8 +223,7 @@ def refuse(
 
 
 def read_run_end(run: RunFolder, record: RunRecord) -> Optional[End]:
-    """Return how the run ended, from the record or from files of an older vjob; None while it is
-    active."""
+    """Return how the run ended, from its record or an older vjob's files; None while active."""
     if record.end is not None or record.state not in (ENDED, REFUSED):
         return record.end
     attempts = run.attempts()

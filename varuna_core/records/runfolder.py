@@ -348,8 +348,7 @@ class MorphFolder:
 
     @property
     def shrink_lock(self) -> Path:
-        """Lock held while nodes are asked to leave, so that concurrent requests count each other's
-        nodes."""
+        """Lock held while nodes are asked to leave, so that requests count each other's nodes."""
         return self.path / "shrink.lock"
 
     @property
@@ -424,8 +423,7 @@ class RunFolder:
 
     @property
     def master_pid(self) -> Path:
-        """File with the id of the process to which users may send signals, in a run on a list of
-        machines."""
+        """File with the id of the process that users may signal, in a run on a list of machines."""
         return self.path / "master.pid"
 
     @property

@@ -202,8 +202,7 @@ def sharing(frames: Frames) -> Iterator[None]:
 
 
 def get_folder() -> str:
-    """Return the attempt's folder for traces, a place for torch.profiler's files too; `.` outside
-    a run."""
+    """Return the attempt's folder for traces, torch.profiler's too; `.` outside a run."""
     return os.path.dirname(os.environ.get("VJOB_TRACE", "")) or "."
 
 

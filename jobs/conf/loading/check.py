@@ -422,8 +422,7 @@ def check_supported(conf: JobConf) -> Iterator[KeyProblem]:
 
 
 def _check_built_in_supported(conf: JobConf) -> Iterator[KeyProblem]:
-    """Yield combinations of settings that the built-in programs do not support, although other
-    programs may."""
+    """Yield combinations of settings that the built-in programs, unlike others, do not support."""
     parallel = conf.parallel
     if parallel.tensor > 1 and parallel.zero == 3:
         message = "3 is not supported with parallel.tensor above 1; use 1 or 2"

@@ -22,8 +22,7 @@ def locate(problems: Iterable[KeyProblem], lines: Mapping[str, str]) -> list[Pro
 
 
 def locate_line(lines: Mapping[str, str], key: str) -> str:
-    """Return the place (file and line) of a key, or of the nearest enclosing section that is
-    written."""
+    """Return the place (file and line) of a key, or of the nearest written section around it."""
     while key and key not in lines:
         key = key[: max(key.rfind("."), key.rfind("["), 0)]
     return lines.get(key, "conf")

@@ -80,8 +80,7 @@ def load_table() -> Table:
 
 
 def name_kind(row: KnownLine) -> str:
-    """Return the `Line.kind` of a row; container rows get a prefix, since rank rows may have equal
-    names."""
+    """Return the `Line.kind` of a row; container rows get a prefix, since names may be equal."""
     return f"container: {row.name}" if row.scope is Scope.CONTAINER else row.name
 
 

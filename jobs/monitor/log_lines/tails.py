@@ -249,8 +249,7 @@ def _find_marked(
 
 
 def _last_state(line: bytes) -> bytes:
-    """Return the text after the last carriage return; a final one is kept, since it may be half of
-    a CRLF."""
+    """Return the text after the last carriage return except a final one (half of a CRLF)."""
     return line[line.rfind(b"\r", 0, max(len(line) - 1, 0)) + 1 :]
 
 

@@ -65,8 +65,7 @@ class RunRow:
         return ended.value
 
     def as_json(self) -> dict[str, Any]:
-        """Return the row in JSON form: `state` is the verdict's health, `job_state` the scheduler's
-        state."""
+        """Return the row as JSON: `state` is the verdict's health, `job_state` the scheduler's."""
         verdict = self.verdict
         return {
             "run": self.run,

@@ -199,8 +199,7 @@ class Progress:
 
     @property
     def pace_s(self) -> float | None:
-        """Seconds a step: the pace that `vjob status`, its page, the list of runs and the screen
-        all show."""
+        """Seconds a step: the pace that `vjob status`, its page, the list and the screen show."""
         times = self.recent_times if self.median_s is None else [self.median_s]
         return statistics.median(times) if times else None
 

@@ -278,8 +278,7 @@ def _read_stack(attempt: AttemptFolder | None, root: Line) -> Iterator[str]:
 
 
 def _cut_before(lines: list[str]) -> list[str]:
-    """Return the lines from the start of a traceback that is still open at their end; else the last
-    few."""
+    """Return the lines from the start of a traceback open at their end, else the last few."""
     for at in range(len(lines) - 1, -1, -1):
         if MARK in lines[at]:
             inner = (PREFIX.sub("", line, count=1) for line in lines[at + 1 :])

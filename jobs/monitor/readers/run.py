@@ -249,8 +249,7 @@ class RunReader:
         return self._new_files
 
     def _read_morph(self, record: RunRecord, shown: AttemptView) -> str:
-        """Describe the change of nodes between two attempts of a run that morphs; empty if there is
-        none."""
+        """Describe a morphing run's change of nodes between attempts; empty if there is none."""
         if self._plan is None or not self._plan.morph or record.state != records.SUBMITTED:
             return ""
         state = read_state(self.run.morph)

@@ -233,8 +233,7 @@ def _choose_end_of(snapshot: Snapshot, decided: End, rank: int) -> End:
 
 
 def _find_culprit(snapshot: Snapshot) -> tuple[int, str, str | None, str] | None:
-    """Return rank, node, signal and a sentence about the culprit, from the outcome or else from the
-    exits."""
+    """Return rank, node, signal and a sentence about the culprit, from the outcome or the exits."""
     outcome = snapshot.outcome
     if outcome is not None:
         if outcome.culprit_rank is None or outcome.code in (0, NODE_LOST):

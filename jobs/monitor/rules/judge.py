@@ -121,8 +121,7 @@ def _list_verdicts(snapshot: Snapshot, floor_s: float) -> list[Verdict]:
 
 
 def _adds(other: Verdict, first: Verdict) -> bool:
-    """Return True if a later rule adds to the verdict on a running job; a second stall adds
-    nothing."""
+    """Return True if a later rule adds to the verdict on a running job; a second stall does not."""
     if first.health not in RUNS or other.health not in ALSO:
         return False
     return not first.health is other.health is Health.STALLED

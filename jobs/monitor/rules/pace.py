@@ -127,8 +127,7 @@ def find_phase(snapshot: Snapshot) -> Phase | None:
 
 
 def find_silence_s(snapshot: Snapshot) -> float | None:
-    """Return the seconds since the last step, checkpoint or evaluation ended; None before the first
-    step."""
+    """Return the seconds since the last step, checkpoint or evaluation ended; None if none did."""
     step_at = find_step_at(snapshot)
     if step_at is None:
         return None
@@ -216,8 +215,7 @@ def compute_quantile(values: Sequence[float], share: float) -> float:
 
 
 def _lengthen(snapshot: Snapshot, limit: float) -> float:
-    """Raise a limit by the time of events between steps that no line reports: a phase, or the job's
-    end."""
+    """Raise a limit by the time of events that no line reports: a phase, or the job's end."""
     unseen = 0.0 if snapshot.phase_ended_at is not None else PHASE_TIMES / 2
     limit += unseen * max(snapshot.phases_s.values(), default=0.0)
     progress = snapshot.progress

@@ -265,8 +265,7 @@ def healthy(snapshot: Snapshot) -> Verdict | None:
 
 
 def ending(snapshot: Snapshot) -> Verdict | None:
-    """Return a verdict if all ranks exited 0 or the job is completing, while its end is not yet
-    recorded."""
+    """Return a verdict if all ranks exited 0 or the job is completing, and no end is recorded."""
     exits = [rank.exit for rank in snapshot.ranks]
     if is_live(snapshot) and exits and all(item is not None and item.code == 0 for item in exits):
         proof = Evidence("exit file", Sure.MEASURED, seen=len(exits), expected=snapshot.world)

@@ -287,8 +287,7 @@ def lost_node(snapshot: Snapshot) -> Verdict | None:
 
 
 def _fell_silent(snapshot: Snapshot, name: str, beat: float | None) -> bool:
-    """Return True if the last heartbeat is from well before the scheduler reported the node as
-    down."""
+    """Return True if the last heartbeat was well before the scheduler reported the node as down."""
     states = [one for one in snapshot.scheduler.node_states if one.name == name]
     since = states[0].since if states else None
     return since is not None and beat is not None and since - beat > LOST_BEFORE_S
@@ -415,8 +414,7 @@ def stalled(snapshot: Snapshot, floor_s: float = FLOOR_S) -> Verdict | None:
 
 
 def stands(snapshot: Snapshot, floor_s: float = FLOOR_S) -> Verdict | None:
-    """Return STALLED if some ranks do no steps while others continue, as ranks without collectives
-    may."""
+    """Return STALLED if some ranks do no steps while others continue without collectives."""
     ranks = [rank for rank in list_alive(snapshot) if rank.step_at is not None]
     newest = max((rank.step_at or 0.0 for rank in ranks), default=0.0)
     progress = snapshot.progress

@@ -367,8 +367,7 @@ def _cost(values: Values) -> str:
 
 
 def _tell_action(hang: Hang, now: float) -> str:
-    """Describe what the agents will do about a hang, and how soon they will if no rank prints
-    anything."""
+    """Describe what the agents will do about a hang, and how soon if no rank prints anything."""
     at = hang.seen_at if hang.acts_at is None else hang.acts_at
     when = f"within {format_duration(at - now)}" if at > now + 1 else "now"
     if hang.action is HangAction.REPORT:

@@ -195,8 +195,7 @@ def _list_other_keys(
 
 
 def examine(environ: Mapping[str, str]) -> list[Diagnosis]:
-    """Return a diagnosis if this shell is in a job, since runs submitted from here run inside that
-    job."""
+    """Return a diagnosis if this shell is in a job, inside which runs from here would run."""
     job = find_job_id(environ)
     try:
         parts = ask_held_job(job, floor_s=JUST_S) if job else []

@@ -100,8 +100,7 @@ class LocalJob:
             self.kill_wait_s = 2 * plan.timing.grace_s + 6 * MARGIN_S
 
     def main(self) -> int:
-        """Run the batch script, and run it again as often as a requeue is requested; return the
-        exit code."""
+        """Run the batch script, again for each requeue that is requested; return the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._cancel)
         for number in (signal.SIGUSR1, signal.SIGUSR2):

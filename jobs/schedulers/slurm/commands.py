@@ -151,8 +151,7 @@ def build_sbatch_command(
     after: After = NOTHING,
     expedite: bool = False,
 ) -> list[str]:
-    """Build the sbatch command. With `expedite`, a job whose node fails is restarted without
-    queueing."""
+    """Build the sbatch command. `expedite` restarts without queueing a job whose node fails."""
     command = ["sbatch", "--parsable", f"--chdir={folder}"]
     if test_only:
         command.append("--test-only")

@@ -204,8 +204,7 @@ def parse_starting_nodes(text: str) -> list[NodeGroup]:
 
 
 def parse_gres(text: str) -> list[tuple[str, int]]:
-    """Parse `gpu:a100:4(S:0-1),shard:8` to [("a100", 4)]; shards and MIG slices are not counted as
-    GPUs."""
+    """Parse `gpu:a100:4(S:0-1),shard:8` to [("a100", 4)], without shards and MIG slices."""
     found = []
     for word in re.findall(r"(?:[^,(]|\([^()]*\))+", text):
         match = _GPU.fullmatch(word.strip())

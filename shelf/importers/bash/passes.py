@@ -241,8 +241,7 @@ def _read(path: Path) -> str:
 def _parse_record(
     parts: list[str], scratch: str
 ) -> tuple[dict[str, object], list[tuple[str, int]]] | None:
-    """Return the fields of a record without its frames, and the frames; None if the record is
-    truncated."""
+    """Return the fields of a record except its frames, and the frames; None if it is truncated."""
     try:
         count = int(parts[0])
         words, (cwd, depth, stdin, num_frames) = parts[1 : count + 1], parts[count + 1 : count + 5]

@@ -723,8 +723,7 @@ def has_default(word: str, marked: str) -> bool:
 
 
 def _name_port(word: Word, mine: str, its: str, option: str) -> Word:
-    """Replace a master port that the script computes from values of the job with vjob's own
-    port."""
+    """Replace a master port that the script computes from the job's values with vjob's own port."""
     found = re.fullmatch(r"(.*?)(\d{4,5}|\$\((?:shuf|python3?)\))", _TOKEN.sub(_spell, mine),
                          re.DOTALL)  # fmt: skip
     if found is None or not re.fullmatch(r"(?s).*?(\d{4,5}|@OUT:\w+@)", its):

@@ -184,8 +184,7 @@ Ask = Callable[..., Any]
 
 
 def read_state(nvml: Any, device: Any, ask: Ask) -> GpuState:
-    """Return the state of one GPU as NVML reports it; `ask` calls an NVML function that may be
-    missing."""
+    """Return the state of one GPU by NVML; `ask` calls an NVML function that may be missing."""
     pci = ask(["nvmlDeviceGetPciInfo"])
     rows = ask(["nvmlDeviceGetRemappedRows"])
     mode = ask(["nvmlDeviceGetMigMode"])

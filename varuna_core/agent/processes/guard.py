@@ -398,8 +398,7 @@ class Guard(threading.Thread):
         return found or dict(mains)
 
     def _read_tokens(self, mains: Mapping[int, int], now: float) -> bool:
-        """Read the step counts of all ranks; return True if a rank that had been silent has made a
-        step."""
+        """Read all ranks' step counts; return True if a rank that was silent has made a step."""
         has_stepped = False
         for rank in mains:
             track = self._tracks.setdefault(rank, RankTrack(now))

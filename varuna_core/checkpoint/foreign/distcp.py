@@ -206,8 +206,7 @@ _Places = dict[tuple[str, tuple[int, ...]], tuple[Path, int, int]]
 def _parse(
     metadata: Any, folder: Path, is_wanted: Callable[[str], bool]
 ) -> tuple[_Tensors, _Places]:
-    """Return shape, type and pieces by name, and file, offset and length by name and piece
-    offset."""
+    """Return shape, type, pieces by name, and file, offset, length by name and piece offset."""
     tensors: _Tensors = {}
     for name, held in metadata.state_dict_metadata.items():
         if _name_class(held) == "TensorStorageMetadata" and is_wanted(str(name)):

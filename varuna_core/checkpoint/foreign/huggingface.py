@@ -357,8 +357,7 @@ def _cast(entry: Entry, word: str) -> Entry:
 
 
 def deal_shards(entries: Sequence[Entry], shard_bytes: int) -> list[list[Entry]]:
-    """Divide entries, in order, into shards of at most `shard_bytes`; a larger tensor gets its
-    own."""
+    """Divide entries, in order, into shards of at most `shard_bytes`; a larger tensor is alone."""
     shards: list[list[Entry]] = [[]]
     size = 0
     for entry in entries:

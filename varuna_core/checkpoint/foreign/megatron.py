@@ -489,8 +489,7 @@ def read_iteration(common: Mapping[str, Any], folder: Path) -> int | None:
 def _list_chunks(
     read: Mapping[tuple[int, int], dict[str, Any]], num_stages: int
 ) -> Iterator[tuple[str, int]]:
-    """Yield `model` of each stage in turn; if stages are interleaved, `model0` of each, then
-    `model1`."""
+    """Yield each stage's `model`; of interleaved stages first each `model0`, then each `model1`."""
     names = [name for name in read[0, 0] if re.fullmatch(r"model\d*", name)]
     for name in sorted(names, key=lambda name: int(name.removeprefix("model") or 0)):
         for stage in range(num_stages):

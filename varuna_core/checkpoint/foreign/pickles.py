@@ -31,8 +31,7 @@ class _Refused(Exception):
 
 
 class StandIn:
-    """Stand-in for an object of a class that is not imported; `words` are its constructor's
-    arguments."""
+    """Stand-in for an object whose class is not imported; `words` are constructor arguments."""
 
     named = ""
     words: tuple[Any, ...] = ()

@@ -125,8 +125,7 @@ class Manifest:
 
 
 def add_up(markers: Sequence[Marker]) -> Manifest:
-    """Merge the markers of all ranks into a manifest; raise CheckpointError if they do not fit
-    together."""
+    """Merge all ranks' markers into a manifest; CheckpointError if they do not fit together."""
     first = min(markers, key=lambda marker: marker.rank)
     if first.state is None:
         raise CheckpointError(f"rank {first.rank} passed no training state, which rank 0 must pass")

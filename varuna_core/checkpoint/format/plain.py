@@ -56,8 +56,7 @@ def to_plain(value: Any, path: str, place: Callable[[str, Tensor], str] | None =
 
 
 def from_plain(value: Any, take: Callable[[str], Tensor] | None = None) -> Any:
-    """Return the value that `to_plain` was given; `take` returns the tensor for a word of
-    `place`."""
+    """Return the value that `to_plain` was given; `take` gives the tensor for a word of `place`."""
     if isinstance(value, list):
         return [from_plain(item, take) for item in value]
     if not isinstance(value, dict):

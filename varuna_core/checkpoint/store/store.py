@@ -113,8 +113,7 @@ def offer_good(folder: Path) -> str:
 
 
 def list_wrong_sizes(folder: Path) -> list[str]:
-    """Return faults of files that are missing or of another size, or the manifest's fault; read no
-    data."""
+    """Return faults of missing files and wrong sizes, or the manifest's fault; read no data."""
     try:
         return list(compare_sizes(folder, read_manifest(folder)).values())
     except CheckpointError as error:

@@ -48,8 +48,7 @@ def take_state(
 
 
 def take_random_state() -> dict[str, Any]:
-    """Return the states of Python's, torch's (CPU and GPUs) and, if loaded, numpy's random
-    generators."""
+    """Return the states of the random generators of Python, torch and, if loaded, numpy."""
     taken: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         taken["cuda"] = torch.cuda.get_rng_state_all()

@@ -197,8 +197,7 @@ class Staging:
             pass
 
     def _lay_out(self, entries: Sequence[Entry]) -> None:
-        """Make room for copies of these entries; the buffer is kept for later entries of the same
-        shapes."""
+        """Make room for copies of these entries; later entries of the same shapes use it again."""
         wanted = [(entry.dtype, entry.box.extent) for entry in entries]
         if wanted == self._laid_out:
             return
@@ -345,8 +344,7 @@ class CheckpointWriter:
         _OPEN.add(self)
 
     def set_background(self, tempdir: Path | str | None) -> None:
-        """Write the next saves in the background from a copy in this folder; None writes them at
-        once."""
+        """Write the next saves in the background from a copy in this folder; if None, at once."""
         if tempdir is not None and Path(tempdir) != self._staging.folder:
             self._staging = Staging(Path(tempdir))
         self._background = tempdir is not None

@@ -131,8 +131,7 @@ def _is_plain(body: Sequence[Item]) -> bool:
 
 
 def _is_delimited(body: Sequence[Item]) -> bool:
-    """True if the first or last character of each repetition cannot occur elsewhere in the
-    repetition."""
+    """True if the first or last character of each repetition occurs nowhere else in it."""
     if len(body) == 1 and str(body[0][0]) == "SUBPATTERN":
         return _is_delimited(list(body[0][1][-1]))
     for ends, rest in ((body[-1:], body[:-1]), (body[:1], body[1:])):

@@ -83,8 +83,7 @@ class Catalogue:
         return Catalogue({**self._rows, **more})
 
     def rows(self, scope: Scope, only: Collection[str] = ()) -> Rows:
-        """Return the rows of a scope in order; if `only` is set, those that apply to one of its
-        members."""
+        """Return a scope's rows in order; with `only`, those that apply to one of its members."""
         wanted = set(only)
         return tuple(
             row

@@ -377,8 +377,7 @@ class Chain:
     def compute_steps(
         self, partitions: Sequence[Bounds] | Array, factors: Array | None = None
     ) -> Array:
-        """Return partitions' step times, as in `simulate_step`; `factors` are those of
-        Levels.run."""
+        """Return partitions' step times, as in `simulate_step`; `factors` are as in Levels.run."""
         if not len(partitions):
             return np.zeros(0)
         cuts = np.array(partitions)

@@ -543,8 +543,7 @@ class Learner:
     """Finds the number that counts steps in one log, by reading its lines one after another."""
 
     def __init__(self, *, is_partial: bool = False) -> None:
-        """`is_partial`: steps are only compared with each other, so the first epoch may be
-        missing."""
+        """`is_partial`: steps are only compared with each other: the first epoch may be missing."""
         self.said: Optional[int] = None
         """Number of steps in an earlier line; 0 if lines had different numbers."""
         self.said_epochs: Optional[int] = None
@@ -609,8 +608,7 @@ class Learner:
         return [replace(one, is_first=at == 0) for at, one in enumerate(found)]
 
     def skip(self) -> None:
-        """Note that lines of the log were skipped, so that the next growth of each number is
-        ignored."""
+        """Note that lines of the log were skipped, to ignore the next growth of each number."""
         self.is_cut = self.is_cut or not self._num_lines
         for shape in self._shapes.values():
             shape.is_cut = True

@@ -279,8 +279,7 @@ def claim_file(path: str) -> Optional[StepFile]:
 
 
 def _identify(pid: str) -> Tuple[int, int]:
-    """Return the PID namespace of a process and the tick in which it began, which identify it
-    uniquely."""
+    """Return a process's PID namespace and starting tick, which identify it uniquely."""
     try:
         space = os.stat(f"/proc/{pid}/ns/pid").st_ino
         with open(f"/proc/{pid}/stat", "rb") as handle:

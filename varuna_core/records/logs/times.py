@@ -87,8 +87,7 @@ def format_mark(time: float, out: int, err: int) -> bytes:
 
 
 def parse_marks(data: bytes) -> Tuple[LineTimes, LineTimes]:
-    """Parse the marks of .out and of .err, skipping torn lines; a clock that stepped back stands
-    still."""
+    """Parse the marks of .out and .err, skipping torn lines; a clock set back stands still."""
     out: Dict[int, float] = {}
     err: Dict[int, float] = {}
     latest = float("-inf")
@@ -275,8 +274,7 @@ class Offset:
 
 
 def find_offset(exchange: Exchange) -> Offset:
-    """Return the offset of one exchange; the residual is half of the time that messages were in
-    flight."""
+    """Return the offset of an exchange; the residual is half the time of messages in flight."""
     there = exchange.heard - exchange.asked
     back = exchange.replied - exchange.answered
     return Offset((there + back) // 2, max(0, (there - back + 1) // 2))

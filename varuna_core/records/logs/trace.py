@@ -88,8 +88,7 @@ _Event = Tuple[str, int, int, float, float, float, int, str]
 
 
 class Clock(Protocol):
-    """The clock of a device, which executes the host's calls later
-    (varuna_core/trace/device.py)."""
+    """Clock of a device, which executes the host's calls later (varuna_core/trace/device.py)."""
 
     def mark(self, at: float) -> None:
         """Mark this moment, a `perf_counter`: `find` will tell when the device had done all calls

@@ -322,8 +322,7 @@ class Masters:
 
 
 def add_wide(total: Tensor, gradient: Tensor, factor: float) -> None:
-    """Add a half-precision gradient. A CPU first converts it to fp32, so add it in chunks to save
-    memory."""
+    """Add a half-precision gradient, in chunks on a CPU, which first converts each to fp32."""
     if not total.is_cpu or total.numel() <= PIECE or total.dtype == gradient.dtype:
         total.add_(gradient, alpha=factor)
         return
