@@ -207,7 +207,7 @@ def format_least(found: Accounting, name: str) -> str:
 
 
 def describe_class(found: Accounting, name: str) -> str:
-    """Describe a class of time: the start with its parts, and lost time with the cancel."""
+    """Describe a class of time; the start by its parts, and lost time by what may have cost it."""
     if name == "lost" and found.was_cancelled:
         cut = "cut off by the cancel after the last step"
         more = ", or lost to faults, changes of nodes, and steps done again"

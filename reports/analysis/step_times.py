@@ -270,7 +270,7 @@ class Origin:
 
     @property
     def is_resumed(self) -> bool:
-        """True if there were steps before it; a program may count from 0 or from 1."""
+        """True if steps were done before this step; a program may count from 0 or from 1."""
         return self.step > 1
 
 

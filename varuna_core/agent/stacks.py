@@ -43,7 +43,7 @@ def pack(key: str, value: Any) -> Iterator[str]:
 
 
 class Unpacker:
-    """Puts parcels together, in whatever order their lines come."""
+    """Restores the values that `pack` serialized, in whatever order their lines come."""
 
     def __init__(self) -> None:
         self._open: Dict[str, Dict[int, str]] = {}

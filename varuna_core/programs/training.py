@@ -112,8 +112,8 @@ def cut_batch(batch: Batch, context: Context) -> Batch:
 
 
 def is_compiled_by_varuna(training: Training) -> bool:
-    """Return True if Varuna compiles the blocks, which must know of layers that cannot be compiled:
-    blocks are compiled and the schedule may postpone weight gradients."""
+    """Return True if Varuna itself compiles the blocks: `compile` is set, and the schedule may
+    postpone weight gradients, so that Varuna must know which layers are compiled."""
     return training.compile and may_split_backward(training.schedule)
 
 

@@ -86,7 +86,7 @@ class Signals:
         self.wake()
 
     def take_forwarded(self) -> list[int]:
-        """Return signals for the ranks since the last call."""
+        """Return the signals for the ranks that were received since the last call."""
         taken, self._forward = self._forward, []
         return taken
 
