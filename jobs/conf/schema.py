@@ -490,7 +490,7 @@ class Cluster:
     finish_s: SecondsOrZero = 600
     """How long after the first node's end the last one may end; 0 is no limit."""
     signal_before_end_s: SecondsOrZero = 0
-    """Every rank gets SIGUSR1 this long before the time limit; 0 sends none."""
+    """Ranks with a handler for SIGUSR1 get it this long before the time limit; 0 sends none."""
     lost_s: Annotated[int, Bound(">=", 15), YEAR, SECONDS] = 90
     """Silence after which a node counts as lost, in a split or morphing run and on a list of
     machines."""

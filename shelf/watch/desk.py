@@ -85,7 +85,8 @@ def act(
 ) -> str:
     """Carry out an action; return what was done, in words."""
     if action.verb == CANCEL:
-        return cancel_run(run, now=False, wait_s=CANCEL_WAIT_S, say=say)
+        saves_nan = notice.verdict.rule == "not a number"
+        return cancel_run(run, now=saves_nan, wait_s=CANCEL_WAIT_S, say=say)
     if action.verb == REQUEUE:
         job = record.jobs[0].id
         schedulers.get_scheduler(record.scheduler, run).requeue(job)

@@ -94,6 +94,8 @@ class Supervisor:
         self._held_since = 0.0
         self._owed: list[tuple[int, int]] = []
         """Signal and rank: those that have no handler for it yet."""
+        self._heard: bool | None = None
+        """True if all ranks at work had a handler for SIGUSR1; None before the ranks start."""
         self._told: list[int] = []
         """Ranks that we told to end."""
         self._kill_at: float | None = None
@@ -247,11 +249,13 @@ class Supervisor:
         """Return the ranks' part of a heartbeat; `vjob cancel` asks the ranks that catch USR1 to
         checkpoint, and `vjob stacks` needs the pids."""
         alive, mains = list(self._alive.values()), self._find_mains()
+        if alive:
+            self._heard = all(process.catches(signal.SIGUSR1) for process in alive)
         return {
             "ranks": {str(rank): {"pid": pid} for rank, pid in mains.items() if pid is not None},
             "ranks_alive": len(alive),
-            "catches_usr1": bool(alive)
-            and all(process.catches(signal.SIGUSR1) for process in alive),
+            "catches_usr1": bool(alive and self._heard),
+            "heard_usr1": self._heard,
             "ranks_halted": [rank for rank, pid in mains.items() if is_halted(pid)],
         }
 
@@ -298,6 +302,10 @@ class Supervisor:
                 process.signal(number)
             else:
                 self._owed.append((number, rank))
+        if called and self._owed:
+            ranks = ", ".join(str(rank) for number, rank in self._owed if number in called)
+            names = "/".join(sorted({signal.Signals(number).name for number in called}))
+            self._complain(f"{names} waits for a handler of rank {ranks}: without one it is lost")
 
     def _heed_stop(self) -> None:
         if self._watch.stop is not None and not self._is_stopping:

@@ -369,6 +369,9 @@ class Node:
     """Time of the node's last heartbeat."""
     beat_every_s: float | None = None
     """Announced seconds until the next heartbeat; None if not announced."""
+    hears_usr1: bool | None = None
+    """True if all its ranks at work had a handler for SIGUSR1 at the last heartbeat; None if not
+    known."""
     log_at: float | None = None
     """When anything was last written to its .out or .err."""
     out: tuple[str, ...] = ()
@@ -490,6 +493,10 @@ class Snapshot(AttemptView):
     """Seconds of `time_limit`."""
     time_limit: Known[float] = NO_LIMIT
     """The time limit that the job has now: the scheduler's, whatever was asked for."""
+    warn_s: float = 0.0
+    """Seconds before the time limit at which ranks get SIGUSR1; 0 if they do not."""
+    comes_back: bool = False
+    """True if a job that reaches its time limit is requeued."""
     scheduler: Scheduler
     attempt: int | None = None
     earlier: tuple[Attempt, ...] = ()

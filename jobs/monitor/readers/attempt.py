@@ -290,6 +290,7 @@ class AttemptReader:
             phase=self._infer_phase(report, life, ranks, went_at),
             beat_at=beat_at,
             beat_every_s=life.every_s if life is not None else None,
+            hears_usr1=life.heard_usr1 if life is not None else None,
             log_at=files.newest if files is not None else None,
             out=files.last_lines("out", count) if files is not None else (),
             err=files.last_lines("err", count) if files is not None else (),

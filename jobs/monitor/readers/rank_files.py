@@ -354,7 +354,7 @@ class Beats:
         self.processes: dict[int, Process] = {}
         self.is_done = False
         self.state = ""
-        self.catches_usr1 = False
+        self.heard_usr1: bool | None = None
         self.every_s: float | None = None
         """Seconds until the next heartbeat, as long as the node is connected to its hub."""
 
@@ -363,6 +363,8 @@ class Beats:
         self.every_s = as_number(value.get("every_s"))
         self.state = str(value.get("state", ""))
         self.is_done = self.state == "done"
+        heard = value.get("heard_usr1")
+        self.heard_usr1 = heard if isinstance(heard, bool) else None
         at = as_number(value.get("time"))
         told = value.get("ranks")
         for key, facts in told.items() if isinstance(told, dict) else ():

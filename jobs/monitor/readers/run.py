@@ -165,6 +165,8 @@ class RunReader:
             submitted=record.submitted,
             walltime_s=limit.value if isinstance(limit, Value) else None,
             time_limit=limit,
+            warn_s=record.limits.warn_s if record.limits is not None else 0.0,
+            comes_back=plan is not None and plan.morphing is not None and plan.morphing.requeue,
             scheduler=scheduler,
             attempt=attempts[-1].number if attempts else None,
             earlier=add_causes(self._read_earlier(attempts[:-1]), scheduler, plan),

@@ -309,5 +309,14 @@ def cancel(snapshot: Snapshot) -> tuple[Remedy, ...]:
     return () if is_bare(snapshot) else (CANCEL,)
 
 
+def list_unheard(snapshot: Snapshot) -> tuple[Finding, ...]:
+    """Return a finding if SIGUSR1 is to precede the time limit and ranks have no handler for it."""
+    deaf = [node.name for node in snapshot.nodes if node.hears_usr1 is False]
+    if not snapshot.warn_s or not deaf:
+        return ()
+    values = {"nodes": deaf, "warn_s": snapshot.warn_s, "is_live": is_live(snapshot)}
+    return (Finding("early signal unheard", values=values, evidence=(Evidence("beat"),)),)
+
+
 def join(parts: Sequence[str], between: str = ". ") -> str:
     return between.join(part for part in parts if part)

@@ -69,6 +69,7 @@ from vjob.jobs.monitor.rules.base import (
     is_plain_job,
     join,
     line_values,
+    list_unheard,
     make_evidence,
     remedies_of_line,
     rows_in,
@@ -737,6 +738,8 @@ def _list_details(snapshot: Snapshot, cause: Cause) -> tuple[Finding, ...]:
         values = hang_values(snapshot, hang, _find_ended(snapshot))
         values |= {"attempt": snapshot.attempt, "is_sure": snapshot.hang is not None}
         details.append(Finding("hung", values=values))
+    if cause.end.cause is EndCause.TIME_LIMIT:
+        details += list_unheard(snapshot)
     return (*details, *_list_bad_loss(snapshot), *_list_saved(snapshot, cause))
 
 

@@ -36,8 +36,11 @@ from vjob.jobs.monitor.rules.base import (
     find_node,
     find_started,
     find_step_line,
+    is_bare,
     is_live,
+    is_plain_job,
     line_values,
+    name_job,
     remedies_of_line,
     show,
 )
@@ -431,9 +434,15 @@ def not_a_number(snapshot: Snapshot) -> Verdict | None:
             replace(CLIP, instead=True),
             do("look at the samples of that step"),
             *back,
-            *cancel(snapshot),
+            *_cancel_without_save(snapshot),
         ),
     )
+
+
+def _cancel_without_save(snapshot: Snapshot) -> tuple[Remedy, ...]:
+    if is_bare(snapshot) or is_plain_job(snapshot):
+        return cancel(snapshot)
+    return (do(f"`vjob cancel --now {name_job(snapshot)}`: a save would keep the NaN"),)
 
 
 def loss_scale(snapshot: Snapshot) -> Verdict | None:

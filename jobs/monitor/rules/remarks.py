@@ -19,6 +19,7 @@ from vjob.jobs.monitor.rules.base import (
     RUNNING,
     is_live,
     line_values,
+    list_unheard,
     make_evidence,
     remedies_of_line,
     rows_in,
@@ -115,10 +116,17 @@ def time_limit_near(snapshot: Snapshot) -> Iterator[Finding]:
         values={
             "left_s": left_s,
             "needed_s": needed,
+            "comes_back": snapshot.comes_back,
             "checkpoint_step": snapshot.checkpoint_step or NotKnown("no checkpoint is known"),
         },
         evidence=(Evidence(snapshot.scheduler.name, Sure.REPORTED),),
     )
+
+
+def early_signal_unheard(snapshot: Snapshot) -> Iterator[Finding]:
+    """Yield a remark if ranks that make steps have no handler for the early signal."""
+    if is_live(snapshot) and snapshot.progress is not None:
+        yield from list_unheard(snapshot)
 
 
 def being_preempted(snapshot: Snapshot) -> Iterator[Finding]:
@@ -340,6 +348,7 @@ REMARKS: tuple[Remark, ...] = (
     being_preempted,
     nodes_not_well,
     time_limit_near,
+    early_signal_unheard,
     gpus_not_read,
     faults_of_hardware,
     gpu_troubles,

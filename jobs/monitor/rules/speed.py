@@ -255,6 +255,7 @@ def healthy(snapshot: Snapshot) -> Verdict | None:
             "step_s": pace,
             "left_s": left,
             "limit_left_s": limit,
+            "comes_back": snapshot.comes_back,
             "checkpoint_step": snapshot.checkpoint_step or NotKnown("no checkpoint is known"),
             "is_early": is_early,
             "limit_s": job_limit_s(snapshot),

@@ -529,7 +529,8 @@ def _healthy(values: Values) -> str:
     tail = _time(values, "left_s", ", {} left")
     if _is_known(values.get("limit_left_s")):
         needed, left = format_duration(values["left_s"]), _until(values["limit_left_s"])
-        tail = f"; it will not finish: it needs {needed}, and its time limit ends it {left}"
+        will_not = "be requeued before its end" if values["comes_back"] else "not finish"
+        tail = f"; it will {will_not}: it needs {needed}, and its time limit ends it {left}"
         tail += _checkpoint(values)
     if "suspect" in values:
         return f"the run may hang: {_suspect(values, '')}, after {_step(values)}"
@@ -598,8 +599,21 @@ def _preempted(values: Values) -> str:
 
 
 def _time_limit_near(values: Values) -> str:
-    needed = _time(values, "needed_s", ", but at its pace it needs {} more")
-    return f"the time limit ends it {_until(values['left_s'])}{needed}{_checkpoint(values)}"
+    is_enough = _is_known(values["needed_s"]) and values["needed_s"] <= values["left_s"]
+    joint = "and" if is_enough else "but"
+    needed = _time(values, "needed_s", f", {joint} at its pace it needs {{}} more")
+    again = ", and then it is requeued" * values["comes_back"]
+    return f"the time limit ends it {_until(values['left_s'])}{again}{needed}{_checkpoint(values)}"
+
+
+def _early_signal_unheard(values: Values) -> str:
+    early, names = format_duration(values["warn_s"]), format_names(values["nodes"])
+    if not values["is_live"]:
+        return f"ranks on {names} were not asked to save: they had no handler for SIGUSR1"
+    return (
+        f"ranks on {names} have no handler for SIGUSR1, so they will not be asked to save "
+        f"{early} before the time limit"
+    )
 
 
 def _until(seconds: float) -> str:
@@ -751,6 +765,7 @@ SENTENCES: Mapping[str, Callable[[Values], str]] = {
     "error that passed": _error_that_passed,
     "warning": _warning,
     "time limit near": _time_limit_near,
+    "early signal unheard": _early_signal_unheard,
     "being preempted": _preempted,
     "node not well": _node_not_well,
     "gpus not read": _gpus_not_read,

@@ -220,6 +220,22 @@ def test_who_asks_to_save_is_heard_at_once(make_stage: MakeStage) -> None:
     assert "0: saved" in stage.log("n0", "out")
 
 
+def test_a_signal_for_which_a_rank_has_no_handler_is_told(make_stage: MakeStage) -> None:
+    plan = make_plan(make_group("a", 1, 1), command=shell("echo on; sleep 60"), timing=LONG)
+    stage = make_stage(plan)
+    stage.open()
+    stage.start_all()
+    stage.wait_for_log("n0", "out", "on")
+    write_signal(stage.attempt, "USR1", "key")
+    assert call_hub(stage.attempt.link, 10.0)
+    stderr = stage.nodes[0].stderr
+    assert stderr is not None
+    assert any("SIGUSR1 waits for a handler of rank 0" in line for line in stderr)
+    wait_until(
+        lambda: (read_json(stage.attempt.beat(0)) or {}).get("heard_usr1") is False, "a beat"
+    )
+
+
 LOST_S = 15.0
 
 

@@ -240,6 +240,19 @@ def test_a_cancel_of_ours_needs_no_other_word() -> None:
     assert "whether the program saved" in own.facts[-1]
 
 
+def test_ranks_without_a_handler_for_the_early_signal_are_named() -> None:
+    """Ranks ran into the time limit, and nothing said that SIGUSR1 had not reached them."""
+    deaf = replace(change_node(healthy(), "n001", hears_usr1=False), warn_s=120.0)
+    said = [one for one in judge(deaf).remarks if "SIGUSR1" in one]
+    assert said == [
+        "ranks on n001 have no handler for SIGUSR1, so they will not be asked to save 2 min "
+        "before the time limit"
+    ]
+    assert not any("SIGUSR1" in one for one in judge(replace(deaf, warn_s=0.0)).remarks)
+    ended = over(deaf, "TIMEOUT", outcome=make_outcome(143, ""), end=End(EndCause.TIME_LIMIT))
+    assert any("were not asked to save" in one for one in judge(ended).facts)
+
+
 def test_a_hang_that_a_person_ended_keeps_its_cause() -> None:
     hang = Hang(HangWitness.STOPPED, NOW - 700, NOW - 640, 1, "n1")
     ended = over(healthy(), "CANCELLED", outcome=replace(make_outcome(143, ""), ended=NOW - 100))

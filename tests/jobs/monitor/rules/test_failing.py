@@ -57,6 +57,7 @@ def test_a_loss_that_is_no_number_fails() -> None:
     assert (verdict.health, verdict.rule) == (Health.FAILING, "not a number")
     assert "at step 50, first printed at step 50" in verdict.reason
     assert "step 40" in verdict.advice
+    assert verdict.advice.endswith("`vjob cancel --now 4711`: a save would keep the NaN")
     counted = with_points(healthy(), bad)
     assert counted.progress is not None and verdict.facts
     counted = replace(counted, progress=replace(counted.progress, source=COUNTED))
