@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from varuna_core.facts.catalogue.ends import (
@@ -642,7 +643,12 @@ def abandoned(snapshot: Snapshot) -> Verdict | None:
 
 def _lacks_steps(snapshot: Snapshot) -> bool:
     progress = snapshot.progress
-    return progress is not None and progress.knows_end and not progress.is_last
+    if progress is None or not progress.knows_end or progress.is_last:
+        return False
+    # Its number may be that of the step before, and no line need follow the last one.
+    missing = (progress.num_steps or 0) - progress.step
+    gaps = (after.step - before.step for before, after in pairwise(progress.points))
+    return not progress.is_least or missing > max(gaps, default=1)
 
 
 def is_short(snapshot: Snapshot) -> bool:

@@ -78,6 +78,15 @@ def test_a_job_that_exits_0_with_a_loss_that_is_no_number_did_not_end_well() -> 
     assert asked.facts == ()
 
 
+def test_a_number_that_is_only_a_least_one_may_stand_for_the_last_step() -> None:
+    """A resumed script printed step 575 of 576, counted from 0, and had done all of them."""
+    ended = over(healthy(), "COMPLETED", outcome=make_outcome(0, "all ranks exited 0"))
+    points = make_points([STEP_S] * 29)[::5]
+    for num_steps, is_short in ((points[-1].step + 5, False), (points[-1].step + 6, True)):
+        read = with_points(ended, points, num_steps=num_steps, is_least=True)
+        assert ("it stopped before its last step" in judge(read).facts) is is_short
+
+
 def test_a_script_that_counts_from_0_did_not_stop_before_its_last_step() -> None:
     ended = over(healthy(), "COMPLETED", outcome=make_outcome(0, "all ranks exited 0"))
     points = make_points([STEP_S] * 29)
