@@ -87,8 +87,9 @@ def find_own_checkpoint(run: RunFolder) -> int | None:
     store = None if plan is None else find_store(run, plan)
     newest = None if store is None else find_newest(store)
     record = read_record(run)
-    is_own = newest and record and newest.written >= record.submitted
-    return newest.step if newest is not None and is_own else None
+    if newest is None or record is None or newest.is_of_other(run.name, record.submitted):
+        return None
+    return newest.step if newest.written >= record.submitted else None
 
 
 def read_node_names(attempt: AttemptFolder, plan: Plan) -> dict[int, str]:

@@ -266,6 +266,7 @@ def prepare_sweep(
     if index.find_sweep(name):
         raise InputError(f"a sweep {name} already exists: give another --sweep-name")
     _warn_of_shared_outputs([list_outputs(run.ready.conf.program.args) for run in runs])
+    _warn_of_shared_checkpoints([run.ready.conf.train.checkpoint.folder for run in runs])
     sweep = Sweep(name=name, runs=tuple(runs), at_most=at_most)
     return replace(sweep, array_obstacle=find_array_obstacle(sweep))
 
@@ -289,6 +290,16 @@ def _warn_of_shared_outputs(outputs: Sequence[Mapping[str, str]]) -> None:
             "all runs of the sweep have %s %s and may overwrite each other's files: put "
             "${run.name} in the path to give each run its own",
             *(option, path),
+        )
+
+
+def _warn_of_shared_checkpoints(folders: Sequence[str | None]) -> None:
+    if len(folders) > 1 and len(set(folders)) == 1 and folders[0] is not None:
+        log.warning(
+            "all runs of the sweep have train.checkpoint.folder %s and may load each other's "
+            "checkpoints: let it refer to a key that is swept, as in ckpt/${train.optimizer.lr} "
+            "or ckpt/${env.LR}",
+            folders[0],
         )
 
 

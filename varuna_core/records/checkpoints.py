@@ -211,6 +211,13 @@ class Newest:
     step: int
     written: float
     """Time of the checkpoint, by the file system's clock."""
+    run: str = ""
+    """The name of vjob's run that wrote it; empty if not known."""
+
+    def is_of_other(self, run: str, since: float) -> bool:
+        """Return True if another run wrote the checkpoint since the time at which `run` was
+        submitted; an older one may be that which `run` resumed from."""
+        return self.run not in ("", run) and self.written >= since
 
 
 def find_newest(store: Path) -> Optional[Newest]:
@@ -233,7 +240,10 @@ def count_written(store: Path, since: float) -> int:
 
 def _read_manifest(complete: Complete) -> Optional[Newest]:
     try:
-        return Newest(complete.iteration, complete.written_at)
+        saved = read_json(complete.path / "save.json")
+        content = saved.get("content") if isinstance(saved, dict) else None
+        run = content.get("run") if isinstance(content, dict) else None
+        return Newest(complete.iteration, complete.written_at, str(run or ""))
     except OSError:  # removed meanwhile
         return None
 

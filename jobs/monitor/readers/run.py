@@ -129,7 +129,9 @@ class RunReader:
         record = (view.record if view is not None else None) or read_record(self.run)
         assert record is not None, "record.json existed when the reader was opened"
         self._silent = self._find_silent(shown.nodes, now) if _is_live(record) else ()
-        plan, store = self._plan, self._store
+        plan, store, newest = self._plan, self._store, self._store.newest
+        if newest is not None and newest.is_of_other(self.run.name, record.submitted):
+            newest = None
         progress = shown.progress
         may_resume = len(attempts) > 1 or self._asked.checkpoints is not None
         is_later = progress is not None and progress.is_counted and may_resume
@@ -180,8 +182,8 @@ class RunReader:
             num_nodes=plan.num_nodes if plan else None,
             echoes=echoes,
             info=take_first(echoes),
-            checkpoint_step=store.newest.step if store.newest else None,
-            checkpoint_at=store.newest.written if store.newest else None,
+            checkpoint_step=newest.step if newest else None,
+            checkpoint_at=newest.written if newest else None,
             damaged=store.damaged,
             disks=store.disks,
             new_files=self._read_new_files(record),

@@ -266,6 +266,10 @@ def test_runs_that_write_one_file_are_told_apart(vjob: Vjob) -> None:
     words = ["submit", "conf.yaml", "--dry-run", "--sweep"]
     assert "all runs of the sweep have --save a.pt" in vjob(*words, "env.A=1,2").stderr
     assert "overwrite" not in vjob(*words, "program.args=[--save=a],[--save=b]").stderr
+    folder = ("--set", "train.checkpoint.folder=x-${env.A}")
+    shared = vjob(*words, "env.B=1,2", *folder, "--set", "env.A=1").stderr
+    assert "all runs of the sweep have train.checkpoint.folder" in shared
+    assert "train.checkpoint" not in vjob(*words, "env.A=1,2", *folder).stderr
 
 
 def test_a_dry_run_shows_all_runs_and_the_files_of_the_first(vjob: Vjob) -> None:

@@ -29,6 +29,7 @@ from varuna_core.checkpoint.format.manifest import Save
 from varuna_core.checkpoint.store.reader import CheckpointReader
 from varuna_core.checkpoint.store.store import Owner, SaveFolder, find_damage, list_complete
 from varuna_core.checkpoint.store.writer import CheckpointWriter, write_rank
+from varuna_core.records.checkpoints import find_newest
 
 PLAIN = Job(store="", job="a", iterations=[])
 
@@ -102,6 +103,22 @@ def test_keep_counts_those_of_the_training_that_is_continued(tmp_path: Path) -> 
     save(writer, 20, 30)
     assert list_iterations(tmp_path) == [20, 30]
     assert CheckpointReader.open(tmp_path).manifest.save.job == "second"
+
+
+def test_a_checkpoint_names_the_run_that_wrote_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Status offered a run to continue from the checkpoint of another run of its sweep."""
+    monkeypatch.setenv("VJOB_RUN", "/log/lr-1")
+    save(CheckpointWriter(tmp_path, job="first"), 10)
+    newest = find_newest(tmp_path)
+    assert newest is not None and newest.run == "lr-1"
+    for run, since, is_other in (
+        ("lr-1", newest.written - 1, False),
+        ("lr-2", newest.written - 1, True),
+        ("lr-2", newest.written + 1, False),  # it may have resumed from there
+    ):
+        assert newest.is_of_other(run, since) is is_other
 
 
 def test_a_stranger_keeps_away_from_what_was_there(tmp_path: Path) -> None:

@@ -76,6 +76,8 @@ class Save:
     job: str
     line: str
     """The job that began the training; jobs that continue the training keep it."""
+    run: str = ""
+    """The name of vjob's run that wrote it; empty if vjob did not start the job."""
 
 
 @dataclass(frozen=True, kw_only=True)

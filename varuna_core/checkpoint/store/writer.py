@@ -366,6 +366,7 @@ class CheckpointWriter:
             save=f"{self.job}.{self._count}",
             job=self.job,
             line=self.line,
+            run=Path(os.environ.get("VJOB_RUN", "")).name,
         )
         folder = SaveFolder(self.store, save)
         part = encode_part(part)

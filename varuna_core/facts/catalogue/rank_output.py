@@ -521,9 +521,17 @@ PYTHON = (
         fatal=True,
     ),
     cause(
+        "folder taken",
+        r"^(\w+\.)*FolderTaken\b",
+        "another job saves its checkpoints in the same folder",
+        Remedy(Action.CHANGE, Target.CHECKPOINT, detail="so that each job has a folder of its own"),
+        cause=EndCause.RANK_EXCEPTION,
+        fatal=True,
+    ),
+    cause(
         "checkpoint",
         r"in loading state_dict|key\(s\) in state_dict|PytorchStreamReader failed"
-        r"|^(\w+\.)*(Damaged|Foreign|No)Checkpoint\b|^(\w+\.)*(CheckpointError|FolderTaken)\b"
+        r"|^(\w+\.)*(Damaged|Foreign|No)Checkpoint\b|^(\w+\.)*CheckpointError\b"
         r"|(?i:\bcheckpoints?\b.{0,60}(does not match|do not match|mismatch|corrupt))",
         "the checkpoint is of another model or is damaged",
         Remedy(Action.CHANGE, Target.CHECKPOINT),

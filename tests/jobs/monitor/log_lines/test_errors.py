@@ -137,6 +137,7 @@ ROOTS = {
     "import": "[rank0]: ModuleNotFoundError: No module named 'flash_attn'",
     "checkpoint": "RuntimeError: Error(s) in loading state_dict for GPTModel:",
     "shapes": ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x1600 and 1024x4096)"),
+    "folder taken": "varuna_core.checkpoint.format.errors.FolderTaken: job 3e221f4d has saved into",
     "no such file": "FileNotFoundError: [Errno 2] No such file or directory: 'data/x.idx'",
     "permission": "PermissionError: [Errno 13] Permission denied: '/data/x.bin'",
     "command not found": "/var/spool/slurmd/job12/slurm_script: line 5: bash: ptrain: "
