@@ -99,9 +99,9 @@ def choose_runs(wanted: Wanted, folder: Path | None = None) -> list[Candidate]:
     for view in views:
         kept = _explain_state(view, living)
         if not kept and str(view.run.path) in awaited:
-            kept = "a run that has not ended waits for it"
+            kept = "another run, which has not ended, waits for this run"
         if not kept and view.run.path in newest:
-            kept = f"one of the newest {wanted.keep} of its name"
+            kept = f"one of the newest {wanted.keep} runs of its name"
         if not kept and time.time() - view.record.submitted < wanted.days * DAY_S:
             kept = _explain_age(wanted)
         measured = _Measured(view.record.submitted, 0, 0, kept) if kept else _measure(view, wanted)
@@ -204,7 +204,7 @@ def _measure(view: RunView, wanted: Wanted) -> _Measured:
             written = max(written, facts.st_mtime)
         if not kept and not wanted.checkpoints and _is_of_training(path, view.run, code):
             left = os.path.relpath(path, root)
-            kept = f"its ranks left {left} there (--checkpoints also removes it)"
+            kept = f"its ranks left {left} in the folder (--checkpoints also removes it)"
     if not kept and time.time() - written < wanted.days * DAY_S:
         kept = _explain_age(wanted)
     return _Measured(written, size, num_files, kept, left)
@@ -249,7 +249,7 @@ def remove_run(candidate: Candidate) -> str:
     record = read_record(run)
     has_ended = record is not None and record.state in (records.ENDED, records.REFUSED)
     if not has_ended or not is_ours(run) or run.path.is_symlink():
-        return "it has changed since"
+        return "the run has changed since it was listed"
     hidden = run.path.with_name(f"{HIDDEN}{run.name}-{uuid.uuid4().hex[:8]}")
     try:
         os.rename(run.path, hidden)
@@ -304,7 +304,7 @@ def render(candidates: Sequence[Candidate], width: int | None = None, *, show_ke
     if kept and not show_kept:
         reasons: dict[str, int] = {}
         for one in kept:
-            reason = "its ranks left files there (--checkpoints)" if one.left else one.kept
+            reason = "its ranks left files in the folder (--checkpoints)" if one.left else one.kept
             reasons[reason] = reasons.get(reason, 0) + 1
         counted = ", ".join(f"{reason} ({count})" for reason, count in sorted(reasons.items()))
         stay = f"{count_runs(len(kept))} stay{'s' * (len(kept) == 1)}, as --all shows: {counted}"

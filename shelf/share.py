@@ -459,7 +459,7 @@ def render_shared(shared: Shared, *, is_preview: bool) -> str:
             f"{folder}"
         )
     if not shared.is_over:
-        lines.append("it goes on: later attempts' files stay private until you share it again")
+        lines.append("the run goes on: later attempts' files stay private until you share it again")
     if not is_preview:
-        lines.append(f"to look at it: vjob status {run.path}")
+        lines.append(f"to look at the run: vjob status {run.path}")
     return "\n".join(lines)

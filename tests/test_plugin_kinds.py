@@ -75,7 +75,7 @@ def test_a_finding_stands_in_the_report(vjob: Vjob, logs: Path, tmp_path: Path) 
         "def count_nodes(job, analysis): raise ValueError('broken')\ncount_nodes.API = 1\n"
     )
     said = vjob("vjob.findings", "report", str(logs), "--text")
-    assert "plug-in toy of vjob.findings is left out: ValueError: broken" in said
+    assert "plug-in toy of vjob.findings is ignored: ValueError: broken" in said
 
 
 def test_a_known_line_is_explained(vjob: Vjob, tmp_path: Path) -> None:

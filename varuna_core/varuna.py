@@ -384,7 +384,7 @@ class Varuna(RankModule):
         if not outputs and isinstance(form.problem, AmbiguousLoss):
             raise form.problem
         if outputs not in (False, True, "last"):
-            raise ValueError(f"outputs {outputs!r}: want False, True or 'last'")
+            raise ValueError(f"outputs {outputs!r}: expected False, True or 'last'")
         with self._span("evaluate"):
             return self._guarded(inputs, collect if outputs else run, bounded=False)
 

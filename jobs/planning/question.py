@@ -134,7 +134,7 @@ def list_not_compared(
 ) -> Iterator[NotCovered]:
     """Yield the parts that cannot be compared with the profile."""
     if conf.program.kind not in BUILT_IN:
-        subject = f"the profile is of {profile.model.name!r}, the program is a {conf.program.kind}"
+        subject = f"profile for {profile.model.name!r}, but the program is a {conf.program.kind}"
         yield NotCovered(Lack.MODEL, subject, NotKnown("times are right if models are the same"))
     names = sorted(profile.software.keys() - software.keys() - {"cuda"})
     if names:

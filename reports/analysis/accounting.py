@@ -209,7 +209,7 @@ def format_least(found: Accounting, name: str) -> str:
 def describe_class(found: Accounting, name: str) -> str:
     """Describe a class of time; the start by its parts, and lost time by what may have cost it."""
     if name == "lost" and found.was_cancelled:
-        cut = "cut off by the cancel after the last step"
+        cut = "work after the last step, cut off by the cancel"
         more = ", or lost to faults, changes of nodes, and steps done again"
         return cut + (more if len(found.attempts) > 1 else "")
     if name == "lost" and len(found.attempts) == 1:  # nothing was done again

@@ -69,7 +69,7 @@ class Finding:
 
 GROUP = "vjob.findings"
 OWN_PROGRAMS = ("script", "module", "command", "function", "deepspeed")
-OWN_TRACE = "a script writes one by varuna_core.trace (the documentation's page on scripts)"
+OWN_TRACE = "a script writes a trace with varuna_core.trace (the documentation's page on scripts)"
 DOUBTFUL_NS = 1_000_000
 """Errors of the clocks below this are too small to mention."""
 
@@ -108,7 +108,7 @@ def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
             rule="no details",
             weight=0.0,
             sentence="The traces hold no details of any step.",
-            evidence="step totals only" + ("; trace.start(every=1) for all" if is_own else ""),
+            evidence="step totals only" + ("; details need trace.start(every=1)" if is_own else ""),
             key="" if is_own else "train.log_every",
         )
     for step in analysis.steps[:1]:
@@ -142,7 +142,7 @@ def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
         way = "the steps' ends"
         evidence = f"{len(shifted)} traces without measured offsets"
         if job.traces.is_log:
-            way = f"what messages prove, to within {in_units((worst.residual_ns or 0) / 1e9)}"
+            way = f"the bounds from messages, to within {in_units((worst.residual_ns or 0) / 1e9)}"
             evidence = "calls that begin before their input was sent"
         yield Finding(
             rule="clock wrong",
@@ -173,7 +173,7 @@ def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
             values={"within_s": max(known) / 1e9},
             weight=0.1,
             sentence=f"Clocks of nodes agree to within {in_units(max(known) / 1e9)}.",
-            evidence="the bounds that messages give"
+            evidence="bounds from the times of messages"
             if job.traces.is_log
             else "the worst of the offsets in the traces",
             key="",
@@ -217,7 +217,7 @@ def _list_gaps_of_logs(job: Job) -> Iterator[Finding]:
             key="",
         )
     for cut in job.traces.left_out:
-        whole = f"{cut.num_whole} of {cut.num_ranks} ranks have all"
+        whole = f"{cut.num_whole} of {cut.num_ranks} ranks have all calls"
         yield Finding(
             rule="cut steps",
             values={"file": cut.file, "first": cut.first, "last": cut.last},
@@ -300,7 +300,7 @@ def _ask_plugins(job: Job, analysis: Analysis) -> list[Finding]:
             made = [] if make is None else list(make(job, analysis))
             found += [finding for finding in made if isinstance(finding, Finding)]
         except Exception as error:  # whatever another's code raises
-            warn_once(f"plug-in {name} of {GROUP} is left out: {type(error).__name__}: {error}")
+            warn_once(f"plug-in {name} of {GROUP} is ignored: {type(error).__name__}: {error}")
     return found
 
 
@@ -470,7 +470,7 @@ def _on_pace(job: Job, analysis: Analysis) -> Iterator[Finding]:
         if found.work_s[found.stage] / mean - 1 > MUCH_BUBBLE and not is_slow:
             key = _advise_partition(job, analysis)
     elif found.num_steps < LEAST_PACED:
-        said = f"Which stage sets the pace is not known from {found.num_steps} of the steps."
+        said = f"Too few steps ({found.num_steps}) to know which stage sets the pace."
     else:
         said = (
             "Which stage sets the pace is not known, for the steps disagree: stage "
@@ -530,9 +530,9 @@ def _on_balance(job: Job, analysis: Analysis) -> Iterator[Finding]:
         + (
             "the head counted by its operations, the embedding not at all"
             if job.training is not None
-            else "none taken from the first or the last stage"
+            else "no layer is taken from the first or the last stage"
         )
-        + (", slow ranks left out" if analysis.stragglers else ""),
+        + (", without the slow ranks" if analysis.stragglers else ""),
         key=f"parallel.partition: {found}" if _is_asked(job, analysis) else "",
         cause="imbalance" if found.gain >= MUCH_IMBALANCE else "",
         lost_s=found.gain * analysis.stepping_s if found.gain >= MUCH_IMBALANCE else 0,
@@ -657,7 +657,7 @@ def _on_slowdown(job: Job, analysis: Analysis) -> Iterator[Finding]:
         },
         weight=found.share,
         sentence=f"{said}: {took}{why}.",
-        evidence=f"times of the steps; looked at: {looked}",
+        evidence=f"times of the steps; possible causes that were checked: {looked}",
         key="",
         cause="slowdown",
         lost_s=found.lost_s * max(analysis.accounting.rows["rank"].nunique(), 1),
@@ -769,7 +769,7 @@ def _on_memory(job: Job, analysis: Analysis) -> Iterator[Finding]:
         weight=0.5 if share > TIGHT else 0.0,
         sentence=f"{worst['who']} uses most memory: {worst['used_mb']:.0f}{of} MB; the least "
         f"used is {least:.0f} MB.",
-        evidence=f"{len(table)} ranks and GPUs, by the log and by the samples",
+        evidence=f"{len(table)} ranks and GPUs: memory from the log and from samples",
         key="parallel.recompute or train.micro_batch_size" if share > TIGHT else "",
     )
 
@@ -835,7 +835,7 @@ def _on_resume(job: Job, analysis: Analysis) -> Iterator[Finding]:
         return
     done = reached + 1 - min(row["from"] for row in rows)
     sentence = "; ".join(said)
-    sentence += f"; {done:,} different step{'s were' if done != 1 else ' was'} done here"
+    sentence += f"; {done:,} different step{'s were' if done != 1 else ' was'} done"
     if again:
         sentence += f", and {again:,} steps were repeated, which is lost work"
     yield Finding(
@@ -888,7 +888,7 @@ def _on_prediction(job: Job, analysis: Analysis) -> Iterator[Finding]:
     if len(promised.band_s) == 2:
         low_s, high_s = promised.band_s
         where = "within" if low_s <= median <= high_s else "outside"
-        band = f", {where} its band of {format_pace(low_s)} to {format_pace(high_s)}"
+        band = f", {where} the plan's range of {format_pace(low_s)} to {format_pace(high_s)}"
     lacks = "".join(f"; {describe_lack(one)}" for one in promised.not_covered)
     yield Finding(
         rule="prediction",
@@ -1134,7 +1134,7 @@ def _on_exposed(job: Job, analysis: Analysis) -> Iterator[Finding]:
         weight=spent / stepping,
         sentence=f"Communication holds up the ranks for {percent(spent / stepping)} of the time "
         f"of all steps, {of_all} of the whole run: {pace}.",
-        evidence="waits for messages, and all-reduces beside no work, after all have joined",
+        evidence="waits for messages, and all-reduces beside no work once all ranks have joined",
         key=", ".join([*others, f"or {last}" if others else last]),
         cause="" if busy else "communication",
         lost_s=0.0 if busy else spent,
@@ -1158,7 +1158,7 @@ def _on_hang(job: Job, analysis: Analysis) -> Iterator[Finding]:
         until = hang.until or 0.0
         has_recovered = hang.action is HangAction.REPORT and until > hang.seen_at
         if has_recovered:
-            done = f"its steps went on by {_format_time(until)} UTC, and vjob had done nothing"
+            done = f"the steps continued by {_format_time(until)} UTC, without an action by vjob"
         yield Finding(
             rule="hang",
             values=hang.as_json(),
@@ -1178,7 +1178,7 @@ def _on_hang(job: Job, analysis: Analysis) -> Iterator[Finding]:
                 weight=MUST,
                 sentence=f"Attempt {label} {may}, from about {_format_time(hang.since)} UTC on: "
                 f"{describe_hang(hang)}.",
-                evidence="the agents suspected it (attempt-N/state/hanging.json)",
+                evidence="the agents suspected a hang (attempt-N/state/hanging.json)",
                 key="",
                 cause="hang",
             )
@@ -1406,7 +1406,7 @@ def _on_limit(job: Job, analysis: Analysis) -> Iterator[Finding]:
         evidence="the conf, and the first start to the last end",
         key=f"cluster.walltime_min: {max(10, _round_up(1.5 * ran / 60))}",
         cause="limit" if has_waited else "",
-        cost=f"a part of {in_units(waited)} in the queue" if has_waited else "",
+        cost=f"part of the {in_units(waited)} in the queue" if has_waited else "",
     )
 
 
@@ -1424,7 +1424,7 @@ def _on_gpu_use(job: Job, analysis: Analysis, explained_s: float) -> Iterator[Fi
         return
     lost = (1 - mean) * stepping
     is_explained = explained_s > 0.4 * lost
-    some = f"; {unused} of {len(by_gpu)} were not used at all" if unused else ""
+    some = f"; {unused} of {len(by_gpu)} GPUs were not used at all" if unused else ""
     yield Finding(
         rule="gpu idle",
         values={"share": mean},

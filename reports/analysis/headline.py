@@ -144,7 +144,7 @@ def summarise(
         kinds = [event.get("kind") for event in job.history]
         ends = [kind for kind in kinds if kind in ("started", "ended")]
         if has_ended_badly(job) and goodput.attempts[-1].ended is None and ends[-1:] != ["ended"]:
-            hours = duration = NotKnown("nothing tells when the run ended", (clock,))
+            hours = duration = NotKnown("no record says when the run ended", (clock,))
     elif world := _count_ranks(job):
         in_steps = float((times["took_s"] * times["covers"]).sum()) * world
         by_lines = Evidence(STEP_LINES, Sure.INFERRED, seen=int(times["covers"].sum()))
@@ -240,7 +240,7 @@ def _estimate_left(
     if has_ended_badly(job) or has_ended_well(job):
         return NotKnown("the run is over")
     if any(hang.until is None for hang in job.hangs.values()):
-        return NotKnown("its ranks make no steps")
+        return NotKnown("the ranks make no steps")
     for known in (step, total, step_s):
         if isinstance(known, NotKnown):
             return known
@@ -315,7 +315,7 @@ def list_facts(found: Headline) -> Iterator[Fact]:
     elif isinstance(found.step_s, Value) and found.step_s.evidence[0].source == COUNTER:
         num_steps = f"{found.step_s.evidence[0].seen:,} counted"  # no line has their numbers
         if found.num_attempts > 1:
-            num_steps += f" in {found.num_attempts} attempts, some perhaps twice"
+            num_steps += f" in {found.num_attempts} attempts, some steps perhaps twice"
         yield Fact("steps", f"{num_steps}, {each}")
     if left_s := value_of(found.left_s):
         yield Fact("left", format_duration(left_s))
@@ -342,7 +342,7 @@ def list_facts(found: Headline) -> Iterator[Fact]:
         if proof.source == STEP_LINES:
             price = f" in {proof.seen:,} steps; when the ranks began and ended is not known"
         if isinstance(found.energy_kwh, Value):
-            price += f", {found.energy_kwh.value:.3g} kWh of the GPUs alone"
+            price += f", {found.energy_kwh.value:.3g} kWh for the GPUs only"
         if found.rank_hours.value >= LITTLE_HOURS or price:
             yield Fact("used", f"{found.rank_hours.value:.3g} {found.unit}{price}")
     else:

@@ -250,7 +250,7 @@ def _measure_idle(bubbles: pd.DataFrame, median: StepAnalysis | None) -> Known[f
     if found:
         proof = Evidence(f"step {median.step}" if median else "", Sure.MEASURED, seen=1)
         return Value(sum(found) / len(found), (proof,))
-    return NotKnown("no trace and no timer has the work of a step's stages")
+    return NotKnown("no trace and no timer shows how long stages worked in a step")
 
 
 def _list_failed(job: Job) -> list[str]:

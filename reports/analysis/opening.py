@@ -62,7 +62,7 @@ def write_opening(job: Job, analysis: Analysis, findings: Sequence[Finding]) -> 
         went += "; it may hang" if goes_on(job) else "; it may have hung"
     change, first = next((one for one in findings if one.key), None), "change first"
     if findings and findings[0].rule == "ended badly":
-        went, first = f"{went}; what ended it comes first below", "change then"
+        went, first = f"{went}; the first finding below says why", "change then"
     if change is not None:
         return f"{went}; {first}: {change.key}, for {_lower(change.sentence)}"
     if has_ended_badly(job):

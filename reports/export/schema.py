@@ -47,23 +47,23 @@ class Table:
 
 KIND_COLUMNS = {
     "F": ("forward_s", "forward"),
-    "f": ("forward_only_s", "forward that keeps its inputs alone, to be recomputed"),
+    "f": ("forward_only_s", "forward that keeps only its inputs, to be recomputed"),
     "R": ("recompute_s", "recompute"),
     "B": ("backward_s", "backward"),
     "I": ("backward_inputs_s", "backward of inputs"),
     "W": ("backward_weights_s", "backward of weights"),
     "O": ("offload_s", "offloaded activations: copies from GPU to host memory"),
     "L": ("load_s", "offloaded activations: copies back"),
-    "compute": ("compute_s", "compute of a script or a profile"),
+    "compute": ("compute_s", "computation, as a script or a profile marks it"),
     "send": ("send_s", "sends of messages"),
     "all-reduce": ("all_reduce_s", "sums over replicas"),
-    "communication": ("communication_s", "communication of a script or a profile"),
+    "communication": ("communication_s", "communication, as a script or a profile marks it"),
     "optimizer": ("optimizer_s", "optimizer"),
     "checkpoint": ("checkpoint_s", "checkpoints"),
     "data": ("data_s", "fetching of data"),
     "evaluate": ("evaluate_s", "evaluation"),
-    "memcpy": ("memcpy_s", "copies to and from a GPU, of a profile"),
-    "idle": ("idle_s", "GPU without work, of a profile"),
+    "memcpy": ("memcpy_s", "copies to and from a GPU, from a profile"),
+    "idle": ("idle_s", "GPU without work, from a profile"),
     "other": ("other_s", "spans with names of the script's own"),
 }
 """For each kind in the trace, the column of its work and a description."""
@@ -71,7 +71,7 @@ KIND_COLUMNS = {
 _ATTEMPT = Column("attempt", "text", "start of the ranks: `0`, `0.earlier-1`; empty without a run")
 _STEP = Column("step", "int", "number of the step")
 _RANK = Column("rank", "int", "number of the rank")
-_NODE = Column("node", "text", "name of the node, as its files have it")
+_NODE = Column("node", "text", "name of the node, as in its file names")
 _STAGE = Column("stage", "int", "stage of the pipeline; the first where a rank has several")
 _REPLICA = Column("replica", "int", "data-parallel copy")
 
@@ -80,14 +80,14 @@ TABLES = {
         "One row per start of the ranks, in order.",
         (
             _ATTEMPT,
-            Column("started", "time", "first sign of it"),
-            Column("ended", "time", "last sign of it so far"),
+            Column("started", "time", "when it was first seen"),
+            Column("ended", "time", "when the attempt was last seen"),
             Column("first_step", "int", "first known step"),
             Column("last_step", "int", "last one"),
             Column("steps_s", "float", "in steps", "s"),
-            Column("repeated_s", "float", "of that, in steps that a later attempt repeated", "s"),
+            Column("repeated_s", "float", "part in steps that a later attempt repeated", "s"),
             Column("partition", "text", "layers of each stage, `3-4-5`"),
-            Column("outcome", "text", "how it ended; empty while it runs, or if it is not known"),
+            Column("outcome", "text", "how the attempt ended; empty while it runs or if unknown"),
         ),
     ),
     "accounting": Table(
@@ -98,7 +98,7 @@ TABLES = {
             _RANK,
             Column("span_s", "float", "all of its time", "s"),
             *(Column(f"{name}_s", "float", doc, "s") for name, doc in CLASSES.items()),
-            Column("overlap_s", "float", "claimed by two classes, as clocks differ", "s"),
+            Column("overlap_s", "float", "counted in two classes, as clocks differ", "s"),
         ),
     ),
     "steps": Table(
@@ -107,11 +107,11 @@ TABLES = {
         (
             _ATTEMPT,
             _STEP,
-            Column("begin", "time", "the first rank began it; missing without a trace"),
-            Column("took_s", "float", "of the slowest rank; the mean of `num_steps`", "s"),
+            Column("begin", "time", "begin on the first rank; missing without a trace"),
+            Column("took_s", "float", "step time of the slowest rank; mean of `num_steps`", "s"),
             Column("num_steps", "int", "steps that the row is about, the last of which is `step`"),
-            Column("pipeline_s", "float", "first action to last, the mean of replicas", "s"),
-            Column("bubble_share", "float", "of `pipeline_s`: ranks without work", "0 to 1"),
+            Column("pipeline_s", "float", "first action to last, mean of the replicas", "s"),
+            Column("bubble_share", "float", "part of `pipeline_s` without work", "0 to 1"),
             Column("is_repeated", "bool", "true if a later attempt did the step again"),
         ),
     ),
@@ -128,7 +128,7 @@ TABLES = {
             Column("took_s", "float", "begin to end", "s"),
             Column("first", "time", "begin of its first action of the schedule"),
             Column("last", "time", "end of its last action"),
-            Column("wait_s", "float", "actions waited for their messages", "s"),
+            Column("wait_s", "float", "time that actions waited for messages", "s"),
             Column("work_s", "float", "actions worked", "s"),
             *(Column(name, "float", f"work: {doc}", "s") for name, doc in KIND_COLUMNS.values()),
         ),
@@ -147,8 +147,8 @@ TABLES = {
             Column("kind", "text", "kind of the trace: `F`, `B`, `send`, ... (docs/report.md)"),
             Column("what", "text", "name within the kind; for a script's span, its own name"),
             Column("begin", "time", "begin on rank 0's clock; missing for Megatron's timers"),
-            Column("begin_s", "float", "the same, since the job's first step", "s"),
-            Column("wait_s", "float", "wait for its message, at first", "s"),
+            Column("begin_s", "float", "begin, since the job's first step", "s"),
+            Column("wait_s", "float", "wait for its message, before the work", "s"),
             Column("work_s", "float", "work after the wait", "s"),
             Column("bytes", "int", "size of what was sent; 0 for others", "bytes"),
         ),
@@ -165,13 +165,13 @@ TABLES = {
             Column("num_events", "int", "events in its trace"),
             Column("clock_doubt_s", "float", "largest error of its clock against rank 0's", "s"),
             Column("steps", "int", "optimizer steps that were counted"),
-            Column("steps_s", "float", "their time without pauses", "s"),
-            Column("pauses_s", "float", "pauses between them, as a checkpoint or evaluation", "s"),
+            Column("steps_s", "float", "time of the steps without pauses", "s"),
+            Column("pauses_s", "float", "pauses between steps, as for a checkpoint", "s"),
             Column("started", "time", "its process started"),
-            Column("ended", "time", "its process ended; missing while it runs"),
-            Column("exit_code", "int", "code it ended with; missing for a signal"),
+            Column("ended", "time", "when its process ended; missing while it runs"),
+            Column("exit_code", "int", "exit code of its process; missing after a signal"),
             Column("signal", "int", "signal that ended it"),
-            Column("was_stopped", "bool", "true if it was ended because another one failed"),
+            Column("was_stopped", "bool", "true if it was ended because another rank failed"),
             Column("last_error", "text", "last line of an error that it wrote"),
         ),
     ),
@@ -182,7 +182,7 @@ TABLES = {
             _NODE,
             Column("index", "int", "its place in the plan"),
             Column("group", "text", "its group of the conf"),
-            Column("num_ranks", "int", "ranks that left a trace or an exit there"),
+            Column("num_ranks", "int", "ranks that left a trace or an exit on the node"),
             Column("num_gpus", "int", "GPUs of its samples"),
             Column("gpu_name", "text", "their names"),
             Column("log_bytes", "int", "standard output and error", "bytes"),
@@ -193,7 +193,7 @@ TABLES = {
         (
             _ATTEMPT,
             _NODE,
-            Column("time", "time", "when it was read; missing in gpustat's text without a date"),
+            Column("time", "time", "time of the sample; missing in gpustat's text without a date"),
             Column("gpu", "text", "its index; `cpu` for the processors of a node without GPUs"),
             Column("name", "text", "its model"),
             Column("temperature_c", "float", "temperature", "°C"),
@@ -221,11 +221,9 @@ TABLES = {
             Column("num_nan", "int", "steps with a NaN since the line before"),
             Column("consumed_samples", "int", "samples so far"),
             Column("global_batch_size", "int", "samples a step"),
-            Column(
-                "step_s", "float", "time of a step, as the line says or as lines were written", "s"
-            ),
+            Column("step_s", "float", "step time, from the line or the times of lines", "s"),
             Column("samples_per_s", "float", "as printed", "1/s"),
-            Column("tokens_per_s", "float", "as printed: of all devices or of one", "1/s"),
+            Column("tokens_per_s", "float", "as printed, for all devices or for one", "1/s"),
         ),
         more="all other numbers of the lines, by their labels: `lm loss`, `accuracy`",
     ),
@@ -251,7 +249,7 @@ TABLES = {
             Column("stream", "text", "`out` or `err`"),
             Column("offset", "int", "where in its file the line begins", "bytes"),
             Column("time", "time", "time of writing, accurate to a quarter of a second"),
-            Column("rank", "int", "rank that wrote it; missing where none did"),
+            Column("rank", "int", "rank that wrote the line; missing if unknown"),
             Column("text", "text", "the line; of a progress bar its last state"),
         ),
     ),
@@ -261,18 +259,18 @@ TABLES = {
             Column("time", "time", "when it happened"),
             Column("kind", "text", "what happened"),
             _ATTEMPT,
-            Column("facts", "text", "everything else that is known of it, as JSON"),
+            Column("facts", "text", "other facts about the event, as JSON"),
         ),
     ),
     "findings": Table(
         "One row per finding, in the order of the report.",
         (
             Column("sentence", "text", "the finding"),
-            Column("evidence", "text", "where its number comes from"),
-            Column("key", "text", "key of the conf to change; empty where none helps"),
+            Column("evidence", "text", "where the finding's number comes from"),
+            Column("key", "text", "key of the conf to change; empty if no key helps"),
             Column("cause", "text", "name of the problem; empty for a mere observation"),
-            Column("lost_s", "float", "what it costs, of all ranks together", "s"),
-            Column("cost", "text", "the same in hours, and in money where prices are given"),
+            Column("lost_s", "float", "time that it costs, summed over all ranks", "s"),
+            Column("cost", "text", "that time in hours, and its price if prices are given"),
         ),
     ),
     "timers": Table(
@@ -280,7 +278,7 @@ TABLES = {
         (
             Column("timer", "text", "its name"),
             _RANK,
-            Column("count", "int", "steps in which it was printed"),
+            Column("count", "int", "steps in which the timer was printed"),
             Column("sum_ms", "float", "their sum", "ms"),
             Column("max_ms", "float", "their most", "ms"),
         ),
@@ -316,7 +314,7 @@ TABLES = {
     ),
     "not_read": Table(
         "One row per file that was not read completely.",
-        (Column("file", "text", "its name"), Column("why", "text", "what is missing of it")),
+        (Column("file", "text", "its name"), Column("why", "text", "what is missing of the file")),
     ),
 }
 

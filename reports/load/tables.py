@@ -254,11 +254,11 @@ def load_job(
         sources = replace(sources, attempts=(bare,))
     skipped: dict[str, str] = {}
     if sources.num_left_out:
-        skipped["older attempts"] = f"{sources.num_left_out} of them: only the newest are read"
+        skipped["older attempts"] = f"{sources.num_left_out} attempts: only the newest are read"
     for attempt in sources.attempts:
         if attempt.num_left_out:
             skipped[f"{attempt.label}/*".lstrip("/")] = (
-                f"{attempt.num_left_out:,} more files than are read"
+                f"{attempt.num_left_out:,} files were not read: there are too many"
             )
     paths = [(attempt.label, path) for attempt in sources.attempts for path in attempt.traces]
     say(f"{len(paths)} traces")
@@ -283,7 +283,7 @@ def load_job(
         _read_errors(tables, attempt, readers, pattern)
     skipped |= {name: f"{count} lines skipped" for name, count in tables.skipped.items()}
     for name, lost in tables.left_out.items():
-        skipped[name] = f"{lost} bytes were left out as it was written (cluster.log_limit_mb)"
+        skipped[name] = f"{lost} bytes were not written to the log (cluster.log_limit_mb)"
     gpus: list[dict[str, Any]] = []
     hardware: list[NodeFaults] = []
     for attempt in sources.attempts:

@@ -149,7 +149,7 @@ def _parse_objects(texts: list[bytes]) -> tuple[list[dict[str, Any]], int]:
 def _parse_quickly(data: bytes) -> tuple[Events, int]:
     """Parse event lines in the writer's exact form; raise an error for any other line."""
     if not data.isascii() or b"\r" in data or b"\\" in data or b"\x00" in data:
-        raise ValueError("no line of the writer")
+        raise ValueError("not a line as the trace writer writes it")
     torn: list[str] = []
 
     def note(row: csv.InvalidRow) -> str:
@@ -167,7 +167,7 @@ def _parse_quickly(data: bytes) -> tuple[Events, int]:
     columns = {name: table[name].to_numpy() for name in NUMBERS}
     for values in columns.values():
         if len(values) and max(abs(int(values.max())), abs(int(values.min()))) > _LARGEST:
-            raise ValueError("no number of the writer")
+            raise ValueError("not a number that the trace writer writes")
     events = Events(
         columns=columns,
         kinds=kinds,
@@ -187,7 +187,7 @@ def _decode(column: Any, before: str, after: str) -> tuple[Column, list[str]]:
     for text in whole.dictionary.to_pylist():
         inner = text[len(before) : len(text) - len(after)]
         if text != before + inner + after or '"' in inner or not inner.isprintable():
-            raise ValueError("no name of the writer")
+            raise ValueError("not a name that the trace writer writes")
         names.append(inner)
     return whole.indices.to_numpy(zero_copy_only=False), names
 

@@ -99,7 +99,7 @@ def read_traces(paths: Iterable[tuple[str, Path]]) -> Traces:
         for file in files:
             for place, data in cut_at_headers(file.blocks):
                 if sum(trace.skipped for trace in file.traces) > MOST_SKIPPED:
-                    file.blocks.trouble = f"more than {MOST_SKIPPED:,} lines of no trace"
+                    file.blocks.trouble = f"more than {MOST_SKIPPED:,} lines that are not a trace's"
                     break
                 yield (file, place, len(data)), data
 

@@ -38,7 +38,7 @@ NAMES = {
     "last_step": "last step",
     "num_steps": "steps whose time is known",
     "idle_share": "idle in the pipeline, median of the steps",
-    "ideal_idle_share": "idle at best, by one step's stage times",
+    "ideal_idle_share": "least possible idle share, by one step's stage times",
     "most_memory_mb": "most memory, MB",
     "goodput_share": "useful part of the time",
     "wall_s": "from start to end, s",

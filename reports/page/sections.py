@@ -74,7 +74,7 @@ def shorten(rows: Sequence[tuple[str, ...]], most: int) -> tuple[list[tuple[str,
 def explain_time(found: Accounting, *, is_partial: bool) -> str:
     """Explain what the shares of time refer to, and how certain they are."""
     ranks = f"{found.rows['rank'].nunique()} rank{'s' if found.rows['rank'].nunique() != 1 else ''}"
-    end = "last that is known of them" if is_partial else "end"
+    end = "last moment that is known of each rank" if is_partial else "end"
     text = f"Shares of {format_duration(found.total_s)} of {ranks}, from the submit to the {end}"
     if not found.is_split:
         text += "; without traces a step's time is not divided into computing and waiting"
@@ -115,7 +115,7 @@ def _list_iterations(job: Job, analysis: Analysis) -> ReportTable:
         timed = timed.iloc[:0]  # a profiler's steps are longer than others
     rows = [_show_time(*row) for row in timed.itertuples(index=False)]
     if rows and not times["is_told"].all():
-        how = "times at which lines were written, with what else was done between two of them"
+        how = "times at which lines were written, which include all that was done between two lines"
         rows.append(("by the", how))
     if job.traces.is_log:
         took_s = job.traces.steps.groupby(["attempt", "step"])["took_s"].max()

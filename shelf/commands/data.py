@@ -77,7 +77,7 @@ merges_option = _path_option("--merges", "merges.txt, for bpe.")
 @click.option("--keep-newlines", is_flag=True, help="With --split-sentences: keep line breaks.")
 @click.option("--skip-bad", is_flag=True, help="Skip lines that are not documents, and count them.")
 @click.option("--processes", "-p", type=click.IntRange(1), help="Default: one a core.")
-@click.option("--again", is_flag=True, help="Make it again if it exists.")
+@click.option("--again", is_flag=True, help="Make the data again if they exist.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def prepare(
     inputs: tuple[Path, ...],

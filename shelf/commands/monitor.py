@@ -49,12 +49,12 @@ FEW_COLOURS = ("cyan", "green", "magenta", "blue", "yellow", "red")
 
 @click.command()
 @click.argument("job", required=False, shell_complete=complete_job)
-@click.option("--once", is_flag=True, help="Print it once as plain text, also on a terminal.")
+@click.option("--once", is_flag=True, help="Print the status once as text, also on a terminal.")
 @click.option("--interval", "interval_s", type=Duration(least=0.2), default=INTERVAL_S,
               show_default=True, metavar="SECONDS",
               help="Time between two refreshes of the live screen.")  # fmt: skip
 @click.option("--watch", "every_s", type=Duration(least=0.2), metavar="SECONDS",
-              help="Print it repeatedly until the job has ended.")  # fmt: skip
+              help="Print the status repeatedly until the job has ended.")  # fmt: skip
 @click.option(
     "--lines", "-n", default=2, show_default=True, help="Last lines of each node's files."
 )
@@ -406,7 +406,7 @@ def guard(job: str, what: str) -> None:
     from vjob.jobs.runs.owner import expect_ours
 
     run = find_run(job, Path.cwd())
-    expect_ours(run, "its nodes obey files in its folder")
+    expect_ours(run, "nodes of a run obey files in its folder")
     pause_guard(run, is_paused=what == "pause", by=getpass.getuser(), at=time.time())
     if what == "pause":
         say(f"nothing is done about hangs of {run.path.name} until `vjob guard {job} resume`")

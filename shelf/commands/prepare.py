@@ -33,8 +33,8 @@ from vjob.shelf.commands.terminal import say
     metavar="KIND",
     help=f"Print a short conf for this kind of program: {', '.join(KINDS)}.",
 )
-@click.option("--line", type=int, help="With --from: line of the launch to use, of several.")
-@click.option("--trust", is_flag=True, help="With --from: read without a jail if there is none.")
+@click.option("--line", type=int, help="With --from: line of the launch to use, if several.")
+@click.option("--trust", is_flag=True, help="With --from: read even if no jail is possible.")
 @click.argument("words", nargs=-1, metavar="[FOLDER | ARGUMENTS]")
 def init(
     source: Path | None,
@@ -66,7 +66,7 @@ def init(
     vjob init --from Megatron-LM-2/ > conf.yaml
     """
     if (source is not None) + minimal + (kind is not None) > 1:
-        raise InputError("give one of --from, --minimal and --for")
+        raise InputError("give only one of --from, --minimal and --for")
     if words and source is None and (kind is None or len(words) > 1):
         raise InputError(
             f"{words[0]}: a folder needs --for KIND, a script's arguments need --from; redirect "

@@ -60,7 +60,7 @@ def explain_unknown(option: str) -> str:
     from vjob.jobs.conf.slurm_words import WORDS, explain_option
 
     name = option.lstrip("-")
-    more = f"of sbatch: --set cluster.sbatch.{name}=VALUE"
+    more = f"for one of sbatch, --set cluster.sbatch.{name}=VALUE"
     if name in WORDS:
         more = f"sbatch's --{name}: {explain_option(name)}"
     return f"No such option: {option} (the program's own options follow its name; {more})"
@@ -215,7 +215,7 @@ def _follow(resolved: Resolved, given: Given, *, as_json: bool) -> int:
         if limit_s and "time" not in given:
             say(f"vjob: the time limit is {format_duration(limit_s)}; -t sets another", err=True)
         plan = read_plan(run.plan)
-        assert plan is not None, "the submit has written it"
+        assert plan is not None, "the submit has written plan.json"
         print_submitted(run, record, plan, {}, as_json=as_json, follow=False, err=True)
 
     lines = LineFilter(as_json=True) if as_json else None

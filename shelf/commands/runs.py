@@ -80,7 +80,7 @@ def cancel(jobs: tuple[str, ...], sweep: str | None, now: bool, wait_s: int, as_
         say(text, err=as_json)
 
     if bool(jobs) == (sweep is not None):
-        raise InputError("give a JOB, several, or --sweep NAME")
+        raise InputError("give one or more JOBs, or --sweep NAME")
     if sweep is not None:
         runs = find_sweep(sweep)
     else:  # each once, however it is named
@@ -186,7 +186,7 @@ def prune(
 @click.option("--private", is_flag=True, help="Close it again.")
 @click.option("--anyway", is_flag=True, help="Also share files in which a secret was found.")
 @click.option("--dry-run", is_flag=True, help="Show what would be shared; change nothing.")
-@click.option("--show-what", is_flag=True, help="As --dry-run: list shared and held files.")
+@click.option("--show-what", is_flag=True, help="Like --dry-run; list shared and withheld files.")
 @json_option
 def share(
     job: str,

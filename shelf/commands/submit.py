@@ -177,7 +177,7 @@ def submit(
         if again.warning:
             say(f"vjob: {again.warning}", err=True)
     else:
-        assert conf is not None, "one of the two is given"
+        assert conf is not None, "CONF or --like is given"
         resolved = resolve_conf(conf, overrides, plan=plan, require_env=not dry_run)
     refuse_function(resolved.conf)
     if dry_run:

@@ -82,7 +82,7 @@ def examine_runtime(name: str, scratch: str) -> Diagnosis:
     try:
         problem = try_start(kind, scratch)
     except OSError as error:
-        problem = f"it could not be tried in {scratch}: {error.strerror}"
+        problem = f"a start could not be tried in {scratch}: {error.strerror}"
     return judge_start(name, said, problem, does="starts a container")
 
 
@@ -158,7 +158,7 @@ def judge_squashfs(unpacker: str | None, packer: str | None) -> Diagnosis:
             text="unsquashfs is missing: enroot, charliecloud and podman cannot unpack .sqsh files",
             remedy="an admin installs squashfs-tools on every node",
         )
-    text = "unsquashfs is there" + ("" if packer else "; mksquashfs, which makes images, is not")
+    text = "unsquashfs is there" + ("" if packer else "; mksquashfs is missing")
     return Diagnosis(name="squashfs", status="ok", text=text)
 
 

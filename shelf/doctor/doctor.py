@@ -22,7 +22,7 @@ from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.diagnosis import Diagnosis, read_text
 from vjob.shelf.doctor.containers import examine_containers
 
-BROKEN = "no conf can be read until it is fixed; `VJOB_SITE= vjob ...` leaves the site's file out"
+BROKEN = "no conf can be read until the file is fixed; `VJOB_SITE= vjob ...` skips the site's file"
 
 
 def examine() -> list[Diagnosis]:
@@ -132,7 +132,7 @@ def judge_ports(text: str | None) -> Diagnosis:
             status="warn",
             text=f"the ephemeral range {low}-{high.strip()} covers 61000 and up, where vjob takes "
             "the master's port",
-            remedy="set cluster.port to one outside that range, or lower ip_local_port_range",
+            remedy="set cluster.port to a port outside that range, or lower ip_local_port_range",
         )
     return Diagnosis(name="ports", status="ok", text="61000 and up are free of ephemeral ports")
 

@@ -180,9 +180,9 @@ def _judge_errors(results: Sequence[Mapping[str, Any]]) -> Iterator[Diagnosis]:
                 remedy = "open the ports between the nodes, or set cluster.nodes[].interface"
                 yield Diagnosis(name="links", status="fail", text=text, remedy=remedy)
     for reason, hosts in reasons.items():
-        text = f"none measured on {', '.join(dict.fromkeys(hosts[:3]))}: {reason}"
+        text = f"no GPU measured on {', '.join(dict.fromkeys(hosts[:3]))}: {reason}"
         if len(set(hosts)) > 3:
-            text = f"none measured on {len(set(hosts))} nodes: {reason}"
+            text = f"no GPU measured on {len(set(hosts))} nodes: {reason}"
         yield Diagnosis(name="gpus", status="note", text=text)
 
 
@@ -200,7 +200,7 @@ def _judge_equals(measure: Measure, kind: str, figures: Sequence[Figure]) -> Ite
     if len(figures) < LEAST_EQUALS:
         best, worst = (low, high) if measure.is_time else (high, low)
         differ = _compute_share(measure, worst, best) < measure.share
-        doubt = "; they differ, but two do not show which is slow" if differ else ""
+        doubt = "; the two differ, but which is slow is unknown" if differ else ""
         yield Diagnosis(name=name, status="note" if differ else "ok", text=f"{spread}{doubt}")
         return
     yield Diagnosis(name=name, status="ok", text=spread)

@@ -152,7 +152,7 @@ class Autoscaler:
     def __init__(self, run: RunFolder, say: Callable[[str], None]) -> None:
         plan = read_plan(run.plan)
         if plan is None or plan.morphing is None:
-            raise InputError(f"the nodes of {run.name} cannot change: there is nothing to tend")
+            raise InputError(f"the nodes of {run.name} cannot change, so vjob tend is useless")
         self._run, self._plan, self._say = run, plan, say
         self._most, self._fewest = plan.morphing.max_nodes, plan.morphing.min_nodes
         self._facts = read_facts(run, plan)
@@ -238,7 +238,7 @@ class Autoscaler:
         offer = choose_growth(standing, room, idle)
         if offer is None:
             few = sum(idle.values())
-            self._tell(f"{few or 'no'} idle nodes fit" + (", too few to be worth it" * (few > 0)))
+            self._tell(f"{few or 'no'} idle nodes fit" + (", too few to be useful" * (few > 0)))
             return
         why = (
             f"{offer.count} more node{'s' * (offer.count > 1)}: about {offer.then_s:.3g} s a step "
@@ -296,7 +296,7 @@ class Autoscaler:
             if not still_pays(standing, join.seats):
                 why = f"the new nodes would no longer be worth {standing.pause}"
             elif waited_s > LONGEST_PENDING_S:
-                why = f"it has waited for {waited_s / 60:.0f} min, so other jobs have its nodes"
+                why = f"after {waited_s / 60:.0f} min in the queue, other jobs have its nodes"
             if why:
                 cancel_joined(view, [join])
                 append_event(self._run.vjob_events, "withdrawn", group=join.name, why=why)
@@ -361,7 +361,7 @@ def _hear_signals() -> Iterator[threading.Event]:
 
 def run_autoscaler(run: RunFolder, say: Callable[[str], None]) -> int:
     """Poll until the run ends or a signal comes; one process for each run."""
-    expect_ours(run, "only its owner may change its size")
+    expect_ours(run, "only the run's owner may change its nodes")
     autoscaler = Autoscaler(run, say)
     morph = autoscaler.conf.morph
     if morph.grow == "none" and not morph.leave_slow:

@@ -26,7 +26,7 @@ def build_container(draft: Draft) -> None:
             elif name == "rw":
                 draft.put("container.writable", True, said)
             elif name not in ("mount", "env"):
-                draft.note(f"{said} is left out: it has no counterpart")
+                draft.note(f"{said} is left out: vjob has no counterpart")
         if "rw" not in options:
             draft.put("container.writable", False, f"{command.where}: enroot without --rw")
     for word, command in wrapping.mounts:

@@ -43,11 +43,11 @@ def build_copies(
         hosts = [_to_host(path, {**sources, **made}) for path in given]
         place = _to_host(target, made)
         if any(path is None for path in hosts):
-            found.left_out.append((said, "the files that it copies are not in the mounts"))
+            found.left_out.append((said, "the copied files are not in the mounts"))
         elif _to_host(target, sources) is not None:
-            found.left_out.append((said, "it would write to a folder that is mounted"))
+            found.left_out.append((said, "it would write to a mounted folder"))
         elif scratch is None:
-            found.left_out.append((said, "no script names a folder on the node for it"))
+            found.left_out.append((said, "no script names a node's folder for the copy"))
         else:
             if place is None:
                 place = made[target] = f"{scratch.rstrip('/')}/copies{target}"

@@ -31,13 +31,13 @@ NODES = "cluster.nodes"
 COUNTED = ("nnodes", "num_nodes", "nproc_per_node", "num_gpus", "gpus_per_node")
 """Options of launchers that count nodes, or the ranks of a node."""
 NO_KEY: Mapping[str, str] = {
-    "MASTER_ADDR": "is not needed: it is the first node of the first group",
-    "NODE_RANK": "is not needed: nodes are counted by group",
-    "RANK": "is not needed: each rank gets its own",
-    "LOCAL_RANK": "is not needed: each rank gets its own",
-    "CONTAINER_NAME": "is not needed: the unpacked image is named after the image",
+    "MASTER_ADDR": "need not be set: rank 0 is on the first node of the first group",
+    "NODE_RANK": "need not be set: nodes are counted by group",
+    "RANK": "need not be set: vjob sets it for each rank",
+    "LOCAL_RANK": "need not be set: vjob sets it for each rank",
+    "CONTAINER_NAME": "need not be set: the unpacked image is named after the image",
     "CONTAINER_PATH": "is not known: images are unpacked below container.scratch",
-    "GRES": "it is gpus of the group",
+    "GRES": "use gpus of the group",
 }
 
 
@@ -245,7 +245,7 @@ def _join_srun(draft: Draft) -> list[JobBlock]:
                 continue
             if word.is_open:
                 why = "known only in the job" if word.shell else "not given"
-                draft.note(f"{said} is left out: it is {why}")
+                draft.note(f"{said} is left out: its value is {why}")
             elif name in GROUP_OPTIONS:
                 values = {block.options[name][0] for block in own if name in block.options}
                 if not values:
@@ -282,7 +282,7 @@ def _build_group(draft: Draft, block: JobBlock | None, *, has_ranks: bool) -> di
         if name in AMOUNTS:
             amount = amounts.get(AMOUNTS[name])
             if has_ranks and AMOUNTS[name] == "ranks":
-                draft.record(said, "no key of the conf: the launcher counts the ranks")
+                draft.record(said, "no key of the conf, as the launcher counts the ranks")
             elif amount is None:
                 draft.note(f"{said} is left out: its amount per node is not known; set "
                            f"{NODES}[].{AMOUNTS[name]}")  # fmt: skip
@@ -298,7 +298,7 @@ def _build_group(draft: Draft, block: JobBlock | None, *, has_ranks: bool) -> di
             else:
                 draft.put(key, value, said)
         elif name in ("output", "error"):
-            draft.record(said, "no key of the conf: all lines are in the run folder")
+            draft.record(said, "no key of the conf, as all lines are in the run folder")
         elif name in WORDS:
             draft.note(f"{said} is left out: {explain_option(name)}")
         elif find_text_problem(text) or not text.isprintable():

@@ -26,9 +26,9 @@ from vjob.shelf.importers.values import to_whole
 
 LAUNCHER_REASONS: Mapping[str, str] = {
     "node_rank": "nodes are counted by group",
-    "master_addr": "it is the first node of the first group",
-    "manager_ip": "it is the first node of the first group",
-    "machine_list": "Slurm gives the nodes, by number; without Slurm it is cluster.machine_list",
+    "master_addr": "rank 0 is on the first node of the first group",
+    "manager_ip": "the manager is on the first node of the first group",
+    "machine_list": "Slurm gives the nodes, by number; without Slurm use cluster.machine_list",
     "no_morphing": "a run keeps its nodes without morph.enabled",
     "rdzv_backend": "nodes find each other by the run folder",
     "rdzv_endpoint": "nodes find each other by the run folder",
@@ -50,11 +50,11 @@ LAUNCHER_REASONS: Mapping[str, str] = {
     "no_local_rank": "ranks always find LOCAL_RANK in their environment",
     "enable_each_rank_log": "lines are stored separately for each node and rank",
     "elastic_training": "a run continues with fewer nodes with morph.enabled",
-    "min_elastic_nodes": "it is morph.min_nodes",
-    "max_elastic_nodes": "it is the number of nodes",
-    "venv_script": "copy its lines to setup",
-    "quiet": "it concerns only the launcher's own output",
-    "log_level": "it concerns only the launcher's own output",
+    "min_elastic_nodes": "set morph.min_nodes",
+    "max_elastic_nodes": "the limit is the number of nodes in cluster.nodes",
+    "venv_script": "copy the lines of that script to setup",
+    "quiet": "the option concerns only the launcher's own output",
+    "log_level": "the option concerns only the launcher's own output",
     "save_pid": "the run folder lists the processes",
     "resume": "to resume a run, submit it again",
     "log_dir": "use log_folder",
@@ -145,8 +145,8 @@ def _pass_on(draft: Draft, args: Sequence[Word], where: str) -> list[str]:
         value = words[0].text.partition("=")[2] or " ".join(word.text for word in words[1:])
         if name.startswith("-") and has_value and _is_secret(name, value):
             draft.note(
-                f"{where}: {name} looks secret and is left out of program.args: pass it by "
-                "pass_env, or write it there"
+                f"{where}: {name} looks secret, so program.args does not have it: pass it "
+                "by pass_env, or add it to program.args"
             )
         else:
             kept += [draft.expand(word.text) for word in words]
@@ -229,8 +229,8 @@ def _build_varuna(draft: Draft, launch: Launch) -> None:
         draft.record(f"{where}: run_varuna, which passes {own} to the script", "program.arguments")
     else:
         draft.note(
-            f"{where}: run_varuna passed {own} to the script; with train.global_batch_size, "
-            "program.arguments: varuna does the same"
+            f"{where}: run_varuna passed {own} to the script; to do the same, set "
+            "train.global_batch_size and program.arguments: varuna"
         )
     if "no_morphing" not in launch.options:
         draft.note(
@@ -260,5 +260,5 @@ def _list_options(draft: Draft, launch: Launch) -> None:
         if name == "max_restarts" and to_number(word.text):
             draft.put("cluster.restarts", to_number(word.text), said)
         elif name not in done:
-            reason = LAUNCHER_REASONS.get(name, "it has no counterpart")
+            reason = LAUNCHER_REASONS.get(name, "vjob has no counterpart")
             draft.note(f"{said} is left out: {reason}")

@@ -10,16 +10,16 @@ from vjob.jobs.errors import InputError
 class Refusal(Enum):
     """Kind of a refusal."""
 
-    ARGUMENTS = "it needs arguments"
-    COUNTS = "it needs counts that are known only in the job"
+    ARGUMENTS = "the script needs arguments"
+    COUNTS = "the script needs counts that are known only in the job"
     ENDLESS = "bash does not reach its end"
-    FILES = "it needs files that are not here"
-    NOTHING = "it starts no program"
-    OUTPUTS = "it needs the output of a command"
-    PLACEHOLDERS = "its placeholders in angle brackets or braces must be replaced first"
-    SEVERAL = "it starts several different programs"
-    SYNTAX = "bash does not accept it"
-    VARIABLES = "it needs variables that it does not set"
+    FILES = "the script needs files that are not on this machine"
+    NOTHING = "the script starts no program"
+    OUTPUTS = "the script needs the output of a command"
+    PLACEHOLDERS = "placeholders in angle brackets or braces must be replaced first"
+    SEVERAL = "the script starts several different programs"
+    SYNTAX = "bash does not accept the script"
+    VARIABLES = "the script needs variables that it does not set"
 
 
 class ScriptRefusedError(InputError):

@@ -118,14 +118,14 @@ def translate_source(source: Source, environ: Mapping[str, str]) -> tuple[str, l
     for recording in found.recordings:
         for text, where in recording.loops.items():
             draft.note(
-                f"{where}: the script starts it repeatedly; a conf starts it once, unless it "
+                f"{where}: the script repeats a program that a conf starts once, unless it "
                 f"sets cluster.restarts: {redact_string(_shorten(text))}"
             )
         for text, where in recording.once.items():
-            draft.note(f"{where}: {text} is evaluated once: the conf has the value of this reading")
+            draft.note(f"{where}: {text} was evaluated once, and the conf has this value")
         if recording.task:
             where, number = recording.task
-            draft.note(f"{where}: the conf has the values of {ARRAY_TASK} {number}")
+            draft.note(f"{where}: the conf has the values for {ARRAY_TASK} {number}")
         for problem in recording.problems:
             if problem.endswith("No such file or directory"):
                 draft.note(f"{recording.file}: bash says {problem}")
@@ -383,7 +383,7 @@ def _build_port(draft: Draft, launch: Launch) -> None:
     once = {where for one in draft.found.recordings for where in one.once.values()}
     drawn = {one.value for one in draft.found.variables.values() if place(one) in once}
     if str(port) in drawn:
-        draft.note(f"{said} is not used: each run chooses a new one, as with port: auto")
+        draft.note(f"{said} is not used: each run chooses a new port, as with port: auto")
         return
     low, high = EPHEMERAL
     if 1024 <= port <= 65535 and not low <= port <= high:
@@ -406,7 +406,7 @@ def _build_setup(draft: Draft) -> None:
         if name in _SETUP or (name in (".", "source") and len(texts) > 1):
             line = _spell_setup(draft, command)
             if line is None:
-                draft.note(f"{said} is left out: it is not known")
+                draft.note(f"{said} is left out: its words are not known")
             elif line and line not in setup:
                 setup.append(line)
                 draft.record(f"{command.where}: {line}", "setup")
@@ -526,7 +526,7 @@ def _find_env_value(draft: Draft, word: Word) -> str | None:
 def _explain_open(word: Word) -> str:
     """Explain why no value is known for a variable."""
     if not word.shell:
-        return "it is not known"
+        return "its value is not known"
     names = sorted(word.unknown - NODE_REFERENCES.keys())
     return (
         f"{', '.join(names)} is known only in setup, and the address and port of rank 0 only in "
@@ -543,7 +543,7 @@ def _export_in_setup(draft: Draft, where: str, assignment: str) -> None:
 def _list_tested(draft: Draft, launch: Launch) -> None:
     """Note files that the script tests and that do not exist here."""
     is_there = launch.command.only == ALL_THERE
-    taken = ", but is assumed to exist" if is_there else "; the script goes on without it"
+    taken = ", but is assumed to exist" if is_there else "; the script goes on without this file"
     for recording in draft.found.recordings:
         for text, where in recording.tested.items():
             draft.note(f"{where}: {text} is not here{taken}")

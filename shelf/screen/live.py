@@ -151,7 +151,7 @@ class LiveScreen(KeyScreen):
         ("shift+tab", "next_pane(-1)", "pane before"),
         ("z", "zoom", "zoom"),
         ("f", "ask('filter')", "filter"),
-        ("less_than_sign", "sort_next(-1)", "sort by the column before"),
+        ("less_than_sign", "sort_next(-1)", "sort by the previous column"),
         ("greater_than_sign", "sort_next(1)", "sort by the next column"),
         ("o", "turn", "other way round"),
         ("a", "all_logs", "all logs"),
@@ -233,7 +233,7 @@ class LiveScreen(KeyScreen):
         if not self.problem and not is_late:
             return ""
         age = format_coarse_duration(self.age_s)
-        shown = f"all of this is {age} old: " if self.looked_at else ""
+        shown = f"everything shown is {age} old: " if self.looked_at else ""
         return shown + (self.problem or "the files or the scheduler do not answer")
 
     def place_panes(self) -> None:

@@ -36,9 +36,9 @@ LIST_KEYS = (
     ("q", "quit; all runs continue"),
     ("arrows, j, k", "move; PgUp, PgDn, Home, End"),
     ("f", "filter: type a part of a run, job, state, verdict or reason; Esc clears"),
-    ("<  >  o", "sort by the column before or after; the other way round"),
+    ("<  >  o", "sort by the previous or the next column; reverse the order"),
     ("space", "mark the run for a comparison, or remove the mark"),
-    ("d", "compare the marked runs, or the one that is marked with this one: vjob compare"),
+    ("d", "compare the marked runs, or this run with the marked run: vjob compare"),
     ("c", "cancel the run under the cursor, after confirmation"),
     ("mouse", "click: sort by a column, choose a run; twice: open it"),
 )

@@ -69,8 +69,8 @@ def find_trouble(seen: TryObservation) -> Trouble | None:
         return _quote(verdict)
     if len(seen.steps) >= STEPS:
         limit = format_duration(seen.limit_s)
-        cause = f"it finished its {STEPS} steps but had not exited {limit} later"
-        return Trouble(rule="no end", cause=cause, remedy="--limit gives it longer")
+        cause = f"the program finished its {STEPS} steps but had not exited {limit} later"
+        return Trouble(rule="no end", cause=cause, remedy="give a longer --limit")
     return None
 
 
@@ -108,7 +108,7 @@ def _describe_hang(seen: TryObservation) -> Trouble:
         end=EndCause.HANG,
         cause=f"no step in {limit}, and ranks wait: none uses its processor{ended if gone else ''}",
         remedy="see that all ranks read RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from the "
-        "environment and make the same calls: they wait for one that never comes",
+        "environment and make the same calls: they wait for a call that never comes",
         evidence=tuple(line.text for line in seen.snapshot.errors[:NUM_EVIDENCE]),
     )
 
@@ -137,10 +137,10 @@ def describe_start(seen: TryObservation, trial: Trial, *, has_failed: bool) -> R
     elif has_failed:
         text = "no"
     elif seen.is_over:
-        text = f"yes: it ended well after {took} and printed no step, {on}"
+        text = f"yes: the program ended well after {took} and printed no step, {on}"
     else:
         limit = format_duration(seen.limit_s)
-        text = f"not known: it runs, but no step was seen in {limit}; try a longer --limit"
+        text = f"not known: the program runs, but no step was seen in {limit}; try a longer --limit"
     values = {
         "starts": bool(seen.steps) or not has_failed,
         "steps": len(seen.steps),
@@ -161,10 +161,10 @@ def describe_checkpoint(trial: Trial, folder: CheckpointFolder | None) -> Row | 
     # A script may save in a format of its own: the folder is the try's alone.
     is_saved = find_newest(folder.here) is not None or (not trial.is_built_in and sum(sizes) > 0)
     if not is_saved and trial.is_built_in:
-        cause = f"it ended well and no checkpoint is in {folder.asked}"
+        cause = f"the program ended well, but no checkpoint is in {folder.asked}"
         return Trouble(rule="not saved", cause=cause)
     size = sum(sizes) if is_saved and not (trial.is_small and trial.is_built_in) else None
-    text = "saved" if is_saved else "the folder can be written; none was saved yet"
+    text = "saved" if is_saved else "the folder can be written; no checkpoint was saved yet"
     text += f", {format_size(size)}" if size is not None else ""
     values = {"folder": folder.asked, "saved": is_saved, "bytes": size}
     return Row(name=CHECKPOINT, text=text, values=values)

@@ -109,7 +109,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = commands.add_parser(
         "node",
         parents=[shared],
-        help="check this node, wait for the other nodes, run its ranks",
+        help="check this node, wait for the other nodes, run this node's ranks",
         description="Wait for master.json, check the node, prepare the container, wait until all "
         "nodes are ready, start the ranks and watch over them. Exits with the code of the rank "
         "that failed here, 143 when asked to stop, 112 when a node is not ready. "
@@ -151,7 +151,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     add = commands.add_parser(
         "way",
-        help="print if the job of an ended batch script goes back into the queue",
+        help="print whether the job of an ended batch script goes back into the queue",
         description="Print go-on, requeue, leave or ended: what the batch script does next. "
         "Asks scontrol where that matters.",
     )
@@ -174,7 +174,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add.add_argument("--reason", required=True, metavar="TEXT", help="shown as the outcome")
     add.add_argument("--kind", default="cancel", choices=STOP_KINDS, help="default: cancel")
-    add.add_argument("--node", metavar="NAME", help="host that is at fault, if one is")
+    add.add_argument("--node", metavar="NAME", help="host that is at fault, if any")
     add.add_argument("--code", type=int, default=STOPPED, help="exit code (default: 143)")
     add.set_defaults(run_command=_run_stop)
 
@@ -186,7 +186,7 @@ def build_parser() -> argparse.ArgumentParser:
         "each rank's own process once, and no child of a rank.",
     )
     add.add_argument("--name", default="USR1", choices=SIGNAL_NAMES, help="default: USR1")
-    add.add_argument("--key", default="", help="a key that was used before sends nothing")
+    add.add_argument("--key", default="", help="no signal is sent if its key was used before")
     add.set_defaults(run_command=_run_signal)
 
     add = commands.add_parser(

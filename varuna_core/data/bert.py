@@ -102,7 +102,7 @@ class BertSamples:
     ) -> None:
         if sequence < 8:
             raise DataError(
-                f"sequence length {sequence} is too short for two parts and three marks"
+                f"sequence length {sequence} is too short for two segments and three special tokens"
             )
         self.tokens = tokens
         self.part = part
@@ -229,5 +229,5 @@ def open_bert(
     pieces = read_pieces(vocab)
     largest = int(tokens.tokens.max()) if len(tokens.tokens) else 0
     if largest >= pieces.size:
-        raise DataError(f"{prefix} has token {largest}, but {vocab} has {pieces.size}: not its own")
+        raise DataError(f"{prefix} has token {largest}, but {vocab} has only {pieces.size} tokens")
     return BertSamples(tokens, part, documents, pieces, sequence=sequence, seed=seed)

@@ -55,7 +55,7 @@ class DataPlace:
         place = _read_rank(os.environ) if rank is None or world is None else (rank, world)
         self.rank, self.world = place
         if num_samples < 1 or batch_size < 1:
-            raise ValueError(f"{num_samples} samples in batches of {batch_size}: both at least 1")
+            raise ValueError(f"{num_samples} samples, batch size {batch_size}: both must be >= 1")
         if not 0 <= self.rank < self.world:
             raise ValueError(f"rank {self.rank} of {self.world}: expected 0 to {self.world - 1}")
         if self.world > batch_size:

@@ -119,9 +119,9 @@ def describe_hang(hang: Hang) -> str:
         if hang.witness is HangWitness.SPINNING:
             return f"{who} computes{at}, and all other ranks wait{last}"
         if hang.is_mute:
-            waits = f", and the last one they called is {hang.last_call}" if hang.last_call else ""
+            waits = f"; the last collective called is {hang.last_call}" if hang.last_call else ""
             return (
-                f"{who} does not answer, as native code holds its Python{at}; the other ranks wait "
+                f"{who} does not answer, as native code holds the GIL{at}; the other ranks wait "
                 f"in collectives{waits}"
             )
         return f"no rank is active{at}{last}"

@@ -188,5 +188,5 @@ def _compare_cloudpickle(facts: FunctionFacts | None) -> str:
         return ""
     return (
         f"; cloudpickle is {cloudpickle.__version__} here and was {facts.cloudpickle} at submit: "
-        "install the same"
+        "install that version"
     )

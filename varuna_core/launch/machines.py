@@ -203,7 +203,7 @@ def read_listing(listing: Listing, text: str | None, error: str, name: str) -> t
     """
     trouble, last = "", "the last list is used" if listing.counted is not None else "nobody starts"
     if text is None:
-        trouble = f"{error}; {last} until it can be read"
+        trouble = f"{error}; {last} until the file can be read"
     elif text != listing.counted:
         if text != listing.seen:
             return replace(listing, seen=text), ""

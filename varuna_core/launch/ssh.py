@@ -162,7 +162,7 @@ def parse_probe(text: str) -> dict[str, str]:
 def explain_probe(asked: ProbeRequest, said: Mapping[str, str]) -> str | None:
     """Return why the machine cannot take part in the run, and what to do; None if it can."""
     if "end" not in said:
-        return "the check of it was interrupted; try again, or run `/bin/sh -c true` there by hand"
+        return "the check was interrupted; try again, or run `/bin/sh -c true` there by hand"
     if "sees" not in said:
         text = (
             f"it does not see the run folder {asked.folder}: the folder must be on a file system "

@@ -161,7 +161,7 @@ class Step:
         twins = find_twins([node.name for node in self._nodes], identities)
         has_gpus = any(group.gpus for group in self._plan.groups)
         for first, second in twins:
-            shared = ": their ranks share its GPUs" if has_gpus else ""
+            shared = ": the ranks of both share its GPUs" if has_gpus else ""
             log_line(f"machines: warning: {first} and {second} are the same machine{shared}")
         if self._plan.address is not None:
             return None

@@ -69,7 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
     shared.add_argument("--run", required=True, type=Path, metavar="DIR", help="the run folder")
     job = argparse.ArgumentParser(add_help=False)
     job.add_argument(
-        "--session", required=True, metavar="S", help="job id and restart: one start of the script"
+        "--session", required=True, metavar="S", help="job id and restart number of the script"
     )
     add = commands.add_parser(
         "stay", parents=[shared, job], help="start and stop the ranks of this node"

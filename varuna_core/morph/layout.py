@@ -200,12 +200,12 @@ def build_attempt(
     is_as_asked = layout == ParallelShape(plan.pipeline, plan.data)
     order = plan.order if is_as_asked or layout.data > 1 else "pipeline"
     partition = _cut(plan, facts, layout.pipeline)
-    planned = "it fits the nodes that are there"
+    planned = "the layout fits the present nodes"
     if layout.partition is not None:
         order, partition = "data", layout.partition
         planned = "planned at submit for these nodes"
     elif plan.layouts:
-        planned += "; for these nothing was planned at submit"
+        planned += "; no layout was planned for them at submit"
     stages = build_stages(layout.pipeline, layout.data, order)
     own = replace(
         plan,

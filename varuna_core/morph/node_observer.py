@@ -89,7 +89,7 @@ class NodeObserver:
             if name in known or item.state == GONE:
                 continue
             if item.host in hosts:  # files have names of hosts: one of them would be lost
-                said.append(Lost(name, f"{item.host} takes part already, in another job"))
+                said.append(Lost(name, f"{item.host} takes part already by another job"))
             else:
                 hosts.add(item.host)
                 said.append(Joined((name,)))

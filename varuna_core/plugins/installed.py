@@ -87,10 +87,10 @@ def _list_group(group: str) -> Dict[str, Plugin]:
         first = found.setdefault(plugin.name, plugin)
         who = f"plug-in {plugin.name} of {plugin.distribution}"
         if not _NAME.fullmatch(plugin.name):
-            warn_once(f"plug-in {plugin.name!r} of {plugin.distribution} is left out: not a name")
+            warn_once(f"plug-in {plugin.name!r} of {plugin.distribution} is ignored: invalid name")
             del found[plugin.name]
         elif first is not plugin:
-            warn_once(f"{who} is left out: {first.distribution} has one of that name")
+            warn_once(f"{who} is ignored: {first.distribution} has a plug-in of that name")
     return found
 
 

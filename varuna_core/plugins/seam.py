@@ -71,7 +71,7 @@ class Seam:
         if name in self.rows:
             plugin = find_plugin(self.group, name)
             who = "" if plugin is None else plugin.distribution
-            warn_once(f"plug-in {name} of {who} is left out: vjob itself has {name}")
+            warn_once(f"plug-in {name} of {who} is ignored: vjob itself has {name}")
         return name in self.rows
 
 
@@ -83,7 +83,7 @@ def load_plugin(group: str, name: str) -> Any:
 
 @functools.lru_cache(maxsize=None)
 def _load(plugin: Plugin) -> Any:
-    who = f"plug-in {plugin.name} of {plugin.distribution} is left out"
+    who = f"plug-in {plugin.name} of {plugin.distribution} is ignored"
     try:
         found = resolve(plugin.target)
     except (Exception, SystemExit) as error:  # whatever another's code raises as it is imported
@@ -133,7 +133,7 @@ def _read_source(plugin: Plugin) -> Optional[bytes]:
     try:
         spec = importlib.util.find_spec(module)
         if spec is None or spec.origin is None or spec.submodule_search_locations is not None:
-            raise ImportError("it is not one source file")
+            raise ImportError("the module is not a single source file")
         with open(spec.origin, "rb") as handle:
             return handle.read()
     except Exception as error:

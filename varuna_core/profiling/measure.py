@@ -360,7 +360,7 @@ class Measuring:
                 one.cells[size] = self._fill(joined, lambda many: join_figures(many, median))
                 self.say(f"{kind}, tensor {self.tensor}, micro-batch {size}: measured")
                 if any(told[rank][3] for rank in ranks):
-                    one.stopped = f"micro-batch {after} skipped: by this one, it would not fit"
+                    one.stopped = f"micro-batch {after} skipped: it would not fit in memory"
                     self.say(f"{kind}, tensor {self.tensor}: {one.stopped}")
             if all(one.stopped for one in found.values()):
                 return

@@ -104,7 +104,7 @@ def describe_profile(profile: Profile, details: Sequence[Detail]) -> str:
         num_segments = sum(map(len, detail.equals))
         lines.append(
             f"{detail.gpu}, tensor {detail.tensor}: segments {', '.join(map(str, chosen))} measured"
-            + (", the others taken from equal ones" if len(chosen) < num_segments else "")
+            + (", the others copied from equal segments" if len(chosen) < num_segments else "")
             + (f"; {detail.stopped}" if detail.stopped else "")
         )  # fmt: skip
     for (a, b, where), link in sorted(profile.network.links.items()):

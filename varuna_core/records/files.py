@@ -182,9 +182,9 @@ def describe_failure(error: OSError) -> str:
     is at fault."""
     text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
     if error.errno in NO_ROOM:
-        return f"{text}; make room there, then run it again"
+        return f"{text}; make room there, then run the command again"
     if error.errno in STORE_FAILED:
-        return f"{text}: the disk or its server failed; run it again once it answers"
+        return f"{text}: the disk or its server failed; run the command again later"
     return text
 
 

@@ -567,4 +567,4 @@ def make_run_folder(path: Path) -> RunFolder:
         except FileExistsError:
             continue
         return RunFolder(own)
-    raise FileExistsError(errno.EEXIST, "a thousand runs of this second exist", str(path.parent))
+    raise FileExistsError(errno.EEXIST, "1000 runs were made in this second", str(path.parent))

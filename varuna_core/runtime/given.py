@@ -45,7 +45,7 @@ def describe_operations(record: Record) -> str:
     """Describe the dry run's operations, unless real values were used, which vary by batch."""
     if record.real:
         return "by values"
-    return f"{record.num_operations} in the forward (of digest {record.digest:08x})"
+    return f"{record.num_operations} operations in the forward (digest {record.digest:08x})"
 
 
 def describe_model(model: nn.Module) -> str:

@@ -238,7 +238,7 @@ class ScheduleTiming:
 def simulate(schedule: Schedule, costs: Costs) -> ScheduleTiming:
     """Simulate a schedule; raise ScheduleError if its ranks deadlock."""
     if costs.num_stages != schedule.num_stages:
-        raise ScheduleError(f"{schedule}: costs are given for {costs.num_stages} stages")
+        raise ScheduleError(f"{schedule}, but costs are given for {costs.num_stages} stages")
     compiled = Compiled(schedule)
     timed = compiled.run(list_all_costs(costs), list_hops(costs), keep_starts=True)
     starts: list[list[float]] = [[] for _ in schedule.ranks]

@@ -44,9 +44,9 @@ class Costs:
             object.__setattr__(self, "hops", (0.0,) * (stages - 1))
         for kind, figures in by_kind.items():
             if len(figures) != stages or min(figures, default=-1) < 0:
-                raise ScheduleError(f"costs of {kind} {figures}: expected {stages} of 0 or more")
+                raise ScheduleError(f"costs of {kind} {figures}: expected {stages} numbers >= 0")
         if len(self.hops) != stages - 1 or min(self.hops, default=0) < 0:
-            raise ScheduleError(f"hops {self.hops}: expected {stages - 1} of 0 or more")
+            raise ScheduleError(f"hops {self.hops}: expected {stages - 1} numbers of 0 or more")
 
     def as_json(self) -> dict[str, tuple[float, ...]]:
         """Return the costs by name, rounded to six digits; `Costs(**...)` reads the result."""

@@ -262,7 +262,7 @@ def _read_step(number: object) -> int:
 
 @cache
 def _warn_of_step() -> None:
-    log.warning("trace.step was given what is no whole number: steps are counted")
+    log.warning("trace.step was not given a whole number: steps are counted")
 
 
 class _Span(ContextDecorator):

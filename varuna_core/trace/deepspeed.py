@@ -40,7 +40,7 @@ class Instructions:
         known = {kind.__name__: kind for kind in owner._INSTRUCTION_MAP}
         missing = {"ForwardPass", "BackwardPass"} - known.keys()
         if missing:
-            raise LookupError(f"its pipelines have no {' and '.join(sorted(missing))}")
+            raise LookupError(f"DeepSpeed's pipelines have no {' and '.join(sorted(missing))}")
         changed = dict(owner._INSTRUCTION_MAP)
         for name, kind in known.items():
             if name in around:

@@ -46,7 +46,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         try:
             loader.exec_module = exec_module  # type: ignore[method-assign]
         except AttributeError:  # a loader that is not written in Python
-            log.info("%s is loaded by %r: no timeline of it", fullname, loader)
+            log.info("no timeline of %s, which is loaded by %r", fullname, loader)
         return spec
 
 

@@ -67,7 +67,7 @@ class Loop:
         found = [wrap(owner, "_pre_forward", self._begin_forward)]
         found.append(wrap(owner, "_post_forward", self._end_forward))
         if not all(found):
-            raise LookupError("it has no _pre_forward and _post_forward")
+            raise LookupError("FSDPState has no _pre_forward and _post_forward")
         wrap(owner, "_root_post_backward_final_callback", self._reduce)
 
     def apply_to_groups(self, module: ModuleType) -> None:

@@ -54,7 +54,7 @@ class Schedules:
         found = [wrap(module, "forward_step", self._forward)]
         found.append(wrap(module, "backward_step", self._backward))
         if not all(found):
-            raise LookupError("its schedules have no forward_step and backward_step")
+            raise LookupError("Megatron's schedules have no forward_step and backward_step")
         for name in _RECEIVING:
             wrap(module, name, self._recorder.ask)
         for name in _SENDING:

@@ -98,7 +98,7 @@ def restrict_calls() -> None:
     process."""
     machine = os.uname().machine
     if machine not in CALLS:
-        raise NoLayerError(f"seccomp: no list of calls for {machine}")
+        raise NoLayerError(f"seccomp: no list of system calls for {machine}")
     audit, numbers = CALLS[machine]
     steps = [(0x20, 0, 0, 4), (0x15, 1, 0, audit), (0x06, 0, 0, 0x80000000), (0x20, 0, 0, 0)]
     for number in numbers:

@@ -120,7 +120,7 @@ class Jail:
             answer = self.answers.readline()
         except OSError as error:
             raise InputError(f"the jail of bash ended: {error.strerror}") from None
-        said: dict[str, Any] = json.loads(answer) if answer else {"why": "it ended by itself"}
+        said: dict[str, Any] = json.loads(answer) if answer else {"why": "the jail ended by itself"}
         self.spent_s += said.get("processor_s", 0.0)
         return said
 

@@ -112,7 +112,7 @@ _COUNTS = {"nodes": (2, 3), "ntasks": (6, 12), "gpus": (8, 5), "cpus": (64, 48)}
 """Two values for each count that no option sets, so that words that depend on the count differ."""
 _NODES = ("2", "3")
 A_COUNT = "a count of the job"
-ALL_THERE = "all files that it asks for exist"
+ALL_THERE = "all files that the script tests exist"
 ENDED = ("timeout", "full", -9, 137, 247)
 """Exit statuses of a pass that was ended before bash finished."""
 
@@ -489,9 +489,9 @@ class _Reader:
         found.is_endless = main.status in ENDED
         if found.is_endless:
             found.problems.append(
-                "it does not end: bash was stopped after some seconds"
+                "the script does not end: bash was stopped after some seconds"
                 if main.status != "full"
-                else "it writes without end: bash was stopped"
+                else "the script writes without end: bash was stopped"
             )
         for said in main.error.splitlines():
             short = re.sub(r"^.*?(?=line \d+:)", "", said)
@@ -512,7 +512,7 @@ class _Reader:
         rows = [(key, files, mine) for key in mine]
         if _has_launch(shown, marked):
             rows += [
-                (key, "it is not rank 0", its)
+                (key, "the rank is not 0", its)
                 for key, record in its.items()
                 if key not in mine and is_launch(record.words)
             ]

@@ -71,7 +71,7 @@ def test_what_does_not_count_the_same_gets_no_value() -> None:
     assert answer_word("", "ntasks", "8") == f"use `ranks`{IN_GROUP}, of one node"
     assert answer_word(GROUP, "mem_per_cpu", "4G") == "use `memory_gb`, of a whole node"
     said = answer_word(GROUP, "cpus_per_task", "8")
-    assert said == "use `cpus`, of one node: for all its ranks together"
+    assert said == "use `cpus`, for all ranks of one node together"
     assert answer_word("cluster", "time", "12:30") == (
         "write `walltime_min: 13` (Slurm reads 12:30 as minutes and seconds)"
     )

@@ -86,4 +86,4 @@ def test_a_missing_profiler_is_said_before_the_start(tmp_path: Path) -> None:
     record = vjob.wait_over(run)
     assert record["verdict"] == "FAILED"
     logs = "".join(path.read_text() for path in run.path.glob("scheduler*.out"))
-    assert "ncu: not there, or not executable" in logs
+    assert "ncu does not exist or is not executable" in logs

@@ -163,7 +163,7 @@ def test_time_after_the_last_step_of_a_cancelled_run_is_no_fault(tmp_path: Path)
     )
     accounting = analyse(load_job(tmp_path)).accounting
     assert accounting.seconds["lost"] > 30
-    assert describe_class(accounting, "lost") == "cut off by the cancel after the last step"
+    assert describe_class(accounting, "lost") == "work after the last step, cut off by the cancel"
     write_ended(tmp_path, "FAILED", "rank 1 exited 1", ended_s=20.0)
     assert "ranks that did not end well" in describe_class(
         analyse(load_job(tmp_path)).accounting, "lost"
@@ -197,7 +197,7 @@ def test_a_hang_is_said_first_with_what_it_cost(tmp_path: Path) -> None:
     recovered = dataclasses.replace(hang, until=ended - 1)
     now_well = dataclasses.replace(load_job(tmp_path), hangs={"0": recovered})
     (said_well, *_) = findings.find_all(now_well, analyse(now_well))
-    assert "its steps went on by" in said_well.sentence and not said_well.key
+    assert "the steps continued by" in said_well.sentence and not said_well.key
     assert "; it hangs;" in write_opening(now, analyse(now), [said])
     maybe = dataclasses.replace(now, hangs={}, suspected={"0": late})
     (said, *_) = findings.find_all(maybe, analyse(maybe))
@@ -298,7 +298,7 @@ def test_a_long_limit_is_wrong_only_for_a_run_that_waited(monkeypatch: pytest.Mo
     (found,) = findings._on_limit(*make_limited(600.0, 120))
     assert found.cause == "limit"
     assert "2 h, 72 times the 100 s of the run, which waited 10 min in" in found.sentence
-    assert found.cost == "a part of 10 min in the queue"
+    assert found.cost == "part of the 10 min in the queue"
     assert found.key == "cluster.walltime_min: 10"
     (found,) = findings._on_limit(*make_limited(2.0, 120))
     assert not found.cause

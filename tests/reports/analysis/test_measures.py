@@ -226,7 +226,7 @@ def test_a_promise_of_the_plan_is_held_against_the_steps(tmp_path: Path) -> None
         plan["prediction"] = {"step_s": 0.010, "band_s": band}
         (tmp_path / "plan.json").write_text(json.dumps(plan))
         said = find(report(tmp_path), "predicted").sentence
-        assert f"(1.50 times, {words} its band of {format_pace(band[0])} to" in said
+        assert f"(1.50 times, {words} the plan's range of {format_pace(band[0])} to" in said
 
 
 def list_keys(kind: type, prefix: str = "") -> set[str]:
@@ -358,4 +358,4 @@ def test_a_run_that_left_no_end_has_no_duration(tmp_path: Path) -> None:
     gone = RunState("FAILED", "the job's supervisor exited without recording an end")
     ended = replace(job, state=gone)
     for figure in (analyse(ended).headline.duration_s, analyse(ended).headline.rank_hours):
-        assert isinstance(figure, NotKnown) and "nothing tells when the run ended" in figure.reason
+        assert isinstance(figure, NotKnown) and "no record says when the run ended" in figure.reason

@@ -100,5 +100,5 @@ def test_it_names_the_first_change_that_a_finding_asks_for(read: tuple[Job, Anal
     assert said.endswith("; change first: cluster.exclude: [n3], for rank 3 is slow.")
     ended = Finding(rule="ended badly", weight=4.0, sentence="It ended.", evidence="", key="")
     said = write_opening(replace(job, state=RunState("FAILED", "rank 0")), analysis, [ended, slow])
-    assert said.endswith("; what ended it comes first below; change then: cluster.exclude: [n3], "
+    assert said.endswith("; the first finding below says why; change then: cluster.exclude: [n3], "
                          "for rank 3 is slow.")  # fmt: skip

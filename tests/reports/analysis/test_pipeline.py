@@ -101,7 +101,7 @@ def test_equal_stages_are_advised_where_they_would_help(
         # In the step nearest to the median stage 0 works longest, and in all others stage 1.
         ([(1, 2)] * 4 + [(2.5, 1)] + [(1, 3)] * 4, "Stage 1 sets the pace: it works"),
         ([(1, 2), (2, 1)] * 4, "Which stage sets the pace is not known, for the steps disagree"),
-        ([(1, 3)] * 2, "Which stage sets the pace is not known from 2 of the steps."),
+        ([(1, 3)] * 2, "Too few steps (2) to know which stage sets the pace."),
     ],
 )
 def test_the_stage_that_sets_the_pace_is_that_of_most_steps(

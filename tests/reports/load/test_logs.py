@@ -198,7 +198,7 @@ def test_of_very_many_attempts_the_newest_are_read_and_the_others_counted(tmp_pa
     (tmp_path / "record.json").write_text("{}")
     found = locate_sources(tmp_path)
     assert [one.label for one in found.attempts][:1] == ["3"] and found.num_left_out == 3
-    assert load_job(tmp_path).skipped["older attempts"] == "3 of them: only the newest are read"
+    assert load_job(tmp_path).skipped["older attempts"] == "3 attempts: only the newest are read"
 
 
 def test_of_very_many_files_some_are_opened_and_the_others_counted(
@@ -214,8 +214,8 @@ def test_of_very_many_files_some_are_opened_and_the_others_counted(
     (tmp_path / "record.json").write_text("{}")
     job = load_job(tmp_path)
     assert opened == ["n0", "n1", "n2"] * 2
-    assert job.skipped["1/*"] == "9 more files than are read"
-    assert job.skipped["older attempts"] == "1 of them: only the newest are read"
+    assert job.skipped["1/*"] == "9 files were not read: there are too many"
+    assert job.skipped["older attempts"] == "1 attempts: only the newest are read"
 
 
 def test_nodes_whose_logs_are_not_read_are_not_missing(
@@ -226,7 +226,7 @@ def test_nodes_whose_logs_are_not_read_are_not_missing(
         text = f"NNODES=3\nNODE_RANK={number}\n0: step 1 loss 2\n"
         (tmp_path / f"n{number}.out").write_text(text)
     job = load_job(tmp_path)
-    assert job.missing is None and job.skipped["*"] == "1 more files than are read"
+    assert job.missing is None and job.skipped["*"] == "1 files were not read: there are too many"
 
 
 @pytest.mark.parametrize("ends_so", [False, True])

@@ -60,7 +60,7 @@ def test_a_file_of_other_lines_is_not_read_to_its_end(tmp_path: Path) -> None:
     path = tmp_path / "node-0.jsonl"
     path.write_bytes(b"{}\n" * 12_000_000)
     traces = read_traces([("attempt-0", path)])
-    assert "lines of no trace" in traces.ranks[-1].trouble
+    assert "lines that are not a trace's" in traces.ranks[-1].trouble
     assert sum(trace.skipped for trace in traces.ranks) < 10_000_000
 
 

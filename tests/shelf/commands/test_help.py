@@ -102,7 +102,7 @@ def test_a_command_of_a_plugin_is_listed_completed_and_run(tmp_path: Path) -> No
         env=env, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 2
-    assert done.stderr.startswith("vjob: plug-in toy of toy-dist 1.0 is left out: toy_command:toy")
+    assert done.stderr.startswith("vjob: plug-in toy of toy-dist 1.0 is ignored: toy_command:toy")
     assert "No such command 'toy'" in done.stderr
 
 
@@ -135,4 +135,4 @@ def test_cancel_takes_several_jobs_and_says_how_each_ended(vjob: Vjob) -> None:
 
 def test_cancel_wants_jobs_or_a_sweep(vjob: Vjob) -> None:
     for words in ([], ["last", "--sweep", "x"]):
-        assert "give a JOB, several, or --sweep NAME" in vjob("cancel", *words, code=2).stderr
+        assert "give one or more JOBs, or --sweep NAME" in vjob("cancel", *words, code=2).stderr

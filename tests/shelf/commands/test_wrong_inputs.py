@@ -51,9 +51,9 @@ def test_a_word_of_another_tool_hides_no_command_and_leads_to_one() -> None:
 @pytest.mark.parametrize(
     ("code", "told"),
     [
-        (errno.EIO, "/far/a: Input/output error: the disk or its server failed; run it again"),
+        (errno.EIO, "/far/a: Input/output error: the disk or its server failed; run the"),
         (errno.ESTALE, "/far/a: Stale file handle: the disk or its server failed"),
-        (errno.EDQUOT, "/far/a: Disk quota exceeded; make room there, then run it again"),
+        (errno.EDQUOT, "/far/a: Disk quota exceeded; make room there, then run the command again"),
         (errno.EROFS, "/far/a: Read-only file system"),
         (errno.EACCES, "/far/a: Permission denied"),
     ],

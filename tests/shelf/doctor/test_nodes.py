@@ -72,7 +72,7 @@ def test_a_slow_gpu_is_named_among_gpus_of_its_name() -> None:
 def test_of_two_that_differ_none_is_blamed() -> None:
     found = judge(make(2, n1={"cpu_mb_s": 200.0}))
     (processor,) = [one for one in found if one.name == "processor"]
-    assert processor.status == "note" and "two do not show which is slow" in processor.text
+    assert processor.status == "note" and "which is slow is unknown" in processor.text
 
 
 def test_one_alone_is_compared_with_nothing() -> None:

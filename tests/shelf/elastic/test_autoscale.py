@@ -197,7 +197,7 @@ def test_who_waits_too_long_makes_room_for_what_is_idle_now(
     now[0] += 60
     cluster.idle = 1
     cancelled, asked = look(run)
-    assert "it has waited for 11 min, so other jobs have its nodes" in cancelled
+    assert "after 11 min in the queue, other jobs have its nodes" in cancelled
     assert "1 more node: " in asked and cluster.cancelled == ["11"]
     assert [join.group.count for join in read_joins(run.morph)] == [4, 1]
 

@@ -44,9 +44,9 @@ def test_the_setup_lines_make_the_files_of_the_copy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "scratch", "reason"),
     [
-        ("cp -r /elsewhere /root/work", "/s", "the files that it copies are not in the mounts"),
-        ("cp -r /root/checkout /root/log2/now", "/s", "it would write to a folder that is mounted"),
-        ("cp -r /root/checkout /root/work", None, "no script names a folder on the node for it"),
+        ("cp -r /elsewhere /root/work", "/s", "the copied files are not in the mounts"),
+        ("cp -r /root/checkout /root/log2/now", "/s", "it would write to a mounted folder"),
+        ("cp -r /root/checkout /root/work", None, "no script names a node's folder for the copy"),
     ],
 )
 def test_a_copy_that_cannot_be_made_is_told(command: str, scratch: str | None, reason: str) -> None:

@@ -141,7 +141,7 @@ def test_a_variable_with_the_first_nodes_name_reaches_the_ranks(tmp_path: Path) 
         ("NNODES=2\nMODEL=xl\n", "NOTHING", "starts no program"),
         ("[ -f /none/x ] && echo", "NOTHING", r"it asks for /none/x \(x.sh:1\)"),
         (": ${LR:?is needed}\npython t.py $LR", "VARIABLES", "set LR in your shell"),
-        ("while :; do :; done", "ENDLESS NOTHING", "it does not end"),
+        ("while :; do :; done", "ENDLESS NOTHING", "script does not end"),
         ("python a.py\npython b.py", "SEVERAL",
          r"2 different programs.*x.sh:1: python a.py\n  x.sh:2: python b"),
         ("for i in 1 2; do torchrun t.py $i; done", "SEVERAL", "2 different programs"),
@@ -173,14 +173,14 @@ def test_a_script_is_refused_with_the_reason(
     ("text", "program", "note"),
     [
         ("while :; do\n[ -f done ] && break\n./train 1\nsleep 1\ndone", "./train 1",
-         "x.sh:3: the script starts it repeatedly"),
+         "x.sh:3: the script repeats a program"),
         ("srun ./check\nsrun torchrun t.py", "t.py", "x.sh:1: left out"),
         ("srun --export=ALL ./run $SLURM_TMPDIR/data", "bash", "expands ${SLURM_TMPDIR}"),
         ("while read H; do echo $H; done < hosts\n./run 1", "./run 1",
          "bash says line 1: hosts: No such file"),
         ("[ -f hosts ] || exit 1\n./run 1", "./run 1", "is not here, but is assumed to exist"),
         ("[ -f hosts ] && A=1\n./run 1", "./run 1", "is not here; the script goes on without"),
-        ("srun -J $1 ./run 1", "./run 1", "srun --job-name=$1 is left out: it is not given"),
+        ("srun -J $1 ./run 1", "./run 1", "srun --job-name=$1 is left out: its value is not given"),
         ("#SBATCH -p q\nsrun torchrun --nproc_per_node $SLURM_GPUS_ON_NODE t.py", "t.py",
          "--nproc_per_node (a count of the job) is not known"),
         ("export MASTER_PORT=$((12000 + RANDOM % 2000))\n./run 1", "./run 1",
@@ -245,7 +245,7 @@ def test_what_was_taken_names_the_keys_that_it_became(tmp_path: Path) -> None:
     (tmp_path / "x.sh").write_text(f"{script}--nproc_per_node 2 t.py\n")
     made, _ = translate_source(Source(path=tmp_path / "x.sh"), ENVIRON)
     assert "ranks: 2" in made and "--nproc_per_node 2 -> cluster.nodes[0].ranks\n" in made
-    assert "--ntasks-per-node=1 -> no key of the conf: the launcher counts the ranks\n" in made
+    assert "--ntasks-per-node=1 -> no key of the conf, as the launcher counts the ranks\n" in made
     assert "--gpus-per-node=a100:2 -> cluster.nodes[].gpus\n" in made
 
 
@@ -256,7 +256,7 @@ def test_options_of_sbatch_are_keys_or_are_told(tmp_path: Path) -> None:
     assert conf["cluster"]["sbatch"] == {"mail-type": "END", "dependency": "singleton"}
     assert (conf["cluster"]["signal_before_end_s"], conf["cluster"]["walltime_min"]) == (90, 90)
     assert "x.sh:1: --array=3-5 is left out" in notes
-    assert "x.sh:2: the conf has the values of SLURM_ARRAY_TASK_ID 3" in notes
+    assert "x.sh:2: the conf has the values for SLURM_ARRAY_TASK_ID 3" in notes
 
 
 def test_a_conf_has_one_task_of_an_array(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_a_conf_has_one_task_of_an_array(tmp_path: Path) -> None:
         translate(tmp_path, f"#SBATCH -N 1\n{run}")
     environ = {**ENVIRON, "SLURM_ARRAY_TASK_ID": "7"}
     made, notes = translate_source(Source(path=tmp_path / "x.sh"), environ)
-    assert "t.py 7 -o" in made and "x.sh:2: the conf has the values of" in "\n".join(notes)
+    assert "t.py 7 -o" in made and "x.sh:2: the conf has the values for" in "\n".join(notes)
 
 
 def test_the_rank_of_a_node_stays_open_beside_what_the_job_fills_in(tmp_path: Path) -> None:
@@ -311,8 +311,8 @@ srun python t.py
 def test_what_differs_from_run_to_run_is_answered_once(tmp_path: Path) -> None:
     conf, notes = translate(tmp_path, "srun python t.py r-$(date +%Y) $RANDOM\n")
     assert re.fullmatch(r"r-\d{4} \d+", " ".join(conf["program"]["args"]))
-    assert "x.sh:1: date +%Y is evaluated once" in notes
-    assert "x.sh:1: RANDOM is evaluated once" in notes
+    assert "x.sh:1: date +%Y was evaluated once" in notes
+    assert "x.sh:1: RANDOM was evaluated once" in notes
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ def test_a_read_that_hangs_leaves_a_screen_that_answers_and_says_how_old_it_is(
 
     async def script(screen: DrivenScreen) -> None:
         await screen.until_shown("the files or the scheduler do not answer")
-        assert "all of this is" in screen.text() and "HEALTHY" in screen.text()
+        assert "everything shown is" in screen.text() and "HEALTHY" in screen.text()
         await screen.press("down", "question_mark")
         assert "keys" in screen.text()
         await screen.press("escape")
@@ -234,7 +234,7 @@ def test_a_source_that_raises_is_told_and_asked_again() -> None:
 
     async def script(screen: DrivenScreen) -> None:
         await screen.until_shown("bad [x]")
-        assert "HEALTHY" in screen.text() and "all of this is" in screen.text()
+        assert "HEALTHY" in screen.text() and "everything shown is" in screen.text()
 
     drive(source, script)
 

@@ -101,7 +101,7 @@ def test_a_script_that_tells_of_no_step_is_not_blamed(vjob: Vjob) -> None:
     write_mistake(vjob.folder, None, one)
     (vjob.folder / "train.py").write_text("while True:\n    sum(range(1000))\n")
     found = try_out(vjob, "--limit", "8s", code=0)
-    assert rows_of(found)["starts"]["text"].startswith("not known: it runs, but no step was seen")
+    assert rows_of(found)["starts"]["text"].startswith("not known: the program runs, but no step")
 
 
 def test_a_built_in_program_saves_a_checkpoint(vjob: Vjob) -> None:

@@ -163,5 +163,5 @@ def test_the_limit_is_the_confs() -> None:
 def test_the_report_says_that_a_log_was_cut(attempt: AttemptFolder) -> None:
     pump_lines(attempt, 30_000, 1)
     job = load_job(attempt.path.parent)
-    assert "bytes were left out as it was written (cluster.log_limit_mb)" in job.skipped["0/n0.out"]
+    assert "bytes were not written to the log (cluster.log_limit_mb)" in job.skipped["0/n0.out"]
     assert not job.logs["iterations"].empty

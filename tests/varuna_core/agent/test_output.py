@@ -117,7 +117,7 @@ def test_the_sampler_says_that_there_is_no_gpu(make_stage: MakeStage) -> None:
     stage.start_all()
     wait_until(lambda: stage.log("n0", "gpu.jsonl").count("\n") >= 3, "two samples")
     note, _, sample = map(json.loads, stage.log("n0", "gpu.jsonl").splitlines()[:3])
-    assert note["note"] == "no GPU readings (the plan has none here): processors and memory only"
+    assert note["note"] == "no GPU readings (the plan has no GPUs here): processors and memory only"
     assert sample["memory_total_mb"] > 0 and sample["cpu_percent"] is not None
     samples = GpuSamples(stage.attempt.node_log("n0", "gpu.jsonl"))
     samples.poll()

@@ -95,7 +95,7 @@ def test_a_check_that_hangs_or_breaks_does_not_hold_up_the_others(tmp_path: Path
         ("0,1", None, "fail", "2 seen"),
         ("", None, "fail", "0 seen"),
         ("4,5,6,7", (2, 3), "ok", "4 seen"),
-        ("4,5", (2, 3), "fail", "the plan lists device 2, but only 2 seen"),
+        ("4,5", (2, 3), "fail", "the plan lists device 2, but only 2 exist"),
     ],
 )
 def test_gpus_are_counted_against_the_plan(
@@ -110,7 +110,7 @@ def test_devices_are_counted_where_the_conf_names_no_gpus(tmp_path: Path) -> Non
     group = replace(make_group("a", 1, 3), devices=(0, 1, 2))
     site = make_site(tmp_path, make_plan(group), CUDA_VISIBLE_DEVICES="0,1")
     (found,) = check_gpus(site)
-    assert found.status == "fail" and "the plan lists device 2, but only 2 seen" in found.text
+    assert found.status == "fail" and "the plan lists device 2, but only 2 exist" in found.text
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_what_has_no_pairs_or_another_vocabulary_is_refused(tmp_path: Path, pref
     vocab.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n" + "\n".join(map(str, range(50))))
     with pytest.raises(DataError, match=r"too few documents.*--split-sentences"):
         open_bert(str(tmp_path / "gpt"), "train", vocab, split="1", sequence=16, seed=1)
-    with pytest.raises(DataError, match="not its own"):
+    with pytest.raises(DataError, match="has only"):
         open_bert(prefix, "train", vocab, split="1", sequence=16, seed=1)
     vocab.write_text("a\nb\n[CLS]\n")
     with pytest.raises(DataError, match=r"no \[SEP\], \[MASK\], \[PAD\]"):

@@ -211,8 +211,8 @@ def test_a_stopped_process_below_a_rank_is_not_called_the_rank():
         ),
         (
             [stands(0), stands(1, **MUTE)],
-            "rank 1 on n1 does not answer, as native code holds its Python; the other ranks wait "
-            "in collectives, and the last one they called is all_reduce 2",
+            "rank 1 on n1 does not answer, as native code holds the GIL; the other ranks wait "
+            "in collectives; the last collective called is all_reduce 2",
         ),
     ],
 )

@@ -60,7 +60,7 @@ def test_a_text_counts_once_two_looks_in_a_row_found_it() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (None, "No such file or directory; the last list is used until it can be read"),
+        (None, "No such file or directory; the last list is used until the file can be read"),
         ("", "no machine: write a host per line, 127.0.0.1 for this one; the last list is used"),
         ("# nobody\n", "lists no machine"),
         ("a\nb\na\n", "machines:3: a is on line 1 already"),
@@ -80,7 +80,7 @@ def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_once(
 
 def test_without_a_list_nobody_starts() -> None:
     _, told = look(Listing(), None, None)
-    assert told == ["machines: No such file or directory; nobody starts until it can be read"]
+    assert told == ["machines: No such file or directory; nobody starts until the file can be read"]
 
 
 @given(st.lists(st.one_of(st.none(), st.text(alphabet="ab#@: \n-.", max_size=12)), max_size=12))

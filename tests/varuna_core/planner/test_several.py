@@ -300,5 +300,5 @@ def test_given_cuts_are_kept_and_others_than_the_ranks_have_are_refused() -> Non
 
 
 def test_what_does_not_fit_is_refused_with_reasons() -> None:
-    with pytest.raises(PlanningError, match="times the memory it would fit"):
+    with pytest.raises(PlanningError, match="times the memory"):
         search(Wishes(schedule="zbv", stages=2, replicas=1), memory=2e9)

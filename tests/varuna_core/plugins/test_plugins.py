@@ -66,8 +66,8 @@ def test_a_plugin_is_listed_without_being_imported_and_then_loaded(
         ("raise SystemExit(3)\n", "", "cannot be imported: SystemExit: 3"),
         ("1 +\n", "", "cannot be imported: SyntaxError: invalid syntax"),
         ("", "", "cannot be imported: AttributeError: "),
-        (GOOD, "a b = toy:Toy", "plug-in 'a b' of toy-dist 1.0 is left out: not a name"),
-        (GOOD, "paper = toy:Toy", "plug-in paper of toy-dist 1.0 is left out: vjob itself has"),
+        (GOOD, "a b = toy:Toy", "plug-in 'a b' of toy-dist 1.0 is ignored: invalid name"),
+        (GOOD, "paper = toy:Toy", "plug-in paper of toy-dist 1.0 is ignored: vjob itself has"),
     ],
 )
 def test_a_plugin_that_fails_is_left_out_with_one_line_that_names_its_distribution(
@@ -98,7 +98,7 @@ def test_of_two_with_one_name_the_first_on_the_path_is_taken(
     found = installed.find_plugin(GROUP, "toy")
     assert found is not None and found.target == "toy_first:Toy"
     assert caplog.messages == [
-        "plug-in toy of second-dist 1.0 is left out: first-dist 1.0 has one of that name"
+        "plug-in toy of second-dist 1.0 is ignored: first-dist 1.0 has a plug-in of that name"
     ]
 
 
@@ -166,7 +166,7 @@ def test_a_plugin_of_several_files_is_not_carried(
     (tmp_path / "toys/toy_box").mkdir()
     (tmp_path / "toys/toy_box/__init__.py").write_text(GOOD)
     assert list(collect_for_nodes({GROUP: ["toy"]})) == ["varuna_core/plugins/carried.py"]
-    assert "toy-dist 1.0 is not carried to the nodes: toy_box: it is not one" in caplog.text
+    assert "toy-dist 1.0 is not carried to the nodes: toy_box: the module is not" in caplog.text
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "varuna_core/plugins").glob("*.py")))

@@ -21,14 +21,14 @@ def check_gpus(site: Site) -> list[CheckResult]:
     if isinstance(counted, NotKnown):
         return [CheckResult(FAIL if group.gpus else WARN, counted.reason)]
     if group.gpus == 0 and counted.value == 0:  # a conf with devices alone, tried without GPUs
-        return [CheckResult(WARN, f"0 seen ({counted.evidence[0].source}), devices are listed")]
+        return [CheckResult(WARN, f"no GPU seen ({counted.evidence[0].source}), but some listed")]
     count, how = counted.value, counted.evidence[0].source
     needed = group.gpus
     if group.devices is not None:
         out = [index for index in group.devices if index >= count]
         if out:
             return [
-                CheckResult(FAIL, f"the plan lists device {out[0]}, but only {count} seen ({how})")
+                CheckResult(FAIL, f"the plan lists device {out[0]}, but only {count} exist ({how})")
             ]
         needed = len(group.devices)
         site.facts.gpus = needed
@@ -51,7 +51,7 @@ def check_kind(plan: Plan, models: Sequence[str]) -> list[CheckResult]:
     if not others:
         return []
     text = (
-        f"{', '.join(others)}, but the layout was planned for {planned}; it is kept, for lack "
+        f"{', '.join(others)}, but the layout was planned for {planned}, which is kept, for lack "
         "of a profile for a new plan: profile these nodes, or name the type in cluster.nodes"
     )
     return [CheckResult(WARN, text)]

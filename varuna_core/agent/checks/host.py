@@ -61,7 +61,7 @@ def check_program(site: Site) -> list[CheckResult]:
         word = os.path.join(site.plan.workdir, word) if "/" in word else word
         found = shutil.which(word, path=path)
         results.append(
-            CheckResult(FAIL, f"{word}: not there, or not executable")
+            CheckResult(FAIL, f"{word} does not exist or is not executable")
             if found is None
             else CheckResult(OK, found)
         )
@@ -90,7 +90,7 @@ def check_clock(site: Site) -> list[CheckResult]:
     offset = round(stamped - (before + after) / 2, 3)
     site.facts.clock_offset_s = offset
     if abs(offset) > CLOCK_S + (after - before):
-        return [CheckResult(WARN, f"{offset:+.1f} s from the file server's clock; check NTP")]
+        return [CheckResult(WARN, f"{offset:+.1f} s off the file server's clock; check NTP")]
     return [CheckResult(OK, f"{offset:+.3f} s from the file server")]
 
 

@@ -252,7 +252,7 @@ def _find_group(path: Path) -> str:
     try:
         return path.group()
     except (KeyError, OSError):
-        return "which has no name here"
+        return "a group without a name"
 
 
 def _spell_address(words: Mapping[str, str]) -> str:

@@ -65,7 +65,7 @@ class Sampler(threading.Thread):
 
     def run(self) -> None:
         if self._accelerator is None:
-            self._note("no GPU readings (the plan has none here): processors and memory only")
+            self._note("no GPU readings (the plan has no GPUs here): processors and memory only")
         while not self._ended.is_set():
             try:
                 self.sample()

@@ -99,7 +99,7 @@ def advise_hosts_line(host: str, named: list[str], address: str | None) -> str:
     """Describe what is wrong with the host's name, and the line of /etc/hosts that fixes it."""
     found = f"resolves to {', '.join(named)}" if named else "does not resolve"
     line = f"{address or '<its address>'} {host}"
-    return f"{host} {found} on itself; put the line '{line}' in its /etc/hosts instead"
+    return f"on {host} its name {found}; put the line '{line}' in its /etc/hosts instead"
 
 
 MOST_HEEDED = 50

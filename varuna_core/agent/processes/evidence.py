@@ -223,7 +223,7 @@ def ask_nccl(address: Address) -> Dict[str, str]:
         lines.write(f"TIMEOUT {RAS_S:.0f}\n".encode())
         lines.flush()
         if lines.readline(1024).strip().upper() != b"OK":
-            raise ValueError("it does not allow a time limit")
+            raise ValueError("NCCL's RAS does not allow a time limit")
         lines.write(b"VERBOSE STATUS\n")
         lines.flush()
         return {"text": lines.read(RAS_BYTES).decode(errors="replace")}

@@ -327,7 +327,7 @@ def choose_tool(name: str) -> Callable[[Tracked], Tool]:
     """Return the class of a tool; raise ImportError if its plug-in was ignored."""
     found = TOOLS.get(name) or load_plugin(GROUP, name)
     if found is None:
-        raise ImportError(f"the plug-in of {GROUP} was ignored")
+        raise ImportError(f"the tracker's plug-in ({GROUP}) was ignored, see above")
     return cast(Callable[[Tracked], Tool], found)
 
 

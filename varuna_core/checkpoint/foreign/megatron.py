@@ -221,7 +221,7 @@ def import_megatron(
     held = _read_torch_dist(folder) if is_torch_dist(folder) else _read_legacy(folder)
     unknown = []
     if held.args is None:
-        unknown = ["it holds no arguments, so its activation, norms and positions were not checked"]
+        unknown = ["no arguments are stored, so activation, norms and positions were not checked"]
         args: dict[str, Any] = {}
     else:
         args = held.args
@@ -516,7 +516,7 @@ def join_parts(
 ) -> Entry:
     """Join the parts of a tensor that tensor parallelism split."""
     if num_halves is not None and len(parts) < num_halves:
-        raise DamagedCheckpoint(f"{folder}: {name} is on {len(parts)} of {num_halves} ranks")
+        raise DamagedCheckpoint(f"{folder}: {name} is on only {len(parts)} of {num_halves} ranks")
     axis = find_axis(name)
     shape = list(parts[0].shape)
     if axis is not None:

@@ -237,7 +237,7 @@ def parse_marker(content: Any, path: Path) -> Marker:
             state=content["state"] and _parse_state(content["state"]),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise DamagedCheckpoint(f"{path} is no checkpoint marker that this vjob reads") from error
+        raise DamagedCheckpoint(f"{path} is not a marker that this vjob reads") from error
 
 
 def parse_manifest(content: Any, path: Path) -> Manifest:

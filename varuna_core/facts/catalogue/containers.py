@@ -58,7 +58,7 @@ ROWS = (
             "to set user.max_user_namespaces=15000, unprivileged_userns_clone=1 or "
             "apparmor_restrict_unprivileged_userns=0 on that host"
         ),
-        Remedy(Action.RUN, Target.DOCTOR, detail="on the node to see which of these"),
+        Remedy(Action.RUN, Target.DOCTOR, detail="on the node to see which setting is missing"),
     ),
     container(
         "small /run",
@@ -79,7 +79,7 @@ ROWS = (
             Action.SET,
             Target.SCRATCH,
             "a node-local folder",
-            "with room for three times the image",
+            "with room for three times the size of the image",
             instead=True,
         ),
     ),
@@ -185,7 +185,7 @@ ROWS = (
         r"(?i)exec format error",
         "the image is for another kind of processor",
         do(
-            "import it for the processor of the nodes, as in `vjob container import --arch "
+            "import the image for the nodes' processor, as in `vjob container import --arch "
             "aarch64 REF`"
         ),
     ),
@@ -301,7 +301,7 @@ ROWS = (
         ("charliecloud",),
         r"error: \$USER not set",
         "ch-run starts only if USER is set",
-        do("put `export USER=$(id -un)` before it"),
+        do("put `export USER=$(id -un)` before ch-run"),
     ),
     container(
         "device hook",
@@ -401,7 +401,7 @@ ROWS = (
         r"(?s)Querying registry.*curl: \(\d|pinging container registry|dial tcp: lookup",
         "the registry cannot be reached from that host",
         Remedy(Action.RUN, value="vjob container import", detail="on a host with network access"),
-        Remedy(Action.SET, Target.IMAGE, "the image file that it creates"),
+        Remedy(Action.SET, Target.IMAGE, "the image file that the import creates"),
     ),
     container(
         "credentials",
@@ -433,7 +433,7 @@ ROWS = (
         Remedy(
             Action.CHANGE,
             Target.IMAGE,
-            "one with its registry",
+            "a name with a registry",
             ", as in docker.io/library/debian:12",
         ),
     ),

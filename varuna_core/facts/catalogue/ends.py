@@ -66,7 +66,7 @@ HANG_REMEDIES: Tuple[Remedy, ...] = (
     Remedy(
         Action.INSPECT,
         Target.STACKS,
-        detail="the next time that it hangs, before you raise the time limit",
+        detail="the next time that the run hangs, before you raise the time limit",
     ),
 )
 """The remedies of a job that made no steps for a long time before it reached its time limit."""

@@ -66,7 +66,7 @@ LOG_LINES = (
             Action.SET,
             Target.MORPH,
             "true",
-            "for a run that continues without such a node",
+            "for a run that continues without the lost node",
             instead=True,
         ),
         fatal=True,
@@ -195,7 +195,7 @@ REFUSALS = (
         "dependency",
         r"(?i)dependency problem",
         "Slurm no longer knows a job that this one depends on",
-        do("look at `vjob status` of that run"),
+        do("look at `vjob status` of the run that it depends on"),
         Remedy(Action.RESUBMIT),
     ),
     refusal(

@@ -26,7 +26,7 @@ ROWS = (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED",
         "its host key is not the one in known_hosts",
         do(
-            "remove the old key with `ssh-keygen -R` and its name",
+            "remove the old key with `ssh-keygen -R MACHINE`",
             when="the machine was reinstalled",
         ),
         LOG_IN,
@@ -53,7 +53,7 @@ ROWS = (
         "unknown name",
         r"Could not resolve hostname|Name or service not known",
         "no such host is known here",
-        do("name it in ~/.ssh/config"),
+        do("add the host to ~/.ssh/config"),
         OFF_THE_LIST,
     ),
     failure(

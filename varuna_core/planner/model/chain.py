@@ -204,7 +204,7 @@ class Chain:
             return self.compiled
         held = self.list_memory(bounds)
         kept = [stage.kept for stage in self.stages]
-        assert all(kept), "all stages of a schedule keep what fits, or none"
+        assert all(kept), "the stages of a schedule either all keep what fits, or none does"
         pairs = itertools.pairwise(bounds)
         memory = Memory(
             graphs=tuple(one.graph for one in held),

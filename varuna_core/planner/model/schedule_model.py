@@ -203,7 +203,7 @@ def build_schedule_model(
 
     kind = SCHEDULES[schedule]
     if kind.count_ahead is None:
-        assert recompute != "auto", "its memory would change its order"
+        assert recompute != "auto", "with auto, memory would change the order of actions"
         return model_schedule(Compiled(make(recompute)), recompute)
     roles = tuple(
         _build_role(kind, kind.count_ahead, ranks - 1 - stage, num_microbatches, recompute)

@@ -97,7 +97,7 @@ def simulate_step(compiled: Compiled, costs: StepCosts) -> StepTime:
     stages = compiled.num_stages
     sizes = {len(KINDS) * stages, len((*KINDS, *COPIES)) * stages}
     if not costs.columns or any(len(c.costs) not in sizes for c in costs.columns):
-        raise PlanningError(f"the costs are not of the {stages} stages of {compiled.schedule}")
+        raise PlanningError(f"the costs do not match the {stages} stages of {compiled.schedule}")
     timed = [compiled.run(one.costs, one.hops, holds=one.holds) for one in costs.columns]
     lag = max(column.lag_s for column in costs.columns)
     pipeline = lag + max(one.makespan for one in timed)

@@ -49,7 +49,7 @@ class LinkTime:
             if size2 <= size or took2 < took:
                 raise PlanningError(f"a link's points must grow: {size2, took2} after {size, took}")
         if self.points[0][0] < 0 or self.points[0][1] < 0:
-            raise PlanningError(f"a link's first point is {self.points[0]}")
+            raise PlanningError(f"a link's first point is {self.points[0]}: expected 0 or more")
 
     def compute_time(self, num_bytes: float) -> float:
         points = self.points
@@ -77,7 +77,7 @@ class LinkTime:
 def build_link(latency_s: float, gb_s: float, source: Source = "estimate") -> LinkTime:
     """Build a link from its latency and bandwidth (10^9 bytes a second)."""
     if gb_s <= 0 or latency_s < 0:
-        raise PlanningError(f"a link of {latency_s} s and {gb_s} GB/s")
+        raise PlanningError(f"a link of {latency_s} s and {gb_s} GB/s: expected positive numbers")
     return LinkTime(points=((0.0, latency_s), (1e9, latency_s + 1 / gb_s)), source=source)
 
 
@@ -279,7 +279,7 @@ class Cell:
         for name in ("action_s", "action_host_s"):
             values = getattr(self, name)
             if len(values) != len(TIMES) or not all(0 <= s < float("inf") for s in values):
-                raise PlanningError(f"{name}: {values}, expected {len(TIMES)} of 0 or more")
+                raise PlanningError(f"{name}: {values}, expected {len(TIMES)} times of 0 or more")
         for name in FIGURES:
             values = getattr(self, name)
             if name in OPTIONAL and not values:

@@ -64,7 +64,7 @@ class Transformer:
     def __post_init__(self) -> None:
         sizes = (self.layers, self.hidden, self.heads, self.length, self.vocabulary)
         if min(sizes) < 1:
-            raise PlanningError(f"{self.name}: layers, hidden, heads, length, vocabulary {sizes}")
+            raise PlanningError(f"{self.name}: sizes of the model must be 1 or more, not {sizes}")
 
     @property
     def block_parameters(self) -> int:

@@ -15,7 +15,7 @@ WHY = {
     Stop.ONLY_ASKED: "planned only if the conf asks for it",
     Stop.NO_FIGURES: "the profile has no figures for it",
     Stop.ONE_STAGE: "planned only with one stage per rank",
-    Stop.ONE_F_ONE_B: "they save memory, but 1f1b holds less",
+    Stop.ONE_F_ONE_B: "such plans save memory, but 1f1b needs less",
     Stop.NEVER_FASTER: "never faster than zero 1 under this model",
 }
 """Reasons why a class was searched in part or not at all, worded."""
@@ -25,7 +25,7 @@ def render_certificate(searched: Searched) -> str:
     """Render the classes of plans, how far each was searched, and which were not searched."""
     some = [one for one in searched.classes if one.coverage is not Coverage.NOT]
     others = [one for one in searched.classes if one.coverage is Coverage.NOT]
-    lines = [f"certificate, for this cost model at usual times: {_state_bound(searched)}"]
+    lines = [f"certificate, for this cost model at median times: {_state_bound(searched)}"]
     for one in some:
         reason = "" if one.why is None else f": {WHY[one.why]}"
         how = "searched wholly"

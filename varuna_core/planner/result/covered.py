@@ -25,8 +25,8 @@ ESTIMATED = Within(
     0.55, 4.0, (Evidence("benchmarks/results/estimates.md", Sure.MEASURED, seen=688),)
 )
 """Bounds of an estimated step in eight of ten runs, with an assumed link between nodes."""
-NOBODY = "its error is not known"
-GPUS_ALONE = "its error was measured only on GPUs"
+NOBODY = "the error of such a prediction is not known"
+GPUS_ALONE = "the error of predictions was measured only on GPUs"
 CPU = "cpu"
 """A profile's name for a rank without a GPU. Its times depend less evenly on size: on a shared
 machine with two cores, a size was off by more than a quarter from the line through two others."""

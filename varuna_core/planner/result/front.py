@@ -61,7 +61,7 @@ def compute_front(
     if missing:
         raise PlanningError(
             f"no price for {', '.join(missing)}: give prices for every kind of node, such as "
-            f"--prices {cluster.kinds[0].gpu}=2.5 (of a node and hour)"
+            f"--prices {cluster.kinds[0].gpu}=2.5 (per node-hour)"
         )
     prices = {kind.name: kind.price_per_hour or 0.0 for kind in cluster.kinds}
 

@@ -150,7 +150,7 @@ def explain_simpler(searched: Searched) -> str:
     """Explain why a simpler plan is chosen instead of the fastest."""
     return (
         "the simplest plan that the prediction cannot tell from the fastest one, which takes "
-        f"{searched.best.step_s:.4g} s at usual times"
+        f"{searched.best.step_s:.4g} s at median times"
     )
 
 

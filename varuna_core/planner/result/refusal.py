@@ -188,12 +188,12 @@ def _explain(
             f"{profile.find_gpu(kind).memory_bytes / 2**30:.0f}"
             for kind in kinds
         )
-        yield f"with {factor:.2f} times the memory it would fit ({words})"
+        yield f"a plan would fit with {factor:.2f} times the memory ({words})"
     if may_have_zero_3 and wishes.zero is None:
         best = find(profile, replace(wishes, zero=3), LOOK_S)
         if best is not None:
             took = f"at most {best.step_s:.4g} s a step"
-            yield f"with parallel.zero: 3 it fits ({best.option}; {took})"
+            yield f"a plan fits with parallel.zero: 3 ({best.option}; {took})"
     for count in range(1, len(named) + 1):
         found = []
         for dropped in itertools.combinations(named, count):

@@ -111,7 +111,7 @@ def list_options(
     others = (name for name in SCHEDULES if name not in SEARCHED and has_one_stage_a_rank(name))
     known = (*SEARCHED, *others)
     if wishes.schedule and wishes.schedule not in known:
-        raise PlanningError(f"schedule {wishes.schedule!r} is not planned; {', '.join(known)} are")
+        raise PlanningError(f"schedule {wishes.schedule!r} is not planned: use {', '.join(known)}")
     ways = [way for way in training.recomputes if profile.knows(way)]
     if wishes.recompute is not None:
         ways = [wishes.recompute]
@@ -125,7 +125,7 @@ def list_options(
             )
         # The runtime refuses zero 3 together with tensor parallelism.
         if min(tensors) > 1:
-            raise PlanningError(f"zero 3 needs tensor 1, not tensor {tensors[0]}")
+            raise PlanningError(f"parallel.zero 3 needs parallel.tensor 1, not {tensors[0]}")
         tensors = [1]
     options = []
     for tensor, count, size in itertools.product(tensors, replicas, micro_batches):
@@ -166,7 +166,7 @@ def _check_recompute(profile: Profile, wishes: Wishes, way: Recompute) -> None:
             "parallel.recompute"
         )
     if way == "offload" and wishes.zero == 3:
-        raise PlanningError("recompute offload needs zero 0 to 2, not zero 3")
+        raise PlanningError("parallel.recompute offload needs parallel.zero 0, 1 or 2, not 3")
 
 
 def _saves_memory(schedule: str, wishes: Wishes) -> bool:
@@ -203,7 +203,7 @@ def count_replicas(cluster: Cluster, tensor: int) -> int:
 Tier = Literal["alike", "orders", "whole", "blocks"]
 NAMES: dict[Tier, str] = {
     "alike": "equal nodes, filled one after the other, with any number of stages",
-    "orders": "every order of every choice of nodes, filled one after the other",
+    "orders": "every choice and order of nodes, filled one after the other",
     "whole": "all or no nodes of each kind, kinds in every order",
     "blocks": "the nodes of a kind together, kinds in every order, any number of stages on each",
 }

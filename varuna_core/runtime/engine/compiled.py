@@ -111,7 +111,7 @@ def _has_blocks(module: nn.Module) -> bool:
 
 def _why_not(name: str, module: nn.Module, stubs: Iterable[str], drawing: set[str]) -> str:
     if name in drawing:
-        return "it uses random numbers"
+        return "the module uses random numbers"
     if any(stub.startswith(f"{name}.") for stub in stubs):
         return "some of its submodules run before the stage"
     for part in module.modules():

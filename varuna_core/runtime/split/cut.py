@@ -118,7 +118,7 @@ def _cut_each(places: Iterable[Any], carry: tuple[str, ...]) -> None:
     for name in carry:
         if name not in taken:
             raise SplitError(
-                f"carry names {name!r}, but these modules take {', '.join(sorted(taken))}"
+                f"carry has {name!r}, but the modules' inputs are {', '.join(sorted(taken))}"
             )
     for module in modules:
         if hasattr(module, _CUT):

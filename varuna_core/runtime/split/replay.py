@@ -158,7 +158,7 @@ class Replay:
             except Exception as error:
                 if not alone.is_live:
                     raise
-                failure = f"it fails there, with {type(error).__name__}: {error}"
+                failure = f"the stage alone fails with {type(error).__name__}: {error}"
         except Exception as error:  # code before a stage may want true values
             log.warning("stage %d: not compared with the whole model: %s", index, error)
             return

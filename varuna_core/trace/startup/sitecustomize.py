@@ -56,7 +56,7 @@ def _do(function: Callable[..., None], failed: str, *given: ModuleType) -> None:
 
 def _watch() -> None:
     if sys.version_info < (3, 9):  # noqa: UP036 # the program's own Python
-        raise RuntimeError(f"it needs Python 3.9 or later, not {sys.version.split()[0]}")
+        raise RuntimeError(f"a timeline needs Python 3.9 or later, not {sys.version.split()[0]}")
     from importlib.util import find_spec
 
     if find_spec("varuna_core") is None:  # the program finds none: the agent's own

@@ -154,7 +154,7 @@ def test_modules_that_draw_are_left_and_their_parts_taken(
 ) -> None:
     varuna = make(DrawingGpt)
     assert list_compiled(varuna) == [*BLOCKS, "more.norm"]
-    assert "not compiled: more: it uses random numbers" in caplog.text
+    assert "not compiled: more: the module uses random numbers" in caplog.text
     varuna.close()
 
 

@@ -103,7 +103,7 @@ def test_a_pattern_without_any_module_is_refused_with_those_that_there_are() -> 
         cut_before(model, "conv.*")
     with pytest.raises(SplitError, match="Linear matches '0': there are none"):
         cut_before(nn.Linear(2, 2), "0")
-    with pytest.raises(SplitError, match=r"carry names 'memory', but these modules take x$"):
+    with pytest.raises(SplitError, match=r"carry has 'memory', but the modules' inputs are x$"):
         cut_before(model, "layer1.*", carry="memory")
     with pytest.raises(TypeError, match="a model and then patterns"):
         cut_before("layer1.*", model)  # type: ignore[call-overload]
