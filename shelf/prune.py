@@ -127,7 +127,7 @@ def _list_folder(folder: Path) -> list[RunFolder]:
     runs = [RunFolder(root / name) for name in names if not name.startswith(".")]
     found = [run for run in runs if is_ours(run) and run.record.is_file()]
     if not found and (root / "record.json").is_file():
-        raise InputError(f"{folder} is a run, not a folder of logs; `rm -r` removes a single one")
+        raise InputError(f"{folder} is a run, not a folder of logs; `rm -r` removes a single run")
     return found
 
 
@@ -165,19 +165,19 @@ def _ask_living(views: Sequence[RunView]) -> Mapping[str, Collection[str] | None
 def _explain_state(view: RunView, living: Mapping[str, Collection[str] | None]) -> str:
     """Return the reason to keep a run whatever its age; empty if there is none."""
     if not is_ours(view.run):
-        return "it belongs to another user"
+        return "the run belongs to another user"
     if view.run.path.is_symlink():
         return "its folder is a link"
     if not is_over(view):
         return "it has not ended"
     if view.state == JobState.UNKNOWN.value:
-        return "it is not known whether or how it ended"
+        return "it is not known whether or how the run ended"
     named = living.get(view.record.scheduler)
     if named is None:
         return "the scheduler does not answer"
     place = view.record.array
     if view.run.name in named or (place is not None and place.name in named):
-        return "it has a job in the queue"
+        return "the run has a job in the queue"
     return ""
 
 

@@ -680,7 +680,7 @@ def _on_training(job: Job, analysis: Analysis) -> Iterator[Finding]:
         said, evidence = f"in {curves.nan} steps", "number of nan iterations in the log"
         if curves.first_nan is not None:
             said = f"in at least {curves.nan} steps, first printed at step {curves.first_nan:,}"
-            evidence = "lines with such a loss; the steps between them are not known"
+            evidence = "lines with a loss that is not a number; steps between them are not known"
         yield Finding(
             rule="not a number",
             values={"iterations": int(curves.nan), "first_printed": curves.first_nan},
@@ -953,7 +953,7 @@ def _on_silence(job: Job, analysis: Analysis) -> Iterator[Finding]:
         weight=3.0,
         sentence=f"No step since {since:%H:%M} UTC, {format_duration(ended - max(seen))} before "
         "the end.",
-        evidence="the last step of the traces and the last line about one",
+        evidence="the last step of the traces and the last line about a step",
         key="",
     )
 

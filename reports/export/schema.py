@@ -148,9 +148,9 @@ TABLES = {
             Column("what", "text", "name within the kind; for a script's span, its own name"),
             Column("begin", "time", "begin on rank 0's clock; missing for Megatron's timers"),
             Column("begin_s", "float", "begin, since the job's first step", "s"),
-            Column("wait_s", "float", "wait for its message, before the work", "s"),
+            Column("wait_s", "float", "time that the action waits for its message", "s"),
             Column("work_s", "float", "work after the wait", "s"),
-            Column("bytes", "int", "size of what was sent; 0 for others", "bytes"),
+            Column("bytes", "int", "size of the message; 0 for other events", "bytes"),
         ),
     ),
     "ranks": Table(

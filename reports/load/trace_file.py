@@ -179,7 +179,7 @@ def _take_header(trace: RankTrace, value: dict[str, Any]) -> str:
     """Copy the values of a trace file's header into `trace`; return why the header is refused, or
     an empty text."""
     if value["trace"] != FORMAT:
-        return f"format {str(value['trace'])[:20]}, but this vjob reads {FORMAT}"
+        return f"trace format {str(value['trace'])[:20]}, but this vjob reads {FORMAT}"
     numbers = [value.get(name) for name in ("rank", "replica", "origin")]
     stages = value.get("stages")
     if not isinstance(stages, list) or not stages or not all(map(_is_whole, [*numbers, *stages])):

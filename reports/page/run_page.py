@@ -106,7 +106,7 @@ def draw_shares(analysis: Analysis) -> Figure | None:
     rest = (float(took) - means.sum(axis=1)).clip(lower=0) if took == took else 0 * means["work_s"]
     parts = [
         ("work", means["work_s"], BLUE),
-        ("waiting for work of others", means["bubble_s"], ORANGE),
+        ("waiting for work of other ranks", means["bubble_s"], ORANGE),
         ("communication it waits for", means["exposed_s"], PINK),
         ("the rest of the step", rest, GREY),
     ]

@@ -60,7 +60,7 @@ def explain_unknown(option: str) -> str:
     from vjob.jobs.conf.slurm_words import WORDS, explain_option
 
     name = option.lstrip("-")
-    more = f"for one of sbatch, --set cluster.sbatch.{name}=VALUE"
+    more = f"for sbatch's --{name}: --set cluster.sbatch.{name}=VALUE"
     if name in WORDS:
         more = f"sbatch's --{name}: {explain_option(name)}"
     return f"No such option: {option} (the program's own options follow its name; {more})"

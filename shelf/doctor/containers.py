@@ -82,7 +82,7 @@ def examine_runtime(name: str, scratch: str) -> Diagnosis:
     try:
         problem = try_start(kind, scratch)
     except OSError as error:
-        problem = f"a start could not be tried in {scratch}: {error.strerror}"
+        problem = f"a test container could not be started in {scratch}: {error.strerror}"
     return judge_start(name, said, problem, does="starts a container")
 
 

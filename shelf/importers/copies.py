@@ -45,7 +45,7 @@ def build_copies(
         if any(path is None for path in hosts):
             found.left_out.append((said, "the copied files are not in the mounts"))
         elif _to_host(target, sources) is not None:
-            found.left_out.append((said, "it would write to a mounted folder"))
+            found.left_out.append((said, "the target is in a mounted folder"))
         elif scratch is None:
             found.left_out.append((said, "no script names a node's folder for the copy"))
         else:

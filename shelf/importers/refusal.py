@@ -12,7 +12,7 @@ class Refusal(Enum):
 
     ARGUMENTS = "the script needs arguments"
     COUNTS = "the script needs counts that are known only in the job"
-    ENDLESS = "bash does not reach its end"
+    ENDLESS = "bash does not reach the end of the script"
     FILES = "the script needs files that are not on this machine"
     NOTHING = "the script starts no program"
     OUTPUTS = "the script needs the output of a command"

@@ -139,7 +139,7 @@ class RunListScreen(KeyScreen):
         ("q", "leave_list", "quit"),
         ("question_mark", "help", "help"),
         ("f", "ask", "filter"),
-        ("less_than_sign", "sort_next(-1)", "sort by the column before"),
+        ("less_than_sign", "sort_next(-1)", "sort by the previous column"),
         ("greater_than_sign", "sort_next(1)", "sort by the next column"),
         ("o", "turn", "other way round"),
         ("space", "mark", "mark"),

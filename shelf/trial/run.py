@@ -116,7 +116,7 @@ class Try:
         )
         result.differs += trial.notes
         if self.folder is not None and self.folder.here is None:
-            left = f"its checkpoints stay in {self.folder.seen}, which this machine does not see"
+            left = f"checkpoints stay in {self.folder.seen}, which this machine does not see"
             result.differs.append(left)
         try:
             judge_try(self._observe(trial), trial, self.folder, result)

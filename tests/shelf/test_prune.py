@@ -134,7 +134,7 @@ def test_what_lives_or_is_not_known_stays(runs: Runs) -> None:
     kept = runs.kept("--days", "0")
     assert kept["refused"] == ""
     assert "has not ended" in kept["alive"] and "has not ended" in kept["submitting"]
-    assert "not known whether or how it ended" in kept["lost"] and "in the queue" in kept["again"]
+    assert "or how the run ended" in kept["lost"] and "in the queue" in kept["again"]
     runs.scheduler.answers = False
     assert "does not answer" in runs.kept("--days", "0")["refused"]
 
@@ -142,7 +142,7 @@ def test_what_lives_or_is_not_known_stays(runs: Runs) -> None:
 def test_a_run_that_another_one_waits_for_stays(runs: Runs) -> None:
     first = runs.add("first")
     runs.add("next", state=SUBMITTED, verdict="", after=(str(first.path),))
-    assert "waits for it" in runs.kept()["first"]
+    assert "waits for this run" in runs.kept()["first"]
 
 
 def leave_checkpoint(run: RunFolder) -> None:

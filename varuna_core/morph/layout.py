@@ -205,7 +205,7 @@ def build_attempt(
         order, partition = "data", layout.partition
         planned = "planned at submit for these nodes"
     elif plan.layouts:
-        planned += "; no layout was planned for them at submit"
+        planned += "; no layout was planned for these nodes at submit"
     stages = build_stages(layout.pipeline, layout.data, order)
     own = replace(
         plan,

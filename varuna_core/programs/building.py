@@ -145,9 +145,9 @@ def choose_apex(training: Training, device: torch.device) -> tuple[bool, str]:
             raise ProgramError(f"train.optimizer.apex is true, but {missing}; use auto or false")
         return True, ""
     if not missing and device.type != "cuda":
-        missing = "its kernels run only on GPUs"
+        missing = "apex's kernels run only on GPUs"
     if not missing and training.offload:
-        missing = "its kernels run only on GPUs, but train.optimizer.offload steps on the CPU"
+        missing = "apex's kernels run only on GPUs, but train.optimizer.offload steps on the CPU"
     if missing:
         return False, f"apex auto: torch's own kernels are used: {missing}"
     return True, "apex auto: NVIDIA's optimizer and layer norms are used"

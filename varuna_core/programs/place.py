@@ -72,10 +72,10 @@ def refuse_missing_gpus(environ: Mapping[str, str], built_for: str | None) -> No
     if visible is None:
         return
     why = (
-        "it was built without CUDA and ROCm; install a build for these GPUs in the ranks' "
+        "torch was built without CUDA and ROCm; install a build for these GPUs in the ranks' "
         "Python, or set container.image"
         if built_for is None
-        else f"it is built for {'ROCm' if torch.version.hip else 'CUDA'} {built_for}; are these "
+        else f"torch is built for {'ROCm' if torch.version.hip else 'CUDA'} {built_for}; are these "
         "GPUs of that vendor, and is the node's driver new enough?"
     )
     raise ProgramError(

@@ -269,7 +269,7 @@ def _open_regular(path: Union[str, Path], follows: bool = True) -> Tuple[int, in
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode):
         os.close(fd)
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        raise OSError(errno.EINVAL, "the path is not a regular file", str(path))
     return fd, found.st_size
 
 

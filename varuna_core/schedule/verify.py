@@ -110,7 +110,7 @@ def _check_microbatches(schedule: Schedule, rank: int, actions: tuple[Action, ..
         state = states[action.stage][action.microbatch]
         after = _STEPS.get((state, action.kind))
         if after is None:
-            reason = f"it needs {_NEEDS[action.kind]}, but the micro-batch has {state}"
+            reason = f"the action needs {_NEEDS[action.kind]}, but the micro-batch has {state}"
             raise _error(rank, index, action, f"{reason} there")
         states[action.stage][action.microbatch] = after
     for stage, stage_states in states.items():

@@ -225,7 +225,7 @@ def _sum_split(split: str) -> float:
 def check_container(conf: JobConf) -> Iterator[KeyProblem]:
     container = conf.container
     if container.image == "":
-        yield "container.image", "", "must name an image; null runs without one"
+        yield "container.image", "", "must name an image; null runs without a container"
     if container.image is None:
         if container.runtime not in ("auto", "none"):
             yield "container.runtime", container.runtime, "needs container.image"

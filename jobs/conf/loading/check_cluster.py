@@ -165,6 +165,6 @@ def _check_sbatch(parent: str, options: Mapping[str, object]) -> Iterator[KeyPro
                 f"{explain_option(whole)}; write the full name of another option",
             )
         elif value is None:
-            yield key, value, "must have a value; true for an option that takes none"
+            yield key, value, "must have a value; true for an option that takes no value"
         elif not isinstance(value, str | int | float) or not str(value).isprintable():
             yield key, value, "must be a single value on one line"

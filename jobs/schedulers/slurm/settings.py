@@ -118,7 +118,7 @@ def judge_het_steps(facts: dict[str, str]) -> Diagnosis:
         return Diagnosis(
             name="het jobs",
             status="warn",
-            text="SchedulerParameters has disable_hetjob_steps: no step over several components",
+            text="SchedulerParameters has disable_hetjob_steps: no step spans several components",
             remedy="set cluster.hetero: split in confs with several node groups",
         )
     if "bf_hetjob_immediate" not in facts.get("SchedulerParameters", ""):

@@ -342,7 +342,7 @@ def test_options_that_we_set_ourselves_name_the_key_to_use() -> None:
         'such as "nice"',
         "c:4: cluster.sbatch.reservation = 'a\\nb': must be a single value on one line",
         "c:4: cluster.sbatch.exclusive = null: must have a value; true for an option that takes "
-        "none",
+        "no value",
     ]
 
 

@@ -270,7 +270,7 @@ def test_a_name_hides_its_series_and_the_loss_has_a_log_scale(browser: Any, path
     with Tab(browser, path) as tab:
         bars = tab.page.locator("#figure-shares .frame rect")
         assert bars.count() == 8
-        tab.page.get_by_role("button", name="waiting for work of others").click()
+        tab.page.get_by_role("button", name="waiting for work of other ranks").click()
         assert bars.count() == 6
         before = read_marks(tab, "training")
         button = tab.page.get_by_role("button", name="loss on a log scale")

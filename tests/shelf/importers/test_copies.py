@@ -45,7 +45,7 @@ def test_the_setup_lines_make_the_files_of_the_copy(tmp_path: Path) -> None:
     ("command", "scratch", "reason"),
     [
         ("cp -r /elsewhere /root/work", "/s", "the copied files are not in the mounts"),
-        ("cp -r /root/checkout /root/log2/now", "/s", "it would write to a mounted folder"),
+        ("cp -r /root/checkout /root/log2/now", "/s", "the target is in a mounted folder"),
         ("cp -r /root/checkout /root/work", None, "no script names a node's folder for the copy"),
     ],
 )

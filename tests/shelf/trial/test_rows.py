@@ -58,7 +58,7 @@ def test_the_table_fits_80_columns_and_has_what_was_found_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "text"), [(["own.pt"], "saved, 5 B"), ([], "the folder can be written; none was")]
+    ("files", "text"), [(["own.pt"], "saved, 5 B"), ([], "the folder can be written; no ")]
 )
 def test_a_script_saves_in_a_format_of_its_own(files: list[str], text: str, tmp_path: Path) -> None:
     for name in files:

@@ -143,7 +143,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
         add("decoder.layers.0.self_attention.linear_qkv.weight", 24, 16),
         r"blocks.0.attention.qkv.weight is \[24, 16\], ours is \[48, 16\]",
     ),
-    "untied": (add("output_layer.weight", 50, 16), r"its word embedding are not tied"),
+    "untied": (add("output_layer.weight", 50, 16), r"word embedding are not tied"),
     "more": (add("decoder.layers.0.self_attention.q_layernorm.weight", 4), r"'decoder.*q_layern"),
     "old order": (lambda held: held.update(checkpoint_version=0), r"checkpoint_version 0, which"),
     "heads": (lambda held: held.pop("args"), r"number of attention heads: add --heads"),

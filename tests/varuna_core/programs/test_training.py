@@ -289,7 +289,7 @@ def test_apex_is_refused_or_given_up_where_it_is_missing(
     assert choose_apex(replace(GPT, apex=True), gpu) == (True, "")
     for given_up, device in ((auto, torch.device("cpu")), (replace(auto, offload=True), gpu)):
         use, said = choose_apex(given_up, device)
-        assert not use and "its kernels run only on GPUs" in said
+        assert not use and "apex's kernels run only on GPUs" in said
 
 
 @pytest.mark.parametrize("name", ["dropout", "bert"])

@@ -207,6 +207,6 @@ def check_master(site: Site) -> list[CheckResult]:
     if is_port_free(master.port, heeds_names=site.plan.port is None):
         return [CheckResult(OK, f"{master.address}:{master.port} is free here")]
     if site.plan.port is None:
-        return [CheckResult(OK, f"{master.address}; {master.port} is taken now, another is picked")]
+        return [CheckResult(OK, f"{master.address}; {master.port} is taken, a new port is picked")]
     what = f"port {master.port} has been taken since it was tested"
     return [CheckResult(FAIL, f"{what}: free it, or set cluster.port to auto")]

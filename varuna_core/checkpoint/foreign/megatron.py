@@ -303,7 +303,7 @@ def list_entries(
         and tied in tensors
         and not torch.equal(tensors[tied].load(), tensors[first].load())
     ):
-        more.append("its output layer and its word embedding are not tied")
+        more.append("the output layer and the word embedding are not tied")
     if len(more) > 6:
         more[6:] = [f"{len(more) - 6} more"]
     refuse_differences(more, folder)

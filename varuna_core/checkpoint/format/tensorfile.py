@@ -98,5 +98,5 @@ def read_head(path: Path) -> tuple[bytes, list[Laid]]:
                 raise damaged(f"{key!r} does not fit in the file")
             laid.append(one)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise damaged(f"its header is damaged or has a later format ({error})") from error
+        raise damaged(f"the header is damaged or has a later format ({error})") from error
     return start + text, laid

@@ -95,7 +95,7 @@ def set_aside(folder: Path, reason: str) -> Path:
     try:
         write_json(folder / DAMAGE, told, READABLE)
     except OSError as error:  # a full disk: the name says enough
-        log.warning("%s: the reason for the damage cannot be written there: %s", folder, error)
+        log.warning("the reason for the damage cannot be saved in %s: %s", folder, error)
     word, number = (save.save if save else "x"), 0
     while True:
         aside = folder.with_name(f"{name_of(_iteration_of(folder))}.{word}.damaged")

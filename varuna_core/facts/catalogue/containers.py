@@ -292,7 +292,7 @@ ROWS = (
         "capabilities of root",
         ("apptainer",),
         r"Requesting capability set \w+ while permitted capability set",
-        "root lacks capabilities there: the node is itself a container",
+        "root lacks capabilities on the node, which is itself a container",
         do("submit as an ordinary user"),
         Remedy(Action.SET, Target.RUNTIME, "enroot", instead=True),
     ),
@@ -429,7 +429,7 @@ ROWS = (
         "short name",
         ("podman",),
         r"short-name \S+ did not resolve",
-        "podman has no default registry for a name without one",
+        "podman has no default registry for an image name without a registry",
         Remedy(
             Action.CHANGE,
             Target.IMAGE,

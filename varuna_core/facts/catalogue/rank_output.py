@@ -229,7 +229,7 @@ PROGRAM = (
             Action.ADD,
             Target.PROGRAM,
             "`--use-checkpoint-opt_param-scheduler`",
-            "to train with those of the checkpoint",
+            "to train with the values of the checkpoint",
             instead=True,
         ),
         fatal=True,
@@ -340,7 +340,7 @@ NETWORK = (
         r"Name or service not known|Temporary failure in name resolution|\bgaierror\b"
         r"|nodename nor servname|[Cc]ould not resolve host",
         "a host name cannot be resolved on that node",
-        do("check its /etc/hosts and DNS"),
+        do("check /etc/hosts and DNS of that node"),
     ),
     cause(
         "no interface",

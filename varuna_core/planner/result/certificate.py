@@ -13,7 +13,7 @@ WHY = {
     Stop.TIME: "stopped by time",
     Stop.NUMBER: "the search reached its limit of plans",
     Stop.ONLY_ASKED: "planned only if the conf asks for it",
-    Stop.NO_FIGURES: "the profile has no figures for it",
+    Stop.NO_FIGURES: "the profile has no figures for such plans",
     Stop.ONE_STAGE: "planned only with one stage per rank",
     Stop.ONE_F_ONE_B: "such plans save memory, but 1f1b needs less",
     Stop.NEVER_FASTER: "never faster than zero 1 under this model",
