@@ -266,6 +266,20 @@ class Line:
     """Why the line cannot be the cause: a name of `rules.doubts.Doubt`."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ToldExit:
+    """The end of a rank, or of a task of srun, according to a line of a launcher."""
+
+    who: str
+    """`rank 1`, `task 1` or `tasks 4-7`; a task may be a launcher of several ranks."""
+    rank: int | None = None
+    task: int | None = None
+    node: str
+    code: int
+    """Exit code, or 128 + signal as in a shell."""
+    text: str
+
+
 ORDINARY = ("sw_power_cap",)
 """Throttle reasons of a GPU that works as hard as its power limit lets it."""
 
@@ -534,6 +548,8 @@ class Snapshot(AttemptView):
     """The file server's clock minus this machine's, if the difference is worth showing."""
     scheduler_lines: tuple[str, ...] = ()
     """The last lines of the batch script."""
+    told_exits: tuple[ToldExit, ...] = ()
+    """Ends that launchers report in the logs of a job that vjob did not submit, once it is over."""
     num_gpus: int | None = None
     """Total of GPUs that the plan requests; 0 if ranks run on processors."""
     state: str = ""

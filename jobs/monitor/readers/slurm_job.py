@@ -19,10 +19,20 @@ from pathlib import Path
 from varuna_core.agent.gpu.accelerator import GpuSample, find_lost, list_accelerators
 from varuna_core.facts.cluster import NodeState
 from varuna_core.facts.known import Known, NotKnown
+from varuna_core.records.logs.tail import last_lines
 from varuna_core.records.logs.times import LineTimes
 from vjob.jobs.errors import UncertainError
 from vjob.jobs.monitor.log_lines.errors import Classifier
-from vjob.jobs.monitor.model.snapshot import Gpu, JobRow, Node, Scheduler, Snapshot
+from vjob.jobs.monitor.log_lines.told_exits import parse_told_exits
+from vjob.jobs.monitor.model.snapshot import (
+    Gpu,
+    JobRow,
+    Line,
+    Node,
+    Scheduler,
+    Snapshot,
+    ToldExit,
+)
 from vjob.jobs.monitor.readers.node_files import (
     NodeFiles,
     choose_tail,
@@ -41,6 +51,8 @@ from vjob.jobs.schedulers import broker
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.foreign_job import ForeignJob, JobPart
 
+MOST = 400
+"""Number of last lines of a log in which launchers' reports are searched for."""
 GPU_EVERY_S = 60.0
 """Seconds between two readings of GPUs, since a step beside the job costs the controller a few
 requests."""
@@ -125,6 +137,8 @@ class SlurmJobReader:
         started = min((x.started for x in parts if x.started is not None), default=None)
         notes = [*job.notes, *list_notes(job)]
         rows = tuple(make_row(part.info) for part in parts)
+        told = self._read_told_exits()
+        errors = merge_errors((log for x in nodes for log in x.logs.values()), {})
         snapshot = Snapshot(
             now=now,
             run=" ".join(filter(None, (job.word, parts[0].name))),
@@ -149,7 +163,8 @@ class SlurmJobReader:
             phase=find_phase(nodes, progress),
             phases_s=find_longest(nodes),
             phase_ended_at=find_last_end(nodes),
-            errors=merge_errors((log for x in nodes for log in x.logs.values()), {}),
+            errors=tuple(self._place(line, told) for line in errors),
+            told_exits=told,
             unreadable={name: why for x in nodes for name, why in x.problems().items()},
         )
         gpus, why = self._read_gpus()
@@ -160,6 +175,21 @@ class SlurmJobReader:
         )
         notes += [why] if why else []
         return replace(snapshot, nodes=nodes_now, message="; ".join(notes))
+
+    def _read_told_exits(self) -> tuple[ToldExit, ...]:
+        """Read the ends that launchers report, once the job is over."""
+        paths = [path for files in self._job.files.values() for path in files.values()]
+        wanted = paths if self._job.is_over else []
+        return tuple(x for path in wanted for x in parse_told_exits(last_lines(Path(path), MOST)))
+
+    def _place(self, line: Line, told: Sequence[ToldExit]) -> Line:
+        """Return the line with the node that a launcher names for its rank: a file that several
+        nodes write names none."""
+        hosts = [host for part in self._job.parts for host in part.info.nodes]
+        if len(self._job.files) > 1 or len(hosts) < 2:
+            return line
+        named = [one.node for one in told if one.rank is not None and one.rank == line.rank]
+        return replace(line, node=next(iter(named), ""))
 
     def count_lines(self, nodes: Collection[str]) -> Mapping[str, Mapping[str, int]]:
         return count_lines(self._files, nodes)

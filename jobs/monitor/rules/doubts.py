@@ -14,7 +14,7 @@ from dataclasses import replace
 from enum import Enum
 
 from varuna_core.facts.catalogue.known_line import KnownLine, Proof, Scope
-from varuna_core.records.exits import RankExit, is_fallout
+from varuna_core.records.exits import BY_EXCEPTION, RankExit, is_fallout
 from varuna_core.records.files import as_whole
 from vjob.jobs.monitor.log_lines.errors import find_row
 from vjob.jobs.monitor.log_lines.raised import may_have_ended
@@ -77,10 +77,19 @@ def _find_doubt(
     ):
         return Doubt.CAUGHT
     if line.last_at is None:
-        return Doubt.WENT_ON if line.is_before_steps and own is None else None
+        is_open = own is None and not _is_told(line, snapshot)
+        return Doubt.WENT_ON if line.is_before_steps and is_open else None
     if own is not None and own.ended - line.last_at > row.within_s:
         return Doubt.OLD
     return Doubt.WENT_ON if went_on(line, snapshot, own) else None
+
+
+def _is_told(line: Line, snapshot: Snapshot) -> bool:
+    """Return True for the last exception of a rank that a launcher, or srun as a task, names as
+    ended by one; steps after it are lines of other ranks."""
+    failed = [one for one in snapshot.told_exits if one.code == BY_EXCEPTION]
+    is_named = any(line.rank in (one.rank, one.task) for one in failed)
+    return is_named and line.rank is not None and line.raised == "last"
 
 
 def _failed_first(own: RankExit, first: RankExit | None) -> bool:

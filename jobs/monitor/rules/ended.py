@@ -261,9 +261,9 @@ def _has_word(snapshot: Snapshot, causes: Collection[EndCause]) -> bool:
     return said is not None and said.cause in causes
 
 
-def _by_signal(snapshot: Snapshot, end: End, root: Line | None) -> Cause:
+def _by_signal(snapshot: Snapshot, end: End, root: Line | None, who: str = "") -> Cause:
     rank, node, name = end.rank, end.node, end.signal
-    reason = f"{name_rank(rank, node)} was ended by {name}"
+    reason = f"{who or name_rank(rank, node)} was ended by {name}"
     if name != "SIGKILL":
         said = f": {format_line(root)}" if root is not None else ": native code crashed"
         remedies = () if root is not None else list_remedies(end)
@@ -415,6 +415,12 @@ def _find_hang_s(snapshot: Snapshot) -> float | None:
 
 def _by_root(snapshot: Snapshot, decided: End) -> Cause | None:
     root = first_root(snapshot.errors)
+    killed = next((x for x in snapshot.told_exits if x.code == SHELL + signal.SIGKILL), None)
+    if killed is not None and (root is None or not is_proof(root, Proof.CAUSE)):
+        seen = Evidence("log", text=killed.text)
+        end = End(EndCause.RANK_SIGNAL, code=killed.code, signal="SIGKILL", rank=killed.rank,
+                  node=killed.node, evidence=(seen,))  # fmt: skip
+        return _by_signal(snapshot, end, None, f"{killed.who} on {killed.node}")
     if root is None:
         return None
     outcome = snapshot.outcome

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from vjob.jobs.errors import UncertainError
-from vjob.jobs.monitor.model.snapshot import Health
+from vjob.jobs.monitor.model.snapshot import Health, Verdict
 from vjob.jobs.monitor.readers.job_reader import JudgedReader, open_reader
 from vjob.jobs.monitor.readers.slurm_job import SeenTimes, build_gpu_command, parse_gpus
 from vjob.jobs.schedulers import broker
@@ -132,6 +132,72 @@ def test_an_exit_code_is_the_reason_where_no_line_is_proof(
     (tmp_path / "job-12.out").write_text("torch.OutOfMemoryError: CUDA out of memory\n")
     _, verdict = JudgedReader(open_reader("12", tmp_path)).read()
     assert "exit code 3" in verdict.reason
+
+
+STEPS = "".join(f"step {step}/100 loss 1.0\n" for step in range(1, 6))
+STACK = '[rank{0}]: Traceback (most recent call last):\n[rank{0}]:   File "t.py", line 4, in main\n'
+LOST = "[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:545] Connection {} by peer [10.0.0.4]:53"
+TORCHRUN = """\
+E1130 05:24:20.365 13529 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1)
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError: 
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-30_05:24:20
+  host      : {node}
+  rank      : {rank} (local_rank: 0)
+  exitcode  : {code} (pid: 1365{rank}) 
+  error_file: <N/A>
+srun: error: {node}: task {rank}: Exited with exit code 1
+"""
+
+
+def judge_log(slurm: FakeSlurm, text: str) -> Verdict:
+    """Judge a failed job of two nodes that wrote `text` into the one file of its batch script."""
+    slurm.state, slurm.code, slurm.nodes = "FAILED", "1:0", "b[1-2]"
+    (slurm.folder / "job-12.out").write_text(text)
+    return JudgedReader(open_reader("12", slurm.folder)).read()[1]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_the_rank_that_torchrun_names_is_the_cause_on_the_node_that_it_names(
+    slurm: FakeSlurm, order: tuple[int, int]
+) -> None:
+    """Rank 0 printed one more step, and lost rank 1; the file is of b1, where the script ran."""
+    ends = [TORCHRUN.format(node=f"b{rank + 1}", rank=rank, code=1) for rank in order]
+    raised = f"{STEPS}{STACK.format(1)}[rank1]: ValueError: bad sample\nstep 6/100 loss 1.0\n"
+    verdict = judge_log(slurm, f"{raised}{STACK.format(0)}{LOST.format('closed')}\n{''.join(ends)}")
+    assert verdict.reason == "rank 1 on b2: ValueError: bad sample"
+    assert (verdict.rank, verdict.node) == (1, "b2")
+
+
+def test_the_node_of_a_line_in_the_file_of_several_nodes_is_not_known(slurm: FakeSlurm) -> None:
+    verdict = judge_log(slurm, f"{STACK.format(1)}[rank1]: ValueError: bad sample\n")
+    assert verdict.reason == "rank 1: ValueError: bad sample" and not verdict.node
+    end = "step 6/100 loss 1.0\nsrun: error: b2: task {}: Exited with exit code 1\n"
+    raised = f"{STEPS}{STACK.format(1)}[rank1]: ValueError: bad sample\n"
+    assert "ValueError" in judge_log(slurm, raised + end.format(1)).reason
+    assert "ValueError" not in judge_log(slurm, raised + end.format(0)).reason, "rank 1 went on"
+
+
+@pytest.mark.parametrize(
+    ("end", "who"),
+    [
+        ("srun: error: b2: task 1: Killed\nsrun: error: b1: task 0: Exited with exit code 1\n",
+         "task 1 on b2"),
+        (TORCHRUN.format(node="b2", rank=1, code=-9), "rank 1 on b2"),
+    ],
+)  # fmt: skip
+def test_a_task_that_was_killed_comes_before_what_its_peer_lost(
+    slurm: FakeSlurm, end: str, who: str
+) -> None:
+    lost = f"{STEPS}{STACK.format(0)}{LOST.format('reset')}\n"
+    verdict = judge_log(slurm, f"{lost}{end}srun: Force Terminated StepId=31.1\n")
+    assert verdict.reason.startswith(f"{who} was ended by SIGKILL") and verdict.node == "b2"
+    assert "first error of that process" not in verdict.advice
+    after = judge_log(
+        slurm, f"{lost}srun: Terminating StepId=31.1\nsrun: error: b2: task 1: Killed"
+    )
+    assert "SIGKILL" not in after.reason, "srun itself kills what is left"
 
 
 def test_a_controller_that_goes_away_leaves_what_was_known(
