@@ -75,10 +75,11 @@ def render(snapshot: Snapshot, verdict: Verdict | None, *, all_nodes: bool) -> s
     others = [line for line in errors if line not in shown]
     is_over = verdict.health in ENDED if verdict is not None else snapshot.record_state == "ended"
     lines = [*_render_head(snapshot, verdict, is_over=is_over), *_render_errors(others)]
+    over = {row.id for row in snapshot.scheduler.jobs if row.state not in ("RUNNING", "COMPLETING")}
     for node in nodes:
         exits = (rank.exit for rank in snapshot.ranks if rank.node == node.name)
         how = count_ends((exit.code, exit.stopped) for exit in exits if exit is not None)
-        lines += _render_node(node, snapshot.now, how, is_over=is_over)
+        lines += _render_node(node, snapshot.now, how, is_over=is_over or node.name in over)
     num_hidden = len(snapshot.nodes) - len(nodes)
     if num_hidden:
         lines.append(f"and {num_hidden} more nodes; --all shows them")

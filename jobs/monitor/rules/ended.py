@@ -7,6 +7,7 @@ the others lost.
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -577,9 +578,27 @@ def _find_good_end(snapshot: Snapshot) -> End | None:
     return End(EndCause.COMPLETED, Actor.RANK, evidence=(Evidence(SCHEDULER, text=words),))
 
 
+def choose_first_failed(snapshot: Snapshot) -> Snapshot:
+    """Return what is known of the first element that failed, if the job is a plain array, whose
+    elements have a step and an end each; any other snapshot unchanged."""
+    rows = [row for row in snapshot.scheduler.jobs if "_" in row.id and row.state != "COMPLETED"]
+    if not is_plain_job(snapshot) or len(snapshot.scheduler.jobs) < 2 or not rows:
+        return snapshot
+    first = min(rows, key=lambda row: math.inf if row.ends is None else row.ends)
+    return replace(
+        snapshot,
+        scheduler=replace(snapshot.scheduler, jobs=(first,)),
+        errors=tuple(line for line in snapshot.errors if line.node == first.id),
+        progress=None,
+    )
+
+
 def dead(snapshot: Snapshot) -> Verdict | None:
     if is_over(snapshot):
+        whole, snapshot = snapshot, choose_first_failed(snapshot)
         cause = infer_cause(snapshot)
+        if snapshot is not whole and not cause.reason.startswith(snapshot.scheduler.jobs[0].id):
+            cause = replace(cause, reason=f"{snapshot.scheduler.jobs[0].id}: {cause.reason}")
     elif snapshot.fatal is not None and _said_done(snapshot):
         root = snapshot.fatal
         reason = f"{format_root(root)}; it came after {format_step(snapshot)}"

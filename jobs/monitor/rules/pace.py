@@ -191,13 +191,24 @@ def find_pace_s(snapshot: Snapshot) -> float | None:
 
 def find_left_s(snapshot: Snapshot) -> float | None:
     """Return the seconds until the last step at the present pace; None if pace or number of steps
-    is not known, the last step is done, or the ranks hang."""
+    is not known, the last step is done, or the ranks hang or have all exited."""
     pace_s, progress = find_pace_s(snapshot), snapshot.progress
     stands = snapshot.suspected or (snapshot.hang is not None and snapshot.hang.until is None)
-    if stands or pace_s is None or progress is None or not progress.num_steps:
+    if (
+        stands
+        or has_ended_ranks(snapshot)
+        or pace_s is None
+        or progress is None
+        or not progress.num_steps
+    ):
         return None
     left_s = (progress.num_steps - progress.step) * pace_s
     return left_s if left_s > 0 else None
+
+
+def has_ended_ranks(snapshot: Snapshot) -> bool:
+    """Return True if all ranks have exited."""
+    return bool(snapshot.ranks) and all(rank.exit is not None for rank in snapshot.ranks)
 
 
 def find_limit_left_s(snapshot: Snapshot) -> float | None:

@@ -26,7 +26,12 @@ from vjob.jobs.monitor.rules.base import (
 )
 from vjob.jobs.monitor.rules.doubts import went_on
 from vjob.jobs.monitor.rules.failing import name_node
-from vjob.jobs.monitor.rules.pace import LATE_S, find_left_s, find_limit_left_s
+from vjob.jobs.monitor.rules.pace import (
+    LATE_S,
+    find_left_s,
+    find_limit_left_s,
+    has_ended_ranks,
+)
 from vjob.jobs.monitor.rules.stalled import find_stopped
 
 LIMIT_NEAR_S = 600.0
@@ -102,7 +107,7 @@ def stopped_ranks(snapshot: Snapshot) -> Iterator[Finding]:
 def time_limit_near(snapshot: Snapshot) -> Iterator[Finding]:
     """Yield a remark if the scheduler will end the job soon, or before the training is done."""
     left_s = find_limit_left_s(snapshot)
-    if left_s is None or not is_live(snapshot):
+    if left_s is None or not is_live(snapshot) or has_ended_ranks(snapshot):
         return
     needed_s = find_left_s(snapshot)
     most_s = left_s if left_s > LIMIT_NEAR_S else left_s / 2

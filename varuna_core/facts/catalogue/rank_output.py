@@ -464,8 +464,10 @@ ENDS = (
     fallout(
         "aborted as it ended",
         r"terminate called without an active exception",
-        "a thread of a library outlived Python, often after all work was done",
-        do("end the program with torch.distributed.destroy_process_group()"),
+        "a thread of a library, such as gloo's, was still at work when Python ended, often after "
+        "all work was done",
+        do("end the program with torch.distributed.destroy_process_group(), if it does not yet"),
+        do("if it does, no remedy is known: see whether its last checkpoint is complete"),
         fatal=True,
     ),
     fallout(

@@ -264,3 +264,11 @@ def test_nothing_at_all_is_no_trouble() -> None:
 def test_a_morph_that_is_over_is_told_with_what_it_cost(morphs: tuple[str, ...], said: str) -> None:
     assert said in render(make(morphs=morphs), None, all_nodes=False)
     assert "morphed" not in render(make(), None, all_nodes=False)
+
+
+def test_an_element_of_an_array_that_has_ended_is_not_alive() -> None:
+    rows = (JobRow(id="61_0", state="RUNNING"), JobRow(id="61_1", state="FAILED"))
+    nodes = (Node(name="61_0", log_at=998.0), Node(name="61_1", log_at=993.0))
+    scheduler = Scheduler(name="slurm", jobs=rows)
+    text = render(make(nodes=nodes, scheduler=scheduler), None, all_nodes=True)
+    assert "61_0  (alive" in text and "61_1  (last seen" in text

@@ -392,3 +392,44 @@ def test_a_supervisor_that_died_is_no_lost_node() -> None:
     verdict = judge(ended)
     assert verdict.reason.startswith("the job's supervisor exited without recording an end")
     assert "node" not in verdict.reason
+
+
+def test_of_an_array_the_element_that_failed_first_is_the_cause() -> None:
+    """It was headed by the time limit of 61_0, a minute after 61_1 had failed."""
+    limit = make_line("slurmstepd: error: *** JOB 62 ON b1 CANCELLED AT x DUE TO TIME LIMIT ***")
+    rows = (
+        JobRow(id="61_0", state="TIMEOUT", word="TIMEOUT", end_cause="time-limit", ends=NOW),
+        JobRow(id="61_1", state="FAILED", word="FAILED", exit_code="1:0", ends=NOW - 56),
+        JobRow(id="61_2", state="COMPLETED", word="COMPLETED", exit_code="0:0", ends=NOW - 90),
+    )
+    plain = Snapshot(now=NOW, run="61", folder="/x", scheduler=Scheduler(name="slurm", jobs=rows),
+                     errors=(replace(limit, node="61_0"),))  # fmt: skip
+    verdict = judge(plain)
+    assert verdict.reason == "61_1: FAILED with exit code 1:0; the cause is not known"
+    said = make_line("ValueError: shard 7", node="61_1", raised="last")
+    assert judge(replace(plain, errors=(*plain.errors, said))).reason == "61_1: ValueError: shard 7"
+    sooner = (replace(rows[0], ends=NOW - 99), *rows[1:])
+    plain = replace(plain, scheduler=replace(plain.scheduler, jobs=sooner))
+    assert judge(plain).reason.startswith("61_0: the time limit")
+
+
+def test_an_abort_at_the_end_of_python_may_come_after_destroy_process_group() -> None:
+    """The one advice was the program's last line already, and all steps were done and saved."""
+    line = make_line("terminate called without an active exception", node="n001", rank=6)
+    outcome = make_outcome(134, "rank 6 on n001 was ended by SIGABRT", 6, "n001")
+    verdict = judge(over(healthy(), outcome=replace(outcome, culprit_signal="SIGABRT"),
+                         errors=(line,)))  # fmt: skip
+    assert (
+        "when Python ended" in verdict.advice and "if it does, no remedy is known" in verdict.advice
+    )
+
+
+def test_a_run_whose_ranks_all_exited_needs_no_more_time() -> None:
+    """`all 2 ranks exited 0` stood beside `at its pace it needs 3 min more`."""
+    row = replace(healthy().scheduler.jobs[0], left_s=300.0)
+    ending = healthy(scheduler=Scheduler(name="slurm", jobs=(row,)))
+    assert "time limit" in judge(ending).reason
+    for rank in ending.ranks:
+        ending = change_rank(ending, rank.rank, exit=make_exit(rank.rank, rank.node, 0))
+    assert "ranks exited 0" in judge(ending).reason
+    assert not any("limit" in remark or "pace" in remark for remark in judge(ending).remarks)
