@@ -467,7 +467,7 @@ ENDS = (
         "a thread of a library, such as gloo's, was still at work when Python ended, often after "
         "all work was done",
         do("end the program with torch.distributed.destroy_process_group(), if it does not yet"),
-        do("if it does, no remedy is known: see whether its last checkpoint is complete"),
+        do("if it does, something may still refer to the group; the last checkpoint may be whole"),
         fatal=True,
     ),
     fallout(
