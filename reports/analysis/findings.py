@@ -39,6 +39,7 @@ from vjob.reports.analysis.headline import (
     is_waiting,
 )
 from vjob.reports.analysis.measures import Analysis, Curves, find_conflict
+from vjob.reports.analysis.readings import TRACE
 from vjob.reports.analysis.slowdown import list_changes
 from vjob.reports.analysis.trend import measure_trend
 from vjob.reports.load.tables import Job
@@ -591,9 +592,10 @@ def _on_outliers(job: Job, analysis: Analysis) -> Iterator[Finding]:
     total = float((analysis.times["took_s"] * analysis.times["count"]).sum())
     excess = sum((one.took_s - one.median_s) * one.num_steps for one in analysis.outliers)
     worst = analysis.outliers[0]
-    cause = f", most of it {worst.kind} of rank {worst.rank}" if worst.kind else ""
+    cause = f", most of the difference {worst.kind} of rank {worst.rank}" if worst.kind else ""
     count = len(analysis.outliers)
     is_single = all(found.num_steps == 1 for found in analysis.outliers)
+    left_out = analysis.goodput.source != TRACE and not analysis.curves.evaluations.empty
     what, which = "step" if is_single else "line", f"step {worst.step}, took"
     if worst.num_steps > 1:
         which = f"the mean of the {worst.num_steps:,} steps up to step {worst.step}, is"
@@ -608,7 +610,7 @@ def _on_outliers(job: Job, analysis: Analysis) -> Iterator[Finding]:
         ),
         evidence=f"{'' if is_single else 'lines of '}steps "
         f"{_name_some([found.step for found in analysis.outliers])}"
-        + ("" if analysis.curves.evaluations.empty else "; lines with an evaluation left out"),
+        + ("; lines with an evaluation left out" if left_out else ""),
         key={"checkpoint": name_saves_key(job), "data": "data"}.get(worst.kind, ""),
     )
 

@@ -36,6 +36,7 @@ from vjob.reports.analysis.slowdown import (
     list_counted,
     list_paces,
 )
+from vjob.reports.load.tables import measure_steps
 
 FAR = 6.0
 """Outliers are this many (scaled median absolute) deviations above the median, and MUCH times
@@ -43,6 +44,8 @@ it."""
 MUCH = 1.1
 """Minimum ratio of an outlier to the median step."""
 _MAD = 1.4826
+BESIDE = ("checkpoint_s", "data_s", "evaluate_s", "other_s")
+"""Sums of a step's trace that include what was done between the step before and this one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +61,9 @@ class Outlier:
     source: str
     """The times from which the median was computed: of usual steps, or of a slow stretch."""
     rank: int | None
-    """The rank that was busy longest in the step; None without a trace."""
+    """The rank whose work grew most; None if the traces show no such rank."""
     kind: str
-    """The kind of work that grew most: a kind of the trace, `wait`, or empty."""
+    """The kind of work that grew most, if that is most of the difference; else empty."""
 
 
 def build_step_times(
@@ -77,8 +80,7 @@ def build_step_times(
     """
     columns = ["attempt", "step", "begin_s", "took_s", "count", "covers", "is_told"]
     if not steps.empty:
-        grouped = steps.groupby(["attempt", "step"], sort=False)
-        table = grouped.agg(begin_s=("begin_s", "min"), took_s=("took_s", "max")).reset_index()
+        table = measure_steps(steps).reset_index()
         table["count"] = table["covers"] = 1
         table["is_told"] = True
         later = list_untraced(table, build_step_times(steps.iloc[:0], iterations), cut)
@@ -210,7 +212,7 @@ def find_outliers(
         slow = own[own["took_s"] > bound] if len(own) >= LEAST_ROWS else own[:0]
         columns = ["attempt", "step", "took_s", "count"]
         for attempt, step, took_s, count in slow[columns].itertuples(index=False):
-            rank, kind = _find_cause(steps, attempt, step)
+            rank, kind = _find_cause(steps, attempt, step, took_s - median)
             found.append(
                 Outlier(
                     attempt=attempt,
@@ -226,16 +228,24 @@ def find_outliers(
     return sorted(found, key=lambda one: -one.took_s)
 
 
-def _find_cause(steps: pd.DataFrame, attempt: str, step: int) -> tuple[int | None, str]:
-    """Return the rank and the kind of work that grew most against its own median in a step."""
+def _find_cause(
+    steps: pd.DataFrame, attempt: str, step: int, excess_s: float
+) -> tuple[int | None, str]:
+    """Return the rank and the kind of work that grew most against its own median in a step, if that
+    is most of the `excess_s` by which the step was longer than others. Work that may have been
+    done in an unusually long pause before a step is not counted to the step."""
     if steps.empty:
         return None, ""
     kinds = [name for name in steps.columns if name.endswith("_s") and name not in SUMS]
-    own = steps[steps["attempt"] == attempt]
+    own = steps[steps["attempt"] == attempt].sort_values("begin_s")
+    pause = own["begin_s"] - (own["begin_s"] + own["took_s"]).groupby(own["rank"]).shift()
+    longer = (pause - pause.groupby(own["rank"]).transform("median")).clip(lower=0.0).fillna(0.0)
+    beside = [name for name in BESIDE if name in kinds]
+    own[beside] = own[beside].sub(longer, axis=0).clip(lower=0.0)
     usual = own.groupby("rank")[kinds].median()
     then = own[own["step"] == step].set_index("rank")[kinds]
     grown = (then - usual.loc[then.index]).stack()
-    if grown.empty or grown.max() <= 0:
+    if grown.empty or grown.max() <= excess_s / 2:
         return None, ""
     rank, name = grown.idxmax()
     return int(rank), str(name)[:-2]
@@ -399,7 +409,7 @@ def measure_goodput(
     every = pd.concat(seen) if seen else times
     order = {label: at for at, label in enumerate(labels)}
     steps = times.assign(order=times["attempt"].map(order)).sort_values(["step", "order"])
-    steps["all_s"] = _count_once(steps)
+    steps["all_s"] = steps["took_s"] * steps["count"]
     steps["again_s"] = steps["all_s"] * count_repeated(steps, every, labels) / steps["count"]
     attempts, judged, paces = [], {}, [pd.DataFrame(columns=COLUMNS)]
     for label in labels:
@@ -588,14 +598,6 @@ def _collect_repeated(
     row = {"attempt": label, "step": float(numbers.max()), "count": float(found.seen)}
     again = count_repeated(pd.DataFrame([row]), every, labels)
     return replace(found, repeated_s=found.steps_s * float(again.iloc[0]) / found.seen)
-
-
-def _count_once(steps: pd.DataFrame) -> pd.Series[float]:
-    """Return each row's seconds without the overlap of the last stage with the next step."""
-    all_s = steps["took_s"] * steps["count"]
-    until_next = -steps.groupby("attempt")["begin_s"].diff(-1)
-    is_cut = (steps["count"] == 1) & (until_next > 0) & (until_next < all_s)
-    return all_s.mask(is_cut, until_next)
 
 
 def _list_numbers(table: pd.DataFrame, name: str) -> list[float]:

@@ -107,8 +107,8 @@ TABLES = {
         (
             _ATTEMPT,
             _STEP,
-            Column("begin", "time", "begin on the first rank; missing without a trace"),
-            Column("took_s", "float", "step time of the slowest rank; mean of `num_steps`", "s"),
+            Column("begin", "time", "end of the step before, or begin on all ranks; else missing"),
+            Column("took_s", "float", "until its end on all ranks; mean of `num_steps`", "s"),
             Column("num_steps", "int", "steps that the row is about, the last of which is `step`"),
             Column("pipeline_s", "float", "first action to last, mean of the replicas", "s"),
             Column("bubble_share", "float", "part of `pipeline_s` without work", "0 to 1"),

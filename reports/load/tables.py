@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import yaml
 
@@ -269,7 +270,7 @@ def load_job(
             skipped[f"{trace.attempt}/trace/{trace.path.name}".lstrip("/")] = count
         if trace.trouble and (trace.trouble != NO_HEADER or trace.skipped):
             skipped[f"{trace.attempt}/trace/{trace.path.name}".lstrip("/")] = trace.trouble
-    chosen = choose_steps(list_whole_steps(traces), _measure_steps(traces.steps))
+    chosen = choose_steps(list_whole_steps(traces), measure_steps(traces.steps)["took_s"])
     held = {*chosen.values(), *choose_more(traces, more_events)}
     tables = LogTables()
     plan = read_plan_facts(sources.run.plan) if sources.run is not None else PlanFacts()
@@ -383,9 +384,23 @@ def _read_errors(
             first.close(others)
 
 
-def _measure_steps(steps: pd.DataFrame) -> pd.Series:
-    """Return the duration of each step, by (attempt, step)."""
-    return steps.groupby(["attempt", "step"])["took_s"].max()
+def measure_steps(steps: pd.DataFrame) -> pd.DataFrame:
+    """Return begin_s and took_s of each step of the traces, by (attempt, step).
+
+    A step lasts until its last rank ends it, and from the time at which the last rank began it,
+    which is the end of the step before unless there was a pause. A step whose predecessor is not
+    known lasts from its first rank's begin. No two steps of an attempt overlap.
+    """
+    grouped = steps.assign(end_s=steps["begin_s"] + steps["took_s"]).groupby(["attempt", "step"])
+    table = grouped.agg(
+        first_s=("begin_s", "min"), last_s=("begin_s", "max"), end_s=("end_s", "max")
+    )
+    table = table.sort_values("end_s").reset_index()
+    before = table.groupby("attempt")[["step", "end_s"]].shift()
+    begin = table["last_s"].where(before["step"] == table["step"] - 1, table["first_s"])
+    table["begin_s"] = np.fmax(begin, before["end_s"])
+    table["took_s"] = table["end_s"] - table["begin_s"]
+    return table.set_index(["attempt", "step"])[["begin_s", "took_s"]]
 
 
 def list_whole_steps(traces: Traces) -> list[tuple[str, int]]:

@@ -120,14 +120,16 @@ def _list_iterations(job: Job, analysis: Analysis) -> ReportTable:
     if job.traces.is_log:
         took_s = job.traces.steps.groupby(["attempt", "step"])["took_s"].max()
         rows += [("profiled steps", str(len(took_s)))]
-        rows += [("profiled, median", f"{took_s.median():.4f} s")] if len(took_s) else []
+        span = "from a rank's first call to its last"
+        rows += [("profiled, median", f"{took_s.median():.4f} s, {span}")] if len(took_s) else []
     elif len(times) and not job.traces.steps.empty:
-        took = drop_first(times)["took_s"]
+        later = drop_first(times)
+        took = later["took_s"]
         rows += [
             ("traced steps", str(len(times))),
             ("median", f"{took.median():.4f} s"),
             ("fastest", f"{took.min():.4f} s"),
-            ("slowest", f"{took.max():.4f} s"),
+            ("slowest", f"{took.max():.4f} s, step {int(later['step'][took.idxmax()])}"),
         ]
     return ReportTable(title="steps", columns=("", ""), rows=rows)
 
@@ -154,7 +156,7 @@ def _list_pipelines(analysis: Analysis) -> ReportTable:
         share = 100 * analysis.bubbles["bubble_share"]
         rows.append(("all, median", "", f"{share.median():.1f} %", "", "", ""))
         rows.append(("all, worst", "", f"{share.max():.1f} %", "", "", ""))
-    columns = ("step", "pipeline s", "idle", "ideal", "even", "replicas")
+    columns = ("detailed step", "pipeline s", "idle", "ideal", "even", "replicas")
     return ReportTable(title="pipeline", columns=columns, rows=rows)
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests import ROOT
 from tests.reports.traces import MS, ORIGIN, write_rank, write_simulated
-from varuna_core.facts.known import NotKnown, Value
+from varuna_core.facts.known import NotKnown, Value, value_of
 from varuna_core.records.formatting import format_pace
 from varuna_core.records.logs.training_log import Iteration, format_iteration
 from varuna_core.schedule.costs import Costs, build_even_costs
@@ -81,6 +81,25 @@ def test_a_step_that_stands_out_names_its_cause(tmp_path: Path) -> None:
     assert find(report(tmp_path), "stands out").key == "train.checkpoint.every"
 
 
+def test_an_evaluation_before_a_step_is_no_work_of_the_step(tmp_path: Path) -> None:
+    """Rank 1 evaluates for 700 ms and begins step 13 then; rank 0 comes 200 ms later. The step
+    itself takes 500 ms more than others, and waits for most of them."""
+    for rank in (0, 1):
+        events, now = [], 0
+        for step in range(1, 21):
+            now += (step == 13) * (700 + 200 * (rank == 0)) * MS
+            wait = (step == 13) * (500 + 200 * (rank == 1)) * MS
+            events.append(("F", step, rank, 0, now, wait, 100 * MS + step, 0, ""))
+            if step == 13:
+                events.append(("evaluate", step, rank, -1, now - 700 * MS, 0, 700 * MS, 0, ""))
+            now += wait + 100 * MS + step
+        write_rank(tmp_path, rank, events, stage=rank)
+    analysis = analyse(load_job(tmp_path))
+    (outlier,) = analysis.outliers
+    assert (outlier.step, outlier.took_s) == (13, pytest.approx(0.6))
+    assert (outlier.rank, outlier.kind) == (None, ""), "it was no work of a rank"
+
+
 def test_a_restart_costs_what_was_done_again(tmp_path: Path) -> None:
     """Steps 1 to 6, a crash, then 5 to 8: two of ten were done twice, 100 s lie between."""
     for attempt, steps, begin_s in (("0", range(1, 7), 0), ("1", range(5, 9), 106)):
@@ -118,9 +137,11 @@ def test_steps_that_overlap_count_once(tmp_path: Path) -> None:
             for half, (begin, took) in enumerate(pair)
         ]
         write_rank(tmp_path, rank, events, stage=rank)
-    goodput = analyse(load_job(tmp_path)).goodput
-    assert goodput.wall_s == pytest.approx(10.5)
-    assert goodput.useful_s == pytest.approx(10.5)
+    analysis = analyse(load_job(tmp_path))
+    assert analysis.goodput.wall_s == pytest.approx(10.5)
+    assert analysis.goodput.useful_s == pytest.approx(10.5)
+    assert list(analysis.times["took_s"]) == pytest.approx([1.3, *[1.2, 0.8] * 4, 1.2])
+    assert value_of(analysis.headline.step_s) == pytest.approx(1.2)
 
 
 def test_ranks_that_ended_well_are_no_failed_ones(tmp_path: Path) -> None:

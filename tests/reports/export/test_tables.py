@@ -57,11 +57,15 @@ def test_tables_hold_what_the_files_hold(place: Path, made: MadeRun) -> None:
         for kind, (name, _) in KIND_COLUMNS.items():
             assert round(row[name] * 1e9) == works.get(kind, 0)
     by_step: dict[tuple[str, int], int] = {}
-    for (attempt, _, step), (_, took, _) in counted.steps.items():
-        by_step[attempt, step] = max(took, by_step.get((attempt, step), 0))
+    for (attempt, _, step), (begin, took, _) in counted.steps.items():
+        by_step[attempt, step] = max(begin + took, by_step.get((attempt, step), 0))
     if counted.steps:  # else from the log
-        found = {(one.attempt, one.step): one.took_s for one in tables.steps.itertuples()}
-        assert {key: round(took * 1e9) for key, took in found.items()} == by_step
+        begins = tables.steps.begin.astype("int64")
+        ends = begins + (tables.steps.took_s * 1e9).round().astype("int64")
+        keys = zip(tables.steps.attempt, tables.steps.step, strict=True)
+        assert dict(zip(keys, ends, strict=True)) == pytest.approx(by_step, abs=9, rel=0)
+        before = ends.sort_values().groupby(tables.steps.attempt).shift()
+        assert not (begins < before - 9).any(), "no time is counted twice"
         last = tables.steps[~tables.steps.is_repeated]
         assert sorted(last.step) == sorted({step for _, step in by_step})
         for row in last.itertuples():
