@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 
 from vjob.shelf.importers.bash.recording import Command, Recording
 
-ENTERED = ("enroot", "docker", "nvidia-docker", "podman", "apptainer", "singularity")
-
 
 @dataclass(kw_only=True)
 class Copies:
@@ -62,12 +60,7 @@ def build_copies(
 def list_inside(recording: Recording) -> Iterator[Command]:
     """Yield preparing commands that run in a container started by this script, outermost first."""
     for launch in recording.launches:
-        before = launch.texts[: len(launch.words) - len(launch.program)]
-        is_entered = any(
-            posixpath.basename(word) in ENTERED or word.startswith("--container-image")
-            for word in before
-        )
-        if launch.inner is not None and is_entered:
+        if launch.inner is not None and launch.is_contained:
             for inner in launch.inner.walk_recordings():
                 yield from inner.setup
 

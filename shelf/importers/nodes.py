@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,12 +32,11 @@ NODES = "cluster.nodes"
 COUNTED = ("nnodes", "num_nodes", "nproc_per_node", "num_gpus", "gpus_per_node")
 """Options of launchers that count nodes, or the ranks of a node."""
 NO_KEY: Mapping[str, str] = {
-    "MASTER_ADDR": "need not be set: rank 0 is on the first node of the first group",
-    "NODE_RANK": "need not be set: nodes are counted by group",
-    "RANK": "need not be set: vjob sets it for each rank",
-    "LOCAL_RANK": "need not be set: vjob sets it for each rank",
-    "CONTAINER_NAME": "need not be set: the unpacked image is named after the image",
-    "CONTAINER_PATH": "is not known: images are unpacked below container.scratch",
+    "MASTER_ADDR": "rank 0 is on the first node of the first group",
+    "MASTER_PORT": "each run chooses a free one",
+    "NODE_RANK": "nodes are counted by group",
+    "CONTAINER_NAME": "the unpacked image is named after the image",
+    "CONTAINER_PATH": "images are unpacked below container.scratch",
     "GRES": "use gpus of the group",
 }
 
@@ -79,12 +79,13 @@ def build_nodes(draft: Draft, launch: Launch) -> None:
     names, counts, chosen = _choose_blocks(draft, blocks, same, total)
     is_alone = bool(find_launcher([word.text for word in (launch.script, *launch.args)]))
     for name, count, block in zip(names, counts, chosen, strict=True):
-        group = _build_group(draft, block, has_ranks=ranks is not None)
+        starts_ranks = launch.kind == "command" and is_alone  # those of its node
+        group = _build_group(draft, block, has_ranks=ranks is not None or starts_ranks)
         own = ranks
         if own is None and block is not None and launch.kind in ("python", "command"):
             tasks = _work_out(block.options)["ranks"] if launch.command.is_step else 1
             own = tasks if isinstance(tasks, int) else None
-            if launch.kind == "command" and is_alone:  # it starts the ranks of its node
+            if starts_ranks:
                 own = None
         if devices is not None:
             own = len(devices) if own is None or own > len(devices) else own
@@ -295,6 +296,10 @@ def _build_group(draft: Draft, block: JobBlock | None, *, has_ranks: bool) -> di
             elif name in GROUP_OPTIONS:
                 group.setdefault(key, value)
                 draft.record(said, f"{NODES}[].{key}")
+            elif name == "signal" and (why := _explain_signal(draft, text)):
+                draft.note(f"{said} {why}")
+                if not _find_trap(draft, text):
+                    draft.values.setdefault(key, value)
             else:
                 draft.put(key, value, said)
         elif name in ("output", "error"):
@@ -311,6 +316,36 @@ def _build_group(draft: Draft, block: JobBlock | None, *, has_ranks: bool) -> di
         if amount is not None and key not in ("count", "ranks"):
             group.setdefault(key, amount)
     return group
+
+
+def _explain_signal(draft: Draft, text: str) -> str:
+    """Explain what a signal before the time limit does otherwise here; empty if it does the
+    same."""
+    if where := _find_trap(draft, text):
+        return (
+            f"is left out: the trap of {where} acts on it, in the batch script; "
+            "cluster.signal_before_end_s sends SIGUSR1 to each rank, and cluster.requeue requeues"
+        )
+    to, _, name = text.partition("@")[0].rpartition(":")
+    is_same = not to and _name_signal(name) == "USR1"
+    return "" if is_same else "is not the same here: each rank gets SIGUSR1 instead"
+
+
+def _find_trap(draft: Draft, text: str) -> str:
+    """Return the place of the trap that handles the signal of `--signal`; empty if none does."""
+    name = _name_signal(text.partition("@")[0].rpartition(":")[2])
+    for command in draft.found.setup:
+        words = command.texts
+        if words[0] == "trap" and words[1:2] != ["-"] and name in map(_name_signal, words[2:]):
+            return command.where
+    return ""
+
+
+def _name_signal(text: str) -> str:
+    """Return a signal's name without SIG; its number counts as this machine's."""
+    if text.isdecimal() and int(text) in set(signal.Signals):
+        text = signal.Signals(int(text)).name
+    return text.upper().removeprefix("SIG")
 
 
 def _work_out(options: Mapping[str, tuple[str, int]]) -> dict[str, int | str | None]:

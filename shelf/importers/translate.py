@@ -12,10 +12,12 @@ from __future__ import annotations
 import posixpath
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from varuna_core.agent.gpu.accelerator import list_variables
 from varuna_core.plugins import list_plugins, load_plugin
 from varuna_core.records.files import open_file
 from varuna_core.records.secrets import is_secret, redact_string
@@ -37,6 +39,7 @@ from vjob.shelf.importers.bash.recording import (
     Recording,
     Word,
     list_arguments,
+    make_word,
     read_script,
     read_text,
 )
@@ -61,15 +64,17 @@ NODE_REFERENCES = {"${MASTER_ADDR}": "${master.address}", "${MASTER_PORT}": "${m
 """References to values that exist only in ranks: `setup` runs before the nodes have met."""
 _SYNTAX = re.compile(r"syntax error|unexpected (?:EOF|token|end of file)|here-document")
 _UNBOUND = re.compile(r": (\$?\w+): (?:unbound variable|parameter (?:null or )?not set)")
+_PREPARING = ("mkdir", "ulimit", "umask")
+"""Commands that do in `setup` what they do in the script; `mkdir` only with -p."""
 _SETUP = ("module", "ml", "conda", "mamba", "micromamba", "spack")
 _RC = (".bashrc", ".bash_profile", ".profile")
 """Files that may fail where no terminal is, which a script without `set -e` does not notice."""
-_SILENT = ("rm", "touch", "chmod", "ls", "which", "printenv", "df", "free", "ps", "lscpu", "env",
-           "squeue", "sinfo", "scontrol", "stat", "du", "nvcc", "id", "lsof", "tput", "cd", "find",
-           "uname", "column", "jq", "diff", "sync", "less", "more", "ulimit", "stty",
+_SILENT = ("ls", "which", "printenv", "df", "free", "ps", "lscpu", "env",
+           "squeue", "sinfo", "stat", "du", "nvcc", "id", "lsof", "tput", "cd", "find",
+           "uname", "column", "jq", "diff", "sync", "less", "more", "stty",
            "gpustat", "nvtop", "dstat", "iostat", "mpstat", "sar", "vmstat",
            "hostname", "ip", "ifconfig", "lspci", "ibstat", "ibv_devinfo", "dcgmi")  # fmt: skip
-"""Commands that only show something or tidy up: ignored without a note."""
+"""Commands that only show something: ignored without a note."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +126,6 @@ def translate_source(source: Source, environ: Mapping[str, str]) -> tuple[str, l
                 f"{where}: the script repeats a program that a conf starts once, unless it "
                 f"sets cluster.restarts: {redact_string(_shorten(text))}"
             )
-        for text, where in recording.once.items():
-            draft.note(f"{where}: {text} was evaluated once, and the conf has this value")
         if recording.task:
             where, number = recording.task
             draft.note(f"{where}: the conf has the values for {ARRAY_TASK} {number}")
@@ -131,6 +134,7 @@ def translate_source(source: Source, environ: Mapping[str, str]) -> tuple[str, l
                 draft.note(f"{recording.file}: bash says {problem}")
     _build(draft, launch)
     leave_out_misfits(draft)
+    _list_drawn(draft)
     notes = [*draft.notes, *find_absent(draft, Path(found.folder))]
     return render_page(draft, title, notes), notes
 
@@ -198,8 +202,7 @@ def choose_launch(
         raise _explain_none(found, title, line)
     kinds: dict[tuple[str, ...], list[Launch]] = {}
     for one in launches:
-        words = (one.script.text, *(word.text for word in one.args))
-        kinds.setdefault(words, []).append(one)
+        kinds.setdefault(_list_words(one), []).append(one)
     if len(kinds) > 1:
         for is_main in (has_launcher, is_spread):
             strong = [words for words, ones in kinds.items() if any(map(is_main, ones))]
@@ -208,11 +211,15 @@ def choose_launch(
         else:
             raise ScriptRefusedError(_explain_several(kinds, title), Refusal.SEVERAL)
         first = kinds[strong[0]][0]
-        others = [ones[0] for words, ones in kinds.items() if words != strong[0]]
     else:
-        first, others = launches[0], []
+        first = launches[0]
     refuse_open(first, found)
-    return first, others
+    words = _list_words(first)
+    return first, [one for one in lines.launches if _list_words(one) != words]
+
+
+def _list_words(launch: Launch) -> tuple[str, ...]:
+    return (launch.script.text, *(word.text for word in launch.args))
 
 
 def has_launcher(launch: Launch) -> bool:
@@ -340,7 +347,8 @@ def _build(draft: Draft, launch: Launch) -> None:
     build_program(draft, launch)
     build_nodes(draft, launch)
     _build_port(draft, launch)
-    _build_setup(draft)
+    _build_setup(draft, launch)
+    _list_written(draft)
     _build_name(draft, launch)
     _build_env(draft, launch)
     _list_tested(draft, launch)
@@ -395,32 +403,90 @@ def _build_port(draft: Draft, launch: Launch) -> None:
     )
 
 
-def _build_setup(draft: Draft) -> None:
+def _build_setup(draft: Draft, launch: Launch) -> None:
     """Add `module load` and the like to `setup`; note other preparations."""
     setup: list[str] = draft.values.get("setup", [])
     inside = {one.where for recording in draft.found.recordings for one in list_inside(recording)}
-    for command in draft.found.setup:
-        texts = [word.text for word in command.words]
+    for whole in draft.found.setup:
+        command = replace(whole, words=whole.program or whole.words)
+        texts = command.texts
         name = posixpath.basename(texts[0])
         said = f"{command.where}: {command.raw}"
-        if name in _SETUP or (name in (".", "source") and len(texts) > 1):
+        is_before = launch.command.where not in command.after and command.where not in inside
+        is_setup = name in _SETUP or (name in (".", "source") and len(texts) > 1)
+        if is_setup or (is_before and _is_preparing(command, launch)):
             line = _spell_setup(draft, command)
             if line is None:
                 draft.note(f"{said} is left out: its words are not known")
             elif line and line not in setup:
                 setup.append(line)
                 draft.record(f"{command.where}: {line}", "setup")
-                if name not in _SETUP and not texts[1].endswith("activate"):
+                if name in (".", "source") and not texts[1].endswith("activate"):
                     draft.note(f"{command.where}: not read, but run in setup: {line}")
         elif command.where in inside and name == "cp":
             continue  # container.py tells
-        elif name not in _SILENT and name[:1] not in ("@", "$") and not is_question(texts):
+        elif name not in _SILENT and name[:1] not in ("@", "$") and not is_question(command):
+            why = "do it beforehand, or in setup"
+            if launch.command.where in command.after:
+                why = "it follows the program, and a run ends with its program"
+            elif name == "trap":
+                why = "the batch script is vjob's own"
             draft.note(
-                f"{command.where}: not done: {redact_string(_shorten(shlex.join(texts)))}; do it "
-                "beforehand, or in setup"
+                f"{command.where}: not done: {redact_string(_shorten(shlex.join(texts)))}; {why}"
             )
     if setup:
         draft.values["setup"] = setup
+
+
+def _is_preparing(command: Command, launch: Launch) -> bool:
+    """Return True for a command that does the same in `setup`, which runs in the program's
+    folder."""
+    name, rest = posixpath.basename(command.texts[0]), command.texts[1:]
+    if name == "mkdir":
+        is_repeatable = any(re.fullmatch(r"-\w*p\w*|--parents", word) for word in rest)
+        return is_repeatable and command.cwd == launch.command.cwd
+    return name in _PREPARING and not is_question(command)
+
+
+def _list_written(draft: Draft) -> None:
+    """Note the files that the script writes, except scripts that it runs."""
+    recordings = draft.found.recordings
+    launches = [launch for one in recordings for launch in one.launches]
+    tokens = [f"@OUT:{posixpath.basename(launch.texts[0])}@" for launch in launches]
+    for one in recordings:
+        for path, where in one.wrote.items():
+            name = posixpath.basename(path)
+            if any(name == other.file for other in recordings):
+                continue
+            is_output = any(token in one.written.get(name, "") for token in tokens)
+            is_output = is_output or any(where == launch.where for launch in launches)
+            why = (
+                "all lines are in the run folder"
+                if is_output
+                else "write it beforehand, or in setup"
+            )
+            draft.note(f"{where}: {redact_string(path)} is not written: {why}")
+
+
+def _list_drawn(draft: Draft) -> None:
+    """Note the commands, such as `date`, whose output of this reading is in a value of the conf."""
+    values = "\n".join(_list_texts([draft.values, draft.groups]))
+    for recording in draft.found.recordings:
+        for text, where in recording.once.items():
+            parts = {draft.shorten(part) for one in draft.found.recordings
+                     for part in one.drawn.get(text, ())}  # fmt: skip
+            if any(re.search(rf"(?<!\w){re.escape(part)}(?!\w)", values) for part in parts if part):
+                draft.note(f"{where}: {text} was evaluated once, and the conf has this value")
+
+
+def _list_texts(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list):
+        for one in value:
+            yield from _list_texts(one)
+    else:
+        yield str(value)
 
 
 def _spell_setup(draft: Draft, command: Command) -> str | None:
@@ -455,10 +521,24 @@ def _spell_word(draft: Draft, word: Word, where: str) -> str | None:
     return word.shell or None
 
 
-def is_question(texts: Sequence[str]) -> bool:
-    """Return True for a command of which only the output is used, such as `python -c`."""
+def is_question(command: Command) -> bool:
+    """Return True for a command of which only the output is used, such as `$(python -c ...)`."""
+    texts = command.texts
+    name, rest = posixpath.basename(texts[0]), texts[1:]
+    asks = {
+        "scontrol": rest[:1] == ["show"],
+        "trap": not rest or rest[0] in ("-", "-p", "-l"),
+        "ulimit": all(word.startswith("-") for word in rest),
+        "umask": all(word.startswith("-") for word in rest),
+    }
+    if name in asks:
+        return asks[name]
+    is_python = name in ("python", "python3") and command.is_asked
     return (
-        texts[0] in ("python", "python3", "scontrol", "srun", "enroot") or texts[-1] == "--version"
+        is_python
+        or name in ("srun", "enroot")
+        or name.endswith("-smi")
+        or rest[-1:] == ["--version"]
     )
 
 
@@ -484,10 +564,18 @@ def _build_env(draft: Draft, launch: Launch) -> None:
     """Set the variables that the script exports for every rank; secrets only by name."""
     env: dict[str, str] = {}
     pass_env: list[str] = []
-    own = {name: (word, launch.command.where) for name, word in launch.command.env.items()}
+    own = {name: (word, _locate(draft, name, word, launch))
+           for name, word in launch.command.env.items()}  # fmt: skip
     for name, (word, where) in {**own, **draft.added}.items():
         value, said = _find_env_value(draft, word), spell(name, word.text)
-        if name in list_own_env() or name.startswith(("VJOB_", "BASH_FUNC_")) or name in NO_KEY:
+        if name in list_own_env() or name in NO_KEY:
+            key = f"no key of the conf, as {NO_KEY.get(name, 'vjob sets it for each rank')}"
+            if name in list_variables() and any(one.get("devices") for one in draft.groups):
+                key = "cluster.nodes[].devices"
+            if name != "MASTER_PORT" or word.is_open:  # else _build_port tells
+                draft.record(f"{where}: {said}", key)
+            continue
+        if name.startswith(("VJOB_", "BASH_FUNC_")):
             continue
         if name in ("PATH", *SEARCH_PATHS) and (value is not None or word.shell):
             text = f'"{word.text}"' if value is not None else word.shell
@@ -509,6 +597,13 @@ def _build_env(draft: Draft, launch: Launch) -> None:
         draft.values["env"] = env
     if pass_env:
         draft.values["pass_env"] = pass_env
+
+
+def _locate(draft: Draft, name: str, word: Word, launch: Launch) -> str:
+    """Return the place where a variable got its value; that of the launch if it is not known."""
+    one = draft.found.variables.get(name)
+    is_same = one is not None and make_word(one.value, one.value).text == word.text
+    return place(one) if one is not None and is_same else launch.command.where
 
 
 def _find_env_value(draft: Draft, word: Word) -> str | None:

@@ -29,7 +29,7 @@ MOST_PROCESSOR_S = 6.0
 pass."""
 MOST_RECORDS = 500
 START = (
-    'builtin source "$__VJ/prelude"; BASH_ARGV0=$1; RANDOM=$__VJ_SEED; shift; '
+    'builtin source "$__VJ/prelude"; cd "$__VJ_CWD"; BASH_ARGV0=$1; RANDOM=$__VJ_SEED; shift; '
     'builtin source "$__VJ/script" "$@"'
 )
 _DECLARED = re.compile(
@@ -57,7 +57,7 @@ class Record:
     words: tuple[str, ...]
     cwd: str
     is_asked: bool
-    """True within `$(...)`, a pipe or `( )`."""
+    """True if a pipe or `$(...)` takes its output."""
 
     stdin: str
     frames: tuple[tuple[str, int], ...]
@@ -87,7 +87,8 @@ class Pass:
 
     records: Sequence[Record] = ()
     notes: Sequence[tuple[str, str, str, int]] = ()
-    """Notes as (kind, text, file, line); kinds are source, file, condition, cd, once, loop."""
+    """Notes as (kind, text, file, line); kinds are source, file, condition, cd, once, loop,
+    write."""
 
     variables: Mapping[str, Variable] = field(default_factory=dict)
     written: Mapping[str, str] = field(default_factory=dict)
@@ -244,7 +245,7 @@ def _parse_record(
     """Return the fields of a record except its frames, and the frames; None if it is truncated."""
     try:
         count = int(parts[0])
-        words, (cwd, depth, stdin, num_frames) = parts[1 : count + 1], parts[count + 1 : count + 5]
+        words, (cwd, asked, stdin, num_frames) = parts[1 : count + 1], parts[count + 1 : count + 5]
         at = count + 5
         places = parts[at : at + 2 * (int(num_frames) - 1)]
         exported = parts[at + len(places)]
@@ -263,7 +264,7 @@ def _parse_record(
         env["PATH"] = env["__VJ_PATH"]
     env = {name: value for name, value in env.items() if not name.startswith("__VJ")}
     words = [word.replace(f"{scratch}/bin", "$PATH") for word in words]
-    fields = {"words": tuple(words), "cwd": cwd, "is_asked": depth != "0", "stdin": stdin}
+    fields = {"words": tuple(words), "cwd": cwd, "is_asked": asked != "0", "stdin": stdin}
     return {**fields, "env": env}, frames
 
 

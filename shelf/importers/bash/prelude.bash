@@ -1,13 +1,14 @@
 # Read by bash before the user's script, in the jail. Commands that bash does not have, and those
 # that would change something, become functions that write a record into $__VJ/rec and answer.
 __vj_call() {  # a command that would be started, with its words
-    local __vj_out=$__VJ/rec/$EPOCHREALTIME.$BASHPID __vj_body= __vj_at
+    local __vj_out=$__VJ/rec/$EPOCHREALTIME.$BASHPID __vj_body= __vj_at __vj_asked=0
+    if [[ -p /dev/stdout ]]; then __vj_asked=1; fi
     case " ${*: -1} $1 " in
     *" bash "* | *" sh "* | *" - "* | *" -s "* | *" sbatch "*)
         if builtin test ! -c /dev/stdin; then IFS= builtin read -r -d '' -t 1 -u 0 __vj_body; fi ;;
     esac
     {
-        builtin printf '%s\0' "$#" "$@" "$PWD" "$BASH_SUBSHELL" "$__vj_body" "${#BASH_LINENO[@]}"
+        builtin printf '%s\0' "$#" "$@" "$PWD" "$__vj_asked" "$__vj_body" "${#BASH_LINENO[@]}"
         for ((__vj_at = 1; __vj_at < ${#BASH_LINENO[@]}; __vj_at++)); do
             builtin printf '%s\0' "${BASH_SOURCE[__vj_at]}" "${BASH_LINENO[__vj_at - 1]}"
         done
@@ -32,6 +33,7 @@ __vj_tell() {  # a note: its kind, its text, and the line
     builtin printf '%s\0' "$1" "$2" "${BASH_SOURCE[__vj_at]-}" "${BASH_LINENO[__vj_at - 1]}" >>"$__VJ/notes"
 }
 __vj_file() {  # where a file lies that the script writes
+    __vj_tell write "$1"
     if builtin test -n "$1"; then builtin printf %s "$__VJ/out/${1##*/}"; else builtin printf /dev/null; fi
 }
 __vj_filter() {  # a filter of text: of what nobody knows before the job it makes what nobody knows
@@ -149,10 +151,16 @@ source() {
     builtin [ "$@"
 }
 test() { [ "$@" ]; }
-ulimit() { :; }
+for __vj_word in mkdir trap ulimit umask; do  # what they print is no output of the lines around them
+    builtin eval "$__vj_word() { __vj_call $__vj_word \"\$@\" >/dev/null; }"
+done
+tee() {
+    local __vj_word __vj_files=()
+    for __vj_word; do if [[ $__vj_word != -* ]]; then __vj_files+=("$(__vj_file "$__vj_word")"); fi; done
+    builtin command tee "${__vj_files[@]}"
+}
 kill() { :; }
 sleep() { :; }
-mkdir() { :; }
 clear() { :; }
 nc() { return 1; }  # nobody listens at a port: it is free
 enable() { :; }
@@ -184,10 +192,12 @@ whoami() { builtin printf '%s\n' "$USER"; }
 logname() { whoami; }
 uname() { builtin printf 'Linux\n'; }
 date() {  # of the moment at which the script is read
-    __vj_tell once "date $*"
+    local __vj_word="date $*" __vj_time=$__VJ_TIME
+    __vj_tell once "$__vj_word"
+    if [[ ${__vj_word% } == "$__VJ_DRAWN" ]]; then __vj_time=$((__vj_time + 40000000)); fi  # all its parts differ
     case "$#$1" in
-    1+*) builtin printf "%(${1#+})T\n" "$__VJ_TIME" ;;
-    0) builtin printf '%(%a %b %e %H:%M:%S %Z %Y)T\n' "$__VJ_TIME" ;;
+    1+*) builtin printf "%(${1#+})T\n" "$__vj_time" ;;
+    0) builtin printf '%(%a %b %e %H:%M:%S %Z %Y)T\n' "$__vj_time" ;;
     *) builtin printf '@OUT:date@\n' ;;
     esac
 }

@@ -49,6 +49,7 @@ from vjob.shelf.importers.bash.wrappers import SHELLS, find_batch_file, is_launc
 
 MOST_DEPTH = 4
 MAX_FILE = 1_000_000
+ENTERED = ("enroot", "docker", "nvidia-docker", "podman", "apptainer", "singularity")
 SUFFIXES = (".sh", ".sbatch", ".slurm", ".bash")
 _TOKEN = re.compile(r"@(?P<kind>OUT|ARG|UNSET|ENV|NODE|IP|NODELIST|SUBMIT|NAME)(?P<more>[^@\s]*)@")
 _MARK = re.compile(r"@(?:ARG\d*|(?:UNSET|ENV):\w+)@")
@@ -171,6 +172,12 @@ class Command:
     is_step: bool = False
     """True if srun starts the command."""
 
+    is_asked: bool = False
+    """True if the script takes the command's output, by a pipe or `$(...)`."""
+
+    after: frozenset[str] = frozenset()
+    """Places of the launches that the same script started before."""
+
     @property
     def texts(self) -> list[str]:
         return [word.text for word in self.words]
@@ -180,6 +187,15 @@ class Command:
         """Words as a person writes them: quoted if empty or with blanks."""
         return " ".join(
             shlex.quote(one) if not one or re.search(r"\s", one) else one for one in self.texts
+        )
+
+    @property
+    def is_contained(self) -> bool:
+        """True if the command enters a container."""
+        before = self.texts[: locate_program(self.texts)]
+        return any(
+            posixpath.basename(word) in ENTERED or word.startswith("--container-image")
+            for word in before
         )
 
     @property
@@ -209,6 +225,12 @@ class Recording:
     once: dict[str, str] = field(default_factory=dict)
     """Commands with a different output in each run, such as `date`, with their places; the output
     of one run is used."""
+
+    drawn: dict[str, set[str]] = field(default_factory=dict)
+    """For each of `once`, the parts of recorded commands that another output changes."""
+
+    wrote: dict[str, str] = field(default_factory=dict)
+    """Files that the script writes, with their places."""
 
     task: tuple[str, str] | None = None
     """Where the script uses the number of its task of a job array, and the number that it got."""
@@ -296,6 +318,11 @@ class _ScriptInput:
     text: str
     args: Sequence[str]
     env: Mapping[str, str]
+    cwd: str = ""
+    """Folder in which it starts, if that is not its own."""
+
+    is_inside: bool = False
+    """True if it runs in a container, whose folders are not the conf's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -382,9 +409,12 @@ class _Reader:
         if any(re.search(r"^\S*\*\S*$", word) for one in shown.records if is_launch(one.words)
                for word in one.words):  # fmt: skip
             globs, _ = self._run(base, replace(how, globs=True))
+        for text in found.once:
+            redrawn, _ = self._run(base, how, drawn=text)
+            found.drawn[text] = _list_changed(shown.records, redrawn.records)
         launches = self._compare(found, shown, other, marked, globs, how)
         for launch, records in launches:
-            inner = self._go_down(launch, records, found, depth, job)
+            inner = self._go_down(launch, records, mine, depth, job)
             is_read = inner is not None and not inner.problems and not inner.unset
             if inner is not None and is_read and inner.setup and not any(inner.walk()):
                 found.setup += inner.setup  # a shell that only prepares
@@ -392,10 +422,13 @@ class _Reader:
                 found.launches.append(replace(launch, inner=inner))
         return found
 
-    def _run(self, given: _ScriptInput, how: _How, *, rank: int = 0) -> tuple[Pass, frozenset[int]]:
+    def _run(
+        self, given: _ScriptInput, how: _How, *, rank: int = 0, drawn: str = ""
+    ) -> tuple[Pass, frozenset[int]]:
         """Run the script once as `rank` and record its commands. Return the record, and the numbers
         of the lines whose output `repair` had to send elsewhere. A batch script runs on the
-        first node, and the script of a step on the node of the rank."""
+        first node, and the script of a step on the node of the rank. The command `drawn`, such as
+        `date`, has another output than otherwise."""
         env = build_environment(how.options, rank, is_job=how.is_job)
         own = pwd.getpwuid(os.getuid())
         env["HOME"] = self.environ.get("HOME", own.pw_dir)
@@ -409,7 +442,9 @@ class _Reader:
             "__VJ_RANK": str(rank * how.is_step),
             "__VJ_FILES": str(int(how.files)),
             "__VJ_GLOBS": str(int(how.globs)),
-            "__VJ_SEED": "11",
+            "__VJ_SEED": "12" if drawn == "RANDOM" else "11",
+            "__VJ_DRAWN": drawn,
+            "__VJ_CWD": given.cwd or str(self.folder),
             "__VJ_TIME": str(self.time),
         }
         lines = how.repaired
@@ -480,6 +515,8 @@ class _Reader:
                     found.once.setdefault(text.strip(), where)
                 elif kind in ("file", "condition"):
                     found.tested.setdefault(text, where)
+                elif kind == "write" and text:
+                    found.wrote.setdefault(make_word(text, text).text, where)
         if number := next((n for n, line in enumerate(lines, 1) if _RANDOM.search(line)), 0):
             found.once.setdefault("RANDOM", f"{found.file}:{number}")
         main = passes[0]
@@ -528,6 +565,8 @@ class _Reader:
                 cwd=posixpath.normpath(record.cwd or str(self.folder)),
                 env=_find_env(record, its.get(key), same, self.environ),
                 only=only,
+                is_asked=record.is_asked,
+                after=frozenset(one.where for one, _ in launches),
             )
             if _starts(record, same):
                 launches.append((launch, (record, its.get(key, record), same or record)))
@@ -540,7 +579,7 @@ class _Reader:
         self,
         launch: Command,
         records: _Records,
-        outer: Recording,
+        outer: _ScriptInput,
         depth: int,
         job: Sequence[Option],
     ) -> Recording | None:
@@ -554,15 +593,20 @@ class _Reader:
         given: list[_ScriptInput] = []
         name = ""
         for record, written in zip(records, self.written, strict=True):
-            run = self._find_text(record, written, outer.file)
+            run = self._find_text(record, written, launch.file)
             if run is None and not given:
                 return None
             if run is None or (given and run[1] != name):
                 given.append(given[0])
                 continue
             text, name, args = run
+            if name == launch.file:  # bash is to count lines as the file does
+                head, found, _ = outer.text.partition(text)
+                text = "\n" * (head.count("\n") if found else max(launch.line - 1, 0)) + text
             env = {key: record.env[key] for key in launch.env if key in record.env}
-            given.append(_ScriptInput(text=text, args=args, env=env))
+            is_inside = outer.is_inside or launch.is_contained
+            cwd = "" if is_inside else record.cwd
+            given.append(_ScriptInput(text=text, args=args, env=env, cwd=cwd, is_inside=is_inside))
         return self.read(given, name, depth + 1, asked, () if asked else job)
 
     def _find_text(
@@ -618,6 +662,23 @@ def _index(records: Sequence[Record]) -> dict[_Key, Record]:
         seen[place] = seen.get(place, 0) + 1
         table[(record.frames, head, seen[place])] = record
     return table
+
+
+def _list_changed(records: Sequence[Record], others: Sequence[Record]) -> set[str]:
+    """Return the parts of the records' words and variables that are not in the same records of
+    another pass; what only the job knows parts them."""
+    table, parts = _index(others), set[str]()
+    for key, record in _index(records).items():
+        other = table.get(key, record)
+        pairs = [*zip(record.words, other.words, strict=False)]
+        pairs += [(value, other.env.get(name, "")) for name, value in record.env.items()]
+        for mine, its in pairs:
+            parts |= set(_split_known(mine)) - set(_split_known(its))
+    return parts
+
+
+def _split_known(text: str) -> list[str]:
+    return re.sub(rf"{_TOKEN.pattern}|(?<!\d)7300421(?!\d)", "\0", text).split("\0")
 
 
 def _find_same(key: _Key, marks: Mapping[_Key, Record]) -> Record | None:

@@ -220,6 +220,80 @@ def test_preparations_beside_a_step_are_told(tmp_path: Path) -> None:
     assert "x.sh:2: left out, because a conf starts one program: python prepare.py" in notes
 
 
+LEFT_OUT = """\
+#!/bin/bash
+#SBATCH -N 2 --signal=B:USR1@60
+set -e
+mkdir -p out
+ulimit -n 4096
+mkdir new
+trap 'scontrol requeue $SLURM_JOB_ID' USR1
+export OMP_NUM_THREADS=1
+echo "start $(date)" $RANDOM
+nvidia-smi
+srun mkdir -p /tmp/scratch
+echo a > hosts
+srun bash -c 'RANK=$SLURM_PROCID python t.py' > train.log 2>&1
+N=$(python -c 'print(1)')
+rm -f out/old
+scontrol update JobId=$SLURM_JOB_ID Nice=5
+srun python other.py | tee \\
+  -a other.log
+python -c 'print("evaluate")'
+"""
+
+
+def test_each_line_with_an_effect_is_taken_or_told(tmp_path: Path) -> None:
+    """Several were dropped in silence, and a line inside `bash -c` was said to be line 1."""
+    (tmp_path / "x.sh").write_text(LEFT_OUT)
+    made, notes = translate_source(Source(path=tmp_path / "x.sh", line=13), ENVIRON)
+    conf, told = yaml.safe_load(made), "\n".join(notes)
+    assert conf["setup"] == ["mkdir -p out", "ulimit -n 4096", "mkdir -p /tmp/scratch"]
+    assert "signal_before_end_s" not in str(conf)
+    assert "x.sh:8: OMP_NUM_THREADS=1 -> env" in made and "x.sh:13: t.py -> program" in made
+    for line, part in (
+        (2, "--signal=B:USR1@60 is left out: the trap of x.sh:7 acts on it"),
+        (6, "not done: mkdir new"),
+        (7, "not done: trap 'scontrol requeue $SLURM_JOB_ID' USR1"),
+        (12, "hosts is not written"),
+        (13, "train.log is not written: "),
+        (15, "not done: rm -f out/old; it follows the program"),
+        (16, "not done: scontrol update"),
+        (17, "left out, because a conf starts one program: srun python other.py"),
+        (18, "other.log is not written: "),
+        (19, "not done: python -c"),
+    ):
+        assert f"x.sh:{line}: {part}" in told, part
+    for absent in ("date is", "RANDOM", "print(1)", "nvidia-smi", "echo", "x.sh:1:"):
+        assert absent not in told, told
+
+
+def test_a_folder_and_ranks_are_those_of_the_launch(tmp_path: Path) -> None:
+    """A text for `bash -c` was read in the script's own folder, whatever `cd` came before it."""
+    conf, _ = translate(tmp_path, "cd /repo\nsrun bash -c 'python t.py'\n")
+    assert conf["workdir"] == "/repo"
+    (tmp_path / "x.sh").write_text("#SBATCH -N 2 --ntasks-per-node=1\nsrun accelerate launch t.py")
+    made, _ = translate_source(Source(path=tmp_path / "x.sh"), ENVIRON)
+    assert "--ntasks-per-node=1 -> no key of the conf, as the launcher counts the ranks\n" in made
+
+
+@pytest.mark.parametrize(
+    ("signal", "said"),
+    [
+        ("USR1@60", ""),
+        ("TERM@60", "each rank gets SIGUSR1 instead"),
+        ("B:SIGUSR1@60", "each rank gets SIGUSR1 instead"),
+    ],
+)
+def test_a_signal_that_the_ranks_did_not_get_is_told(
+    signal: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "x.sh").write_text(f"#SBATCH -N 1 --signal={signal}\nsrun python t.py\n")
+    made, notes = translate_source(Source(path=tmp_path / "x.sh"), ENVIRON)
+    assert "signal_before_end_s: 60" in made
+    assert said in "\n".join(notes) and (f"{signal} -> cluster" in made) == (not said)
+
+
 @pytest.mark.parametrize(
     ("options", "group"),
     [

@@ -38,7 +38,7 @@ def list_launches(found: Recording) -> list[str]:
         ("f() {\n  python t.py $1\n}\nf 7", ["x.sh:2 python t.py 7"]),
         ("python t.py > logs/out.txt 2>&1 &", ["x.sh:1 python t.py"]),
         ("srun bash -c 'cd /w; python t.py $DATA'", ["x.sh:1 python t.py /corpus"]),
-        ("srun bash <<E\npython t.py\nE", ["x.sh:1 python t.py"]),
+        ("srun bash <<E\npython t.py\nE", ["x.sh:2 python t.py"]),
         ("cat > job.sh <<E\npython t.py $USER\nE\nsbatch job.sh", ["job.sh:1 python t.py kim"]),
         ("bash other.sh 5", ["other.sh:2 python o.py 5"]),
         (". conf.sh\npython t.py $LR", ["x.sh:2 python t.py 0.1"]),
