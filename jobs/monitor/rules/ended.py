@@ -38,6 +38,7 @@ from varuna_core.facts.known import Evidence, NotKnown
 from varuna_core.facts.remedy import Remedy, Target
 from varuna_core.facts.sentences import SCHEDULER, describe_end, find_last_line, name_rank
 from varuna_core.records.exits import (
+    BY_EXCEPTION,
     NODE_LOST,
     end_of_rank,
     name_signal,
@@ -54,7 +55,7 @@ from vjob.jobs.monitor.log_lines.errors import (
     strip_tags,
 )
 from vjob.jobs.monitor.log_lines.raised import SHELL
-from vjob.jobs.monitor.model.snapshot import Health, Line, Snapshot, Verdict
+from vjob.jobs.monitor.model.snapshot import Health, Line, Snapshot, ToldExit, Verdict
 from vjob.jobs.monitor.rules.base import (
     END_LINES,
     OVER_WORDS,
@@ -416,12 +417,12 @@ def _find_hang_s(snapshot: Snapshot) -> float | None:
 
 def _by_root(snapshot: Snapshot, decided: End) -> Cause | None:
     root = first_root(snapshot.errors)
-    killed = next((x for x in snapshot.told_exits if x.code == SHELL + signal.SIGKILL), None)
-    if killed is not None and (root is None or not is_proof(root, Proof.CAUSE)):
-        seen = Evidence("log", text=killed.text)
-        end = End(EndCause.RANK_SIGNAL, code=killed.code, signal="SIGKILL", rank=killed.rank,
-                  node=killed.node, evidence=(seen,))  # fmt: skip
-        return _by_signal(snapshot, end, None, f"{killed.who} on {killed.node}")
+    told = next(filter(None, map(_make_told_end, snapshot.told_exits)), None)
+    if told is not None and (root is None or not is_proof(root, Proof.CAUSE)):
+        who, end = told
+        if end.signal:
+            return _by_signal(snapshot, end, None, who)
+        return Cause(end=end, reason=f"{who} exited {end.code}", node=end.node, rank=end.rank)
     if root is None:
         return None
     outcome = snapshot.outcome
@@ -438,6 +439,20 @@ def _by_root(snapshot: Snapshot, decided: End) -> Cause | None:
     return Cause(
         end=end, reason=reason, line=root, node=root.node, rank=root.rank, remedies=remedies
     )
+
+
+def _make_told_end(told: ToldExit) -> tuple[str, End] | None:
+    """Return whose end a launcher reports, and the end; None for one by which a rank that lost its
+    peer ends too: an exception, or a signal that others send."""
+    name = name_signal(told.code - SHELL)
+    if told.code in (0, BY_EXCEPTION) or (name and name not in OWN_SIGNALS):
+        return None
+    cause = EndCause.RANK_SIGNAL if name else EndCause.RANK_EXIT
+    actor = Actor.UNKNOWN if name else Actor.RANK
+    seen = (Evidence("log", text=told.text),)
+    end = End(cause, actor, code=told.code, signal=name, rank=told.rank, node=told.node,
+              evidence=seen)  # fmt: skip
+    return f"{told.who} on {told.node}", end
 
 
 def _quotes(end: End, line: Line) -> bool:

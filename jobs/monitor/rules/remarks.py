@@ -26,12 +26,7 @@ from vjob.jobs.monitor.rules.base import (
 )
 from vjob.jobs.monitor.rules.doubts import went_on
 from vjob.jobs.monitor.rules.failing import name_node
-from vjob.jobs.monitor.rules.pace import (
-    LATE_S,
-    find_left_s,
-    find_limit_left_s,
-    has_ended_ranks,
-)
+from vjob.jobs.monitor.rules.pace import LATE_S, find_left_s, find_limit_left_s, has_ended_ranks
 from vjob.jobs.monitor.rules.stalled import find_stopped
 
 LIMIT_NEAR_S = 600.0

@@ -179,25 +179,27 @@ def test_the_node_of_a_line_in_the_file_of_several_nodes_is_not_known(slurm: Fak
     assert "ValueError" not in judge_log(slurm, raised + end.format(0)).reason, "rank 1 went on"
 
 
+PEER = "srun: error: b1: task 0: Exited with exit code 1\n"
+
+
 @pytest.mark.parametrize(
-    ("end", "who"),
+    ("end", "said"),
     [
-        ("srun: error: b2: task 1: Killed\nsrun: error: b1: task 0: Exited with exit code 1\n",
-         "task 1 on b2"),
-        (TORCHRUN.format(node="b2", rank=1, code=-9), "rank 1 on b2"),
+        (f"srun: error: b2: task 1: Killed\n{PEER}", "task 1 on b2 was ended by SIGKILL"),
+        (f"{PEER}srun: error: b2: task 1: Exited with exit code 7\n", "task 1 on b2 exited 7"),
+        (TORCHRUN.format(node="b2", rank=1, code=-9), "rank 1 on b2 was ended by SIGKILL"),
+        (TORCHRUN.format(node="b2", rank=1, code=7), "rank 1 on b2 exited 7"),
     ],
-)  # fmt: skip
-def test_a_task_that_was_killed_comes_before_what_its_peer_lost(
-    slurm: FakeSlurm, end: str, who: str
+)
+def test_an_end_that_a_launcher_reports_comes_before_what_a_peer_lost(
+    slurm: FakeSlurm, end: str, said: str
 ) -> None:
     lost = f"{STEPS}{STACK.format(0)}{LOST.format('reset')}\n"
     verdict = judge_log(slurm, f"{lost}{end}srun: Force Terminated StepId=31.1\n")
-    assert verdict.reason.startswith(f"{who} was ended by SIGKILL") and verdict.node == "b2"
+    assert verdict.reason.startswith(said) and verdict.node == "b2"
     assert "first error of that process" not in verdict.advice
-    after = judge_log(
-        slurm, f"{lost}srun: Terminating StepId=31.1\nsrun: error: b2: task 1: Killed"
-    )
-    assert "SIGKILL" not in after.reason, "srun itself kills what is left"
+    ended = f"{lost}srun: Terminating StepId=31.1\nsrun: error: b2: task 1: Killed\n"
+    assert "SIGKILL" not in judge_log(slurm, ended).reason, "srun itself kills what is left"
 
 
 def test_a_controller_that_goes_away_leaves_what_was_known(
