@@ -47,12 +47,13 @@ from vjob.jobs.monitor.log_lines.print_logs import (
 )
 from vjob.jobs.monitor.log_lines.raised import RaisedLines
 from vjob.jobs.monitor.log_lines.stream import Log, LogLine
-from vjob.jobs.monitor.model.snapshot import Line, Scheduler, Snapshot, Verdict
+from vjob.jobs.monitor.model.snapshot import Health, Line, Scheduler, Snapshot, Verdict
 from vjob.jobs.monitor.readers.attempt import AttemptReader
 from vjob.jobs.monitor.readers.job_reader import JudgedReader
 from vjob.jobs.monitor.readers.run import RunReader
 from vjob.jobs.monitor.readers.slurm_job import SlurmJobReader
 from vjob.jobs.monitor.rules.doubts import Doubt, weigh_lines
+from vjob.jobs.monitor.rules.ended import choose_first_failed
 from vjob.jobs.monitor.rules.judge import judge
 from vjob.jobs.monitor.rules.words import render_advice
 from vjob.jobs.schedulers.foreign_job import ForeignJob
@@ -112,6 +113,9 @@ def print_errors(run: RunFolder, say: Say, wanted: LineFilter, *, attempt: int |
 def print_job_errors(job: ForeignJob, say: Say, wanted: LineFilter) -> None:
     """Print the verdict on a job that vjob did not submit, and its first error."""
     snapshot, verdict = JudgedReader(SlurmJobReader(job, num_lines=0)).read()
+    first = choose_first_failed(snapshot)
+    if verdict.health is Health.DEAD and first is not snapshot and not wanted.nodes:
+        wanted = replace(wanted, nodes=(first.scheduler.jobs[0].id,))
     found = find_first_error(snapshot, verdict, partial(find_job_logs, job, wanted), wanted=wanted)
     _print(found, verdict, say, wanted)
 

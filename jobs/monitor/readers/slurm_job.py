@@ -10,6 +10,7 @@ snapshot's message says.
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -274,9 +275,12 @@ def _keep_files(new: ForeignJob, old: ForeignJob) -> ForeignJob:
 
 def choose_state(rows: Collection[JobRow]) -> str:
     """Return the state shown for the whole job: RUNNING if any part is running, else PENDING if any
-    part is pending, else the state of the first part."""
-    words = list(dict.fromkeys(row.state for row in rows))
-    return next((word for word in ("RUNNING", "PENDING") if word in words), words[0])
+    part is pending, else the state of the part that failed first, or else of the first part."""
+    words = [row.state for row in rows]
+    failed = [row for row in rows if row.state != "COMPLETED"]
+    first = min(failed, key=lambda row: math.inf if row.ends is None else row.ends, default=None)
+    over = words[0] if first is None else first.state
+    return next((word for word in ("RUNNING", "PENDING") if word in words), over)
 
 
 def list_notes(job: ForeignJob) -> list[str]:

@@ -97,11 +97,12 @@ def judge(
     if unread and first.health is Health.HEALTHY and snapshot.num_gpus != 0:
         main = replace(first.main, values={**first.main.values, "gpus_not_read": unread})
         first = replace(first, health=Health.RUNNING, main=main)
+    is_dead = first.health is Health.DEAD
     whole = replace(
         first,
         others=(*also, *(one for one in remarks if not _repeats(one, first, also))),
         context=context_of_job(snapshot),
-        job=name_job(snapshot),
+        job=name_job(ended.choose_first_failed(snapshot) if is_dead else snapshot),
     )
     return put_into_words(whole)
 

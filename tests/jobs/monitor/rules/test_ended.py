@@ -27,6 +27,7 @@ from varuna_core.facts.hang import Hang, HangWitness
 from varuna_core.records.exits import RankExit
 from vjob.jobs.monitor.log_lines.errors import classify_line
 from vjob.jobs.monitor.model.snapshot import Health, JobRow, Line, Scheduler, Snapshot
+from vjob.jobs.monitor.readers.slurm_job import choose_state
 from vjob.jobs.monitor.rules.judge import judge
 
 
@@ -406,6 +407,7 @@ def test_of_an_array_the_element_that_failed_first_is_the_cause() -> None:
                      errors=(replace(limit, node="61_0"),))  # fmt: skip
     verdict = judge(plain)
     assert verdict.reason == "61_1: FAILED with exit code 1:0; the cause is not known"
+    assert verdict.advice == "vjob logs 61_1 --errors" and choose_state(rows) == "FAILED"
     said = make_line("ValueError: shard 7", node="61_1", raised="last")
     assert judge(replace(plain, errors=(*plain.errors, said))).reason == "61_1: ValueError: shard 7"
     sooner = (replace(rows[0], ends=NOW - 99), *rows[1:])
