@@ -64,8 +64,9 @@ NODE_REFERENCES = {"${MASTER_ADDR}": "${master.address}", "${MASTER_PORT}": "${m
 """References to values that exist only in ranks: `setup` runs before the nodes have met."""
 _SYNTAX = re.compile(r"syntax error|unexpected (?:EOF|token|end of file)|here-document")
 _UNBOUND = re.compile(r": (\$?\w+): (?:unbound variable|parameter (?:null or )?not set)")
-_PREPARING = ("mkdir", "ulimit", "umask")
-"""Commands that do in `setup` what they do in the script; `mkdir` only with -p."""
+_PREPARING = ("mkdir", "ulimit", "umask", "unset")
+"""Commands that do in `setup` what they do in the script; `mkdir` only with -p, and `unset` only of
+variables that vjob does not need."""
 _SETUP = ("module", "ml", "conda", "mamba", "micromamba", "spack")
 _RC = (".bashrc", ".bash_profile", ".profile")
 """Files that may fail where no terminal is, which a script without `set -e` does not notice."""
@@ -121,6 +122,13 @@ def translate_source(source: Source, environ: Mapping[str, str]) -> tuple[str, l
     if len(others) > MOST_SHOWN:
         draft.note(f"also left out: {len(others) - MOST_SHOWN} other commands")
     for recording in found.recordings:
+        started = [one.raw for one in recording.launches if not one.only]
+        for one in recording.launches:
+            if started.count(one.raw) > 1:
+                draft.note(
+                    f"{one.where}: the script starts it {started.count(one.raw)} times; a conf "
+                    f"starts it once: {redact_string(_shorten(one.raw))}"
+                )
         for text, where in recording.loops.items():
             draft.note(
                 f"{where}: the script repeats a program that a conf starts once, unless it "
@@ -445,6 +453,8 @@ def _is_preparing(command: Command, launch: Launch) -> bool:
     if name == "mkdir":
         is_repeatable = any(re.fullmatch(r"-\w*p\w*|--parents", word) for word in rest)
         return is_repeatable and command.cwd == launch.command.cwd
+    if name == "unset" and (rest[0].startswith("SLURM") or rest[0] in list_own_env()):
+        return False
     return name in _PREPARING and not is_question(command)
 
 

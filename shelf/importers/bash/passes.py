@@ -263,7 +263,9 @@ def _parse_record(
     if "__VJ_PATH" in env:
         env["PATH"] = env["__VJ_PATH"]
     env = {name: value for name, value in env.items() if not name.startswith("__VJ")}
-    words = [word.replace(f"{scratch}/bin", "$PATH") for word in words]
+    hidden = ((f"{scratch}/bin", "$PATH"), (f"{scratch}/tmp", "@ENV:TMPDIR@"))
+    for place, shown in hidden:
+        words = [word.replace(place, shown) for word in words]
     fields = {"words": tuple(words), "cwd": cwd, "is_asked": asked != "0", "stdin": stdin}
     return {**fields, "env": env}, frames
 

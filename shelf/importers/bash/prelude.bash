@@ -22,7 +22,7 @@ __vj_call() {  # a command that would be started, with its words
 __vj_loop() {  # the same words from the same place again and again: a loop waits for them
     local __vj_file="$__VJ/loop.${BASH_LINENO[*]:1}" __vj_count=0 __vj_last=  # a file: this may be a subshell
     __vj_file=${__vj_file// /-}
-    if builtin test -f "$__vj_file"; then { builtin read -r __vj_count; IFS= builtin read -r -d '' __vj_last; } <"$__vj_file"; fi
+    if builtin test -f "$__vj_file"; then { builtin read -r __vj_count; IFS= builtin read -r -d '' __vj_last || :; } <"$__vj_file"; fi  # of set -e
     if [[ $__vj_last != "$*" ]]; then __vj_count=0; fi
     builtin printf '%s\n%s' "$((__vj_count + 1))" "$*" >"$__vj_file"
     if ((__vj_count == 50)); then __vj_tell loop "$*" && : >"$__VJ/stop"; fi
@@ -114,7 +114,7 @@ cd() {
     OLDPWD=$__vj_was
 }
 pushd() { __vj_stack+=("$PWD"); cd "$@"; }
-popd() { if ((${#__vj_stack[@]})); then cd "${__vj_stack[-1]}"; unset '__vj_stack[-1]'; fi; }
+popd() { if ((${#__vj_stack[@]})); then cd "${__vj_stack[-1]}"; builtin unset '__vj_stack[-1]'; fi; }
 pwd() { builtin printf '%s\n' "$PWD"; }
 source() {
     local __vj_path=$1 __vj_own=$__VJ_FOLDER/${1##*/}
@@ -159,7 +159,14 @@ tee() {
     for __vj_word; do if [[ $__vj_word != -* ]]; then __vj_files+=("$(__vj_file "$__vj_word")"); fi; done
     builtin command tee "${__vj_files[@]}"
 }
-kill() { :; }
+kill() { if [[ $1 != -0 ]]; then __vj_call kill "$@" >/dev/null; fi; }
+unset() {  # of what the script did not set, the program would have had a value
+    local __vj_word
+    for __vj_word; do
+        if [[ $__vj_word == [A-Z]* && -z ${__vj_set[$__vj_word]-} ]]; then __vj_call unset "$__vj_word" >/dev/null; fi
+    done
+    builtin unset "$@"
+}
 sleep() { :; }
 clear() { :; }
 nc() { return 1; }  # nobody listens at a port: it is free

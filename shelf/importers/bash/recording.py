@@ -807,7 +807,7 @@ def _name_port(word: Word, mine: str, its: str, option: str) -> Word:
 
 _IN_THE_JOB = re.compile(
     r"\$\{(SLURMD?_(?!ARRAY_)\w+|MASTER_ADDR|MASTER_PORT|"
-    rf"{'|'.join((*SEARCH_PATHS, *ACTIVATED))})\}}"
+    rf"TMPDIR|{'|'.join((*SEARCH_PATHS, *ACTIVATED))})\}}"
 )
 """Names that a shell in the job can expand."""
 

@@ -21,8 +21,8 @@ SETUP = list_words(
     "ibv_devinfo id ifconfig iostat ip jq jutil kubectl ldd less ln ls lscpu lsof lspci make mamba "
     "md5sum micromamba mkdir ml module more mpstat mv nc ninja nvcc nvtop pip pip3 printenv ps "
     "ray rm rmdir rsync sacct sar scancel scontrol scp sha256sum sinfo source spack squeue ssh- "
-    "keygen stat stty sync sysctl tar touch tput trap ulimit umask uname unzip vim vmstat wandb "
-    "wget yq yum zip"
+    "keygen kill stat stty sync sysctl tar touch tput trap ulimit umask uname unset unzip vim "
+    "vmstat wandb wget yq yum zip"
 )
 """Commands that prepare or show something; a line with only such a command is not a launch."""
 _FLAGS: Mapping[str, frozenset[str]] = {

@@ -224,12 +224,12 @@ LEFT_OUT = """\
 #!/bin/bash
 #SBATCH -N 2 --signal=B:USR1@60
 set -e
-mkdir -p out
+for i in 1 2; do mkdir -p out/$i; done
 ulimit -n 4096
 mkdir new
 trap 'scontrol requeue $SLURM_JOB_ID' USR1
 export OMP_NUM_THREADS=1
-echo "start $(date)" $RANDOM
+echo "start $(date)" $RANDOM; unset XDG_RUNTIME_DIR SLURM_MEM_PER_CPU X
 nvidia-smi
 srun mkdir -p /tmp/scratch
 echo a > hosts
@@ -240,6 +240,9 @@ scontrol update JobId=$SLURM_JOB_ID Nice=5
 srun python other.py | tee \\
   -a other.log
 python -c 'print("evaluate")'
+srun python other.py
+kill $!
+rm -r $TMPDIR/a
 """
 
 
@@ -248,13 +251,17 @@ def test_each_line_with_an_effect_is_taken_or_told(tmp_path: Path) -> None:
     (tmp_path / "x.sh").write_text(LEFT_OUT)
     made, notes = translate_source(Source(path=tmp_path / "x.sh", line=13), ENVIRON)
     conf, told = yaml.safe_load(made), "\n".join(notes)
-    assert conf["setup"] == ["mkdir -p out", "ulimit -n 4096", "mkdir -p /tmp/scratch"]
+    assert conf["setup"] == [
+        "mkdir -p out/1", "mkdir -p out/2", "ulimit -n 4096", "unset XDG_RUNTIME_DIR", "unset X",
+        "mkdir -p /tmp/scratch",
+    ]  # fmt: skip
     assert "signal_before_end_s" not in str(conf)
     assert "x.sh:8: OMP_NUM_THREADS=1 -> env" in made and "x.sh:13: t.py -> program" in made
     for line, part in (
         (2, "--signal=B:USR1@60 is left out: the trap of x.sh:7 acts on it"),
         (6, "not done: mkdir new"),
         (7, "not done: trap 'scontrol requeue $SLURM_JOB_ID' USR1"),
+        (9, "not done: unset SLURM_MEM_PER_CPU"),
         (12, "hosts is not written"),
         (13, "train.log is not written: "),
         (15, "not done: rm -f out/old; it follows the program"),
@@ -262,6 +269,9 @@ def test_each_line_with_an_effect_is_taken_or_told(tmp_path: Path) -> None:
         (17, "left out, because a conf starts one program: srun python other.py"),
         (18, "other.log is not written: "),
         (19, "not done: python -c"),
+        (20, "the script starts it 2 times"),
+        (21, "not done: kill"),
+        (22, "not done: rm -r '${TMPDIR}/a'"),
     ):
         assert f"x.sh:{line}: {part}" in told, part
     for absent in ("date is", "RANDOM", "print(1)", "nvidia-smi", "echo", "x.sh:1:"):
