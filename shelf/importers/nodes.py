@@ -260,7 +260,8 @@ def _join_srun(draft: Draft) -> list[JobBlock]:
                 if name not in own[-1].options:
                     own[-1].options[name] = (word.text, command.line)
             elif name in ("output", "error", "wait", "label", "unbuffered", "kill-on-bad-exit"):
-                continue  # lines are kept by node and rank, and ranks are ended together
+                why = "lines are kept by node and rank, and ranks are ended together"
+                draft.record(said, f"no key of the conf, as {why}")
             else:
                 reason = SRUN_REASONS.get(name) or explain_option(name) or "vjob starts the steps"
                 draft.note(f"{said} is left out: {reason}")

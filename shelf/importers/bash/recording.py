@@ -53,6 +53,9 @@ ENTERED = ("enroot", "docker", "nvidia-docker", "podman", "apptainer", "singular
 SUFFIXES = (".sh", ".sbatch", ".slurm", ".bash")
 _TOKEN = re.compile(r"@(?P<kind>OUT|ARG|UNSET|ENV|NODE|IP|NODELIST|SUBMIT|NAME)(?P<more>[^@\s]*)@")
 _MARK = re.compile(r"@(?:ARG\d*|(?:UNSET|ENV):\w+)@")
+_PART = re.compile(r"@(?:NODELIST|SUBMIT|NODE\d|IP\d)")
+PART = "$(part of a name)"
+"""What stands for a part that the script cut from a name that only the job knows."""
 REST = "@ARG@"
 """Mark that stands for all further arguments."""
 _NEEDS_MORE = re.compile(r"(.*/)?python[\d.]*|-m")
@@ -787,7 +790,11 @@ def _name_port(word: Word, mine: str, its: str, option: str) -> Word:
     """Replace a master port that the script computes from the job's values with vjob's own port."""
     found = re.fullmatch(r"(.*?)(\d{4,5}|\$\((?:shuf|python3?)\))", _TOKEN.sub(_spell, mine),
                          re.DOTALL)  # fmt: skip
-    if found is None or not re.fullmatch(r"(?s).*?(\d{4,5}|@OUT:\w+@)", its):
+    if (
+        found is None
+        or PART in word.unknown
+        or not re.fullmatch(r"(?s).*?(\d{4,5}|@OUT:\w+@)", its)
+    ):
         return word
     head, of = found[1], f"{option} {found[0]}"
     is_masters = any(
@@ -837,6 +844,8 @@ def make_word(mine: str, its: str) -> Word:
             return Word(f"{_TOKEN.sub(_spell, _share(mine, its))}({A_COUNT})", frozenset([A_COUNT]))
     names = frozenset(name for _, name in pieces if name)
     text = "".join(piece or name for piece, name in pieces)
+    if _PART.search("".join(piece for piece, _ in pieces)):
+        return Word(_PART.sub(PART, text), names | {PART})
     is_named = all(map(_IN_THE_JOB.fullmatch, names))
     shell = "".join(
         shlex.quote(piece) if piece else f'"{name}"' if name else "" for piece, name in pieces

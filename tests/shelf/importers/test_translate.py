@@ -156,6 +156,8 @@ def test_a_variable_with_the_first_nodes_name_reaches_the_ranks(tmp_path: Path) 
          "SEVERAL", "x.sh:3"),
         ("python t.py --a x$(squeue | awk '{print $3}')", "OUTPUTS", r"x\$\(squeue\)"),
         ("python t.py --n $(ls ckpt | wc -l)", "OUTPUTS", r"\$\(ls\)"),
+        ("#SBATCH -N 2\npython t.py tcp://${SLURM_NODELIST:0:9}:4000", "OUTPUTS",
+         r"tcp://\$\(part of a name\):4000"),
         ("python t.py --n $(echo $1 | cut -d: -f2)", "ARGUMENTS", r"\$1"),
     ],
 )  # fmt: skip
@@ -282,8 +284,10 @@ def test_a_folder_and_ranks_are_those_of_the_launch(tmp_path: Path) -> None:
     """A text for `bash -c` was read in the script's own folder, whatever `cd` came before it."""
     conf, _ = translate(tmp_path, "cd /repo\nsrun bash -c 'python t.py'\n")
     assert conf["workdir"] == "/repo"
-    (tmp_path / "x.sh").write_text("#SBATCH -N 2 --ntasks-per-node=1\nsrun accelerate launch t.py")
+    job = "#SBATCH -N 2 --ntasks-per-node=1\nsrun -o a.log accelerate launch t.py"
+    (tmp_path / "x.sh").write_text(job)
     made, _ = translate_source(Source(path=tmp_path / "x.sh"), ENVIRON)
+    assert "srun --output=a.log -> no key of the conf, as lines are kept" in made
     assert "--ntasks-per-node=1 -> no key of the conf, as the launcher counts the ranks\n" in made
 
 
