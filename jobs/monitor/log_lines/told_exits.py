@@ -26,12 +26,13 @@ _SRUN_ENDS = re.compile(
     re.MULTILINE,
 )
 """Lines after which srun itself kills the tasks that are left."""
+_STEP = re.compile(r"^srun: .*StepId=(\S+)", re.MULTILINE)
 _KILLED = SHELL + 9
 
 
 def parse_told_exits(lines: Sequence[str]) -> tuple[ToldExit, ...]:
     """Parse the ends in the last lines of a log: those of torchrun, which count ranks, or else
-    those of srun, whose tasks may be launchers."""
+    those of srun, whose tasks may be launchers; none if several steps in a row left theirs."""
     text = "\n".join(lines)
     by_torchrun = [
         ToldExit(
@@ -54,4 +55,6 @@ def parse_told_exits(lines: Sequence[str]) -> tuple[ToldExit, ...]:
         )
         for match in _BY_SRUN.finditer(text, 0, len(text) if ends is None else ends.start())
     ]
-    return tuple(by_torchrun or by_srun)
+    found = by_torchrun or by_srun
+    is_one_step = len(set(_STEP.findall(text))) <= 1 and len({x.who for x in found}) == len(found)
+    return tuple(found) if is_one_step else ()

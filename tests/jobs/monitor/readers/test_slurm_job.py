@@ -200,6 +200,7 @@ def test_an_end_that_a_launcher_reports_comes_before_what_a_peer_lost(
     assert "first error of that process" not in verdict.advice
     ended = f"{lost}srun: Terminating StepId=31.1\nsrun: error: b2: task 1: Killed\n"
     assert "SIGKILL" not in judge_log(slurm, ended).reason, "srun itself kills what is left"
+    assert not judge_log(slurm, f"{end}{lost}{end}").reason.startswith(said), "whose, of two steps?"
 
 
 def test_a_controller_that_goes_away_leaves_what_was_known(
