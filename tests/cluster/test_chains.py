@@ -132,7 +132,7 @@ def test_a_sweep_never_runs_more_at_once_than_it_may(vjob: Vjob, clean_lab: Lab)
         if ended < 2:
             assert "left after it was asked" in vjob("cancel", runs[ended].name).stdout
     assert len(alive) == 4
-    assert "2 runs are cancelled, 2 of them after" in vjob("cancel", "--sweep", "graces").stdout
+    assert "2 runs are cancelled, 2 of the runs after" in vjob("cancel", "--sweep", "graces").stdout
 
 
 def test_a_sweep_with_a_refused_run_leaves_no_job(vjob: Vjob, clean_lab: Lab) -> None:

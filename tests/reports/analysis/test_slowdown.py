@@ -163,7 +163,7 @@ def test_a_resumed_run_says_from_which_step_and_what_it_did_again(tmp_path: Path
     write_restarted(tmp_path)
     analysis, found = read(tmp_path, [])
     assert found["resumed"].sentence == (
-        "Attempt 1 continued at step 21 (its first line); 40 different steps were done here, "
+        "Attempt 1 continued at step 21 (its first line); 40 different steps were done, "
         "and 10 steps were repeated, which is lost work."
     )
     assert found["resumed"].values["again"] == 10

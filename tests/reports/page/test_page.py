@@ -353,7 +353,7 @@ def test_a_script_without_a_trace_is_told_how_to_write_one(tmp_path: Path) -> No
     (tmp_path / "attempt-0/n0.out").write_text("step 3\n")
     (tmp_path / "plan.json").write_text(json.dumps({"program": "script"}))
     page = render(tmp_path)
-    assert "trace.step(n)" in page and "by varuna_core.trace" in page
+    assert "trace.step(n)" in page and "with varuna_core.trace" in page
     assert "profile.timeline" not in page and "train.log_every" not in page
 
 

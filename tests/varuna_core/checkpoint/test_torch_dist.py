@@ -210,7 +210,7 @@ def test_what_its_arguments_and_format_say_is_checked(
     assert main(words) == 1
     assert "does not record the model's number of attention heads" in capsys.readouterr().err
     assert main([*words, "--heads", "4"]) == 0
-    assert "it holds no arguments" in capsys.readouterr().out
+    assert "no arguments are stored" in capsys.readouterr().out
     (theirs / FORMAT).write_text(json.dumps({"sharded_backend": "zarr"}))
     assert main(words) == 1
     assert "has the format 'zarr', which is not supported" in capsys.readouterr().err
