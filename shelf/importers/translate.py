@@ -388,12 +388,13 @@ def _build_port(draft: Draft, launch: Launch) -> None:
     """Set a fixed port from the command line or MASTER_PORT, if it can be reserved."""
     word = launch.options.get("master_port")
     given = launch.command.env.get("MASTER_PORT")
-    said = f"--master_port {word.text}" if word is not None else "MASTER_PORT"
+    said = f"{launch.command.where}: --master_port {word.text}" if word is not None else ""
     port = None
     if word is not None and not word.is_open:
         port = to_number(word.text)
     elif word is None and given is not None and not given.is_open:
-        said, port = f"MASTER_PORT={given.text}", to_number(given.text)
+        where = _locate(draft, "MASTER_PORT", given, launch)
+        said, port = f"{where}: MASTER_PORT={given.text}", to_number(given.text)
     if port is None:
         return
     once = {where for one in draft.found.recordings for where in one.once.values()}
@@ -452,7 +453,8 @@ def _is_preparing(command: Command, launch: Launch) -> bool:
     name, rest = posixpath.basename(command.texts[0]), command.texts[1:]
     if name == "mkdir":
         is_repeatable = any(re.fullmatch(r"-\w*p\w*|--parents", word) for word in rest)
-        return is_repeatable and command.cwd == launch.command.cwd
+        is_same = all(word.startswith(("-", "/")) for word in rest)
+        return is_repeatable and (is_same or command.cwd == launch.command.cwd)
     if name == "unset" and (rest[0].startswith("SLURM") or rest[0] in list_own_env()):
         return False
     return name in _PREPARING and not is_question(command)
@@ -612,7 +614,9 @@ def _build_env(draft: Draft, launch: Launch) -> None:
 def _locate(draft: Draft, name: str, word: Word, launch: Launch) -> str:
     """Return the place where a variable got its value; that of the launch if it is not known."""
     one = draft.found.variables.get(name)
-    is_same = one is not None and make_word(one.value, one.value).text == word.text
+    is_same = one is not None and (
+        A_COUNT in word.unknown or make_word(one.value, one.value).text == word.text
+    )
     return place(one) if one is not None and is_same else launch.command.where
 
 
