@@ -215,7 +215,7 @@ def _collect(scratch: Path, said: Mapping[str, object], name: str, folder: str) 
         ):
             file, _, line = lines[found["name"]].rpartition("\n")
             variables[found["name"]] = Variable(
-                value=_unquote(found).replace(f"{scratch}/bin", "$PATH"),
+                value=_hide(_unquote(found), str(scratch)),
                 file=Path(place(file)).name,
                 line=int(line) if line.isdecimal() else 0,
             )
@@ -256,18 +256,18 @@ def _parse_record(
         for file, line in zip(places[::2], places[1::2], strict=False)
         if file not in (f"{scratch}/prelude", "environment", "main", "") and line.isdecimal()
     ]
-    env = {
-        found["name"]: _unquote(found).replace(f"{scratch}/bin", "$PATH")
-        for found in _DECLARED.finditer(exported)
-    }
+    env = {found["name"]: _hide(_unquote(found), scratch) for found in _DECLARED.finditer(exported)}
     if "__VJ_PATH" in env:
         env["PATH"] = env["__VJ_PATH"]
     env = {name: value for name, value in env.items() if not name.startswith("__VJ")}
-    hidden = ((f"{scratch}/bin", "$PATH"), (f"{scratch}/tmp", "@ENV:TMPDIR@"))
-    for place, shown in hidden:
-        words = [word.replace(place, shown) for word in words]
+    words = [_hide(word, scratch) for word in words]
     fields = {"words": tuple(words), "cwd": cwd, "is_asked": asked != "0", "stdin": stdin}
     return {**fields, "env": env}, frames
+
+
+def _hide(text: str, scratch: str) -> str:
+    """Return a text with the names of the jail's folders as the script knows them."""
+    return text.replace(f"{scratch}/bin", "$PATH").replace(f"{scratch}/tmp", "@ENV:TMPDIR@")
 
 
 def _unquote(found: re.Match[str]) -> str:

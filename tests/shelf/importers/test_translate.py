@@ -441,10 +441,12 @@ def test_no_option_no_key(tmp_path: Path) -> None:
 
 
 def test_exported_variables_are_the_ranks(tmp_path: Path) -> None:
-    text = "A=1\nexport B=2 PATH=/x:$PATH RUN=r-$SLURM_JOB_ID HF_TOKEN=hunter2\nC=3 python t.py\n"
+    text = "A=1\nexport B=2 PATH=/x:$PATH RUN=r-$SLURM_JOB_ID HF_TOKEN=hunter2\n"
+    text += "export T=$TMPDIR/t\nC=3 python t.py\n"
     conf, notes = translate(tmp_path, f"#SBATCH -N 1\n{text}")
     assert conf["env"] == {"B": "2", "C": "3"} and conf["pass_env"] == ["HF_TOKEN"]
-    assert conf["setup"] == ['export PATH="/x:$PATH"', 'export RUN=r-"${SLURM_JOB_ID}"']
+    assert conf["setup"] == ['export PATH="/x:$PATH"', 'export RUN=r-"${SLURM_JOB_ID}"',
+                             'export T="${TMPDIR}"/t']  # fmt: skip
     assert "hunter2" not in notes + str(conf)
 
 
