@@ -20,6 +20,7 @@ ERROR = b"ValueError: no data"
             "ValueError: no data",
         ),
         ([b"giving up", b"a.py:3: UserWarning: old", b"  warnings.warn(x)"], "giving up", ""),
+        ([b"giving up", b"a.py:3: FutureWarning: old", b"  set_timeout(0)"], "giving up", ""),
         ([b"[W1130 05:19:54.507 socket.cpp:207] [c10d] The hostname cannot be found."], "", ""),
         ([ERROR, b"===="], "ValueError: no data", ""),
         ([b"giving up"], "giving up", ""),

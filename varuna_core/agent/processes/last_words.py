@@ -11,6 +11,8 @@ LAST_ERROR_CHARS = 500
 WENT_ON_S = 5.0
 """An error did not end a rank that wrote to stdout more than this number of seconds after it."""
 _WORD = re.compile(rb"\w")
+_HEADER = re.compile(r":\d+: \w*Warning: ")
+"""Matches a warning of Python's, which writes the line of source below it, with an indent."""
 
 
 class LastWords:
@@ -20,6 +22,7 @@ class LastWords:
         self._last = self._named = b""
         """The last line of stderr that is neither empty nor a warning, and the last one that names
         an exception."""
+        self._follows_warning = False
         self._tracebacks = TracebackReader()
         self._out_at = self._err_at = self._said_at = self._raised_at = float("-inf")
 
@@ -34,7 +37,9 @@ class LastWords:
                 continue
             self._err_at = now
             text = line[:LAST_ERROR_CHARS].decode("utf-8", "replace")
-            if not is_warning(text):
+            is_source = self._follows_warning and text.startswith("  ")
+            self._follows_warning = _HEADER.search(text) is not None
+            if not is_warning(text) and not is_source:
                 self._last, self._said_at = line, now
                 if b"Error: " in line or b"Exception: " in line:
                     self._named = line

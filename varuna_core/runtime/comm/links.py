@@ -505,7 +505,8 @@ def join_ranks() -> None:
     """Create the default group over gloo. torch's timeout of 30 minutes applies only to this call:
     later, a rank may wait longer, for instance for another rank's last save."""
     dist.init_process_group("gloo")
-    dist.distributed_c10d._set_pg_timeout(NO_TIMEOUT)
+    set_timeout = getattr(dist, "set_timeout", None)  # from torch 2.14 on
+    (set_timeout or dist.distributed_c10d._set_pg_timeout)(NO_TIMEOUT)
 
 
 def connect_sharing(
