@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,10 @@ APART = 2.0
 """Least ratio between every value of the first quarter and every one of the last, of four values or
 more, that is a change: noise seldom makes it, and the bend of a fast fall looks like noise."""
 BEYOND = 3.0
-"""Minimum number of deviations by which the ends of a changed curve differ."""
+"""Minimum number of deviations by which the ends of a changed curve differ, or by which the rank
+correlation of its values with their order differs from that of noise."""
+STEADY = 0.75
+"""Minimum rank correlation of a curve that changes all along, whatever single values stand out."""
 
 
 def measure_trend(values: Sequence[float]) -> Trend:
@@ -40,6 +44,9 @@ def measure_trend(values: Sequence[float]) -> Trend:
     medians = [float(np.median(part)) for part in np.array_split(numbers, len(numbers) // width)]
     noise = max(1.25 * _measure_noise(numbers) / np.sqrt(width), _measure_noise(medians))
     is_clear = abs(last - first) > BEYOND * np.sqrt(2) * noise
+    ranks = pd.Series(numbers).rank()
+    order = ranks.corr(pd.Series(range(len(ranks))))  # not a number if all values are equal
+    is_clear |= abs(order) > max(STEADY, BEYOND / np.sqrt(len(numbers) - 1))
     early, late = np.array_split(numbers, 4)[0], np.array_split(numbers, 4)[-1]
     if len(late) >= 4:
         is_clear |= early.min() > APART * late.max() > 0 or late.min() > APART * early.max() > 0

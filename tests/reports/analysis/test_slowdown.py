@@ -143,6 +143,10 @@ def test_a_loss_that_falls_by_a_factor_of_ten_is_clear_though_its_fall_bends() -
             2.4, 5.7, 4.7, 5.8, 2.6, 1.5, 0.7]  # fmt: skip
     assert measure_trend(loss).is_clear
     assert not measure_trend([3.0, 9.0, 4.0, 11.0] * 6).is_clear
+    assert not measure_trend([5.0] * 12).is_clear
+    loss = [9.21, 7.51, 7.22, 7.05, 7.67, 6.82, 6.84, 6.71, 7.37, 6.62, 6.61, 6.55, 7.17, 6.47,
+            6.45, 6.38]  # fmt: skip
+    assert measure_trend(loss).is_clear, "the first line of each epoch is higher"
 
 
 def write_restarted(folder: Path) -> None:
