@@ -26,6 +26,8 @@ STOP = "stop.json"
 """Source of the message with which an attempt was asked to end."""
 LEFT_SHORT = "signal.json"
 """Source of the step, and of the total number of steps, at which ranks left when asked to."""
+CUT_SHORT = "stopped after it"
+"""Source of the evidence that a rank was stopped before its exception had ended it."""
 LAST_LINE = "rank stderr"
 """Source of evidence that is the last line that a rank wrote."""
 RAISED = "exception"
@@ -187,6 +189,8 @@ def _rank(end: End) -> str:
     if end.rank is None:
         return _quote(end)
     raised = _find(end, RAISED) or _find(end, "error file")
+    if raised is not None and _find(end, CUT_SHORT) is not None:
+        return f"{name_rank(end.rank, end.node)} raised {raised.text}"
     words = raised.text if raised is not None else "", find_last_line(end)
     return f"{name_rank(end.rank, end.node)} {describe_exit(end.code, end.signal, *words)}"
 

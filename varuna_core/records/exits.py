@@ -12,13 +12,21 @@ import re
 import signal
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Iterable, Mapping, Tuple
+from typing import Any, Collection, Iterable, Mapping, Tuple
 
 from varuna_core.facts import legacy
 from varuna_core.facts.cause import OF_RANK, Actor, End, EndCause, parse_cause, parse_end
 from varuna_core.facts.deciding import FALLOUT
 from varuna_core.facts.known import Evidence, Sure
-from varuna_core.facts.sentences import LAST_LINE, NOTES, RAISED, STOP, describe_end, describe_exit
+from varuna_core.facts.sentences import (
+    CUT_SHORT,
+    LAST_LINE,
+    NOTES,
+    RAISED,
+    STOP,
+    describe_end,
+    describe_exit,
+)
 from varuna_core.records.files import (
     list_names,
     make,
@@ -30,6 +38,7 @@ from varuna_core.records.files import (
     write_json,
     write_reserved,
 )
+from varuna_core.records.logs.traceback import PREFIX, looks_raised
 from varuna_core.records.plan import Plan
 from varuna_core.records.requests import HANG, LEFT, REQUEUE, read_stop
 from varuna_core.records.runfolder import AttemptFolder
@@ -77,6 +86,12 @@ class RankExit:
     def last_words(self) -> str:
         """The exception, or else the last line of stderr, which may be unrelated."""
         return self.exception or self.last_error
+
+    @property
+    def raised(self) -> str:
+        """The exception, or else the last line of stderr if it looks like one; else empty."""
+        line = PREFIX.sub("", self.last_error, count=1)
+        return self.exception or (line if looks_raised(line) else "")
 
     @property
     def how(self) -> str:
@@ -318,16 +333,12 @@ def judge_exits(
     """
     missing = [rank for rank in range(plan.world) if rank not in exits]
     said = stop or {}
-    failed = [item for item in exits.values() if item.code != 0 and not item.stopped]
+    first = find_culprit(exits.values(), said.get("rank"))
     # srun ends the other nodes with SIGTERM when one is lost, so these two kinds explain nothing
     # as long as some nodes left their exits and one did not.
     echo = said.get("kind") in ("signal", "group") and bool(missing) and bool(exits)
-    if failed:
-        # Who lost a peer may end before it, and the first stop names its rank: clocks of different
-        # hosts may not agree on who was first.
-        first = [item for item in failed if not is_fallout(item)] or failed
-        named = [item for item in first if item.rank == said.get("rank")]
-        end = end_of_rank(min(named or first, key=lambda item: (item.ended, item.rank)))
+    if first is not None:
+        end = end_of_rank(first)
     elif said and not echo:
         end = end_of_stop(said)
     elif missing:
@@ -344,6 +355,28 @@ def judge_exits(
     return conclude(replace(end, at=ended, started=True if exits else None), missing)
 
 
+def find_culprit(exits: Collection[RankExit], named: object) -> RankExit | None:
+    """Return the exit of the rank that began the end of an attempt; None if no rank failed by
+    itself. `named` is the rank that stop.json names.
+
+    A rank that lost a peer may end before it. If no other rank failed, the culprit is the peer that
+    its error names, if an exception of its own ended that peer or was printed before the agent
+    stopped it.
+    """
+    failed = [item for item in exits if item.code != 0 and not item.stopped]
+    first = [item for item in failed if not is_fallout(item)]
+    if failed and not first:
+        lost = {int(number) for item in failed for number in _PEER.findall(item.last_words)}
+        own = [item for item in exits if item.rank in lost and item.stopped and item.code != 0]
+        first = [item for item in own if item.raised and not is_fallout(item)] or failed
+    # The first stop names its rank: clocks of different hosts may not agree on who was first.
+    chosen = [item for item in first if item.rank == named] or first
+    return min(chosen, key=lambda item: (item.ended, item.rank), default=None)
+
+
+_PEER = re.compile(r"\brank (\d+)\b")
+
+
 def is_fallout(item: RankExit) -> bool:
     """Return True if the rank's last line reports the end of another rank."""
     return not item.signal and FALLOUT.search(item.last_words) is not None
@@ -351,20 +384,24 @@ def is_fallout(item: RankExit) -> bool:
 
 def end_of_rank(first: RankExit) -> End:
     """Return the end of an attempt from the exit of the rank that ended it."""
-    cause = EndCause.RANK_EXCEPTION if first.exception else EndCause.RANK_EXIT
+    is_cut = first.stopped and bool(first.signal and first.raised)
+    text = first.raised if is_cut else first.exception
+    cause = EndCause.RANK_EXCEPTION if text else EndCause.RANK_EXIT
     sure = Sure.REPORTED if first.is_uncaught else Sure.INFERRED
-    raised = Evidence(RAISED, sure, text=first.exception)
+    raised = Evidence(RAISED, sure, text=text)
+    name = "" if is_cut else first.signal or ""
     return End(
-        cause=EndCause.RANK_SIGNAL if first.signal else cause,
-        actor=Actor.UNKNOWN if first.signal else Actor.RANK,
-        code=first.code,
-        signal=first.signal or "",
+        cause=EndCause.RANK_SIGNAL if name else cause,
+        actor=Actor.UNKNOWN if name else Actor.RANK,
+        code=BY_EXCEPTION if is_cut else first.code,
+        signal=name,
         rank=first.rank,
         node=first.node,
         evidence=(
             Evidence("exit file", Sure.MEASURED),
             Evidence(LAST_LINE, Sure.REPORTED, text=first.last_error),
-            *((raised,) if first.exception else ()),
+            *((raised,) if text else ()),
+            *((Evidence(CUT_SHORT, Sure.MEASURED, text=str(first.signal)),) if is_cut else ()),
         ),
     )
 

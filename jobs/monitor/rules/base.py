@@ -17,7 +17,7 @@ from varuna_core.facts.finding import Finding
 from varuna_core.facts.hang import Hang
 from varuna_core.facts.known import Evidence, NotKnown, Sure
 from varuna_core.facts.remedy import Action, Context, Remedy, Target, context_of
-from varuna_core.records.exits import RankExit
+from varuna_core.records.exits import RankExit, find_culprit
 from varuna_core.records.requests import REQUEUE
 from vjob.jobs.monitor.log_lines.errors import explain_parts
 from vjob.jobs.monitor.model.snapshot import (
@@ -183,12 +183,9 @@ def find_bad_loss(points: Sequence[Point]) -> Point | None:
 
 
 def find_failed(snapshot: Snapshot) -> RankExit | None:
-    """Return the exit of the first rank that failed by itself: the rank that asked the others to
-    stop, else the earliest."""
-    named = (snapshot.stop or {}).get("rank")
+    """Return the exit of the rank that began the end, by the rule that also judges an attempt."""
     exits = [rank.exit for rank in snapshot.ranks if rank.exit is not None]
-    failed = [item for item in exits if item.code != 0 and not item.stopped]
-    return min(failed, key=lambda x: (x.rank != named, x.ended, x.rank), default=None)
+    return find_culprit(exits, (snapshot.stop or {}).get("rank"))
 
 
 def list_alive(snapshot: Snapshot) -> list[Rank]:

@@ -8,13 +8,12 @@ given (docs/facts.md).
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from enum import Enum
 
 from varuna_core.facts.catalogue.known_line import KnownLine, Proof, Scope
-from varuna_core.records.exits import BY_EXCEPTION, RankExit, is_fallout
+from varuna_core.records.exits import BY_EXCEPTION, RankExit
 from varuna_core.records.files import as_whole
 from vjob.jobs.monitor.log_lines.errors import find_row
 from vjob.jobs.monitor.log_lines.raised import may_have_ended
@@ -68,12 +67,11 @@ def _find_doubt(
         is_old = is_old and own.ended - line.last_at > row.within_s  # type: ignore[union-attr, operator]
         return Doubt.OLD if is_old else None
     first = find_failed(snapshot)
-    is_quoted = _is_quoted(own, first)
-    if own is not None and row.first_failed_only and not (is_quoted or _failed_first(own, first)):
+    if own is not None and row.first_failed_only and not _failed_first(own, first):
         return Doubt.OTHER_RANK
     lives = own is None and bool(snapshot.ranks)  # then how it ends is still open
-    if not (lives and line.raised == "printed") and not (
-        is_quoted or may_have_ended(line, own, _find_code(snapshot))
+    if not (lives and line.raised == "printed") and not may_have_ended(
+        line, own, _find_code(snapshot)
     ):
         return Doubt.CAUGHT
     if line.last_at is None:
@@ -95,23 +93,13 @@ def _is_told(line: Line, snapshot: Snapshot) -> bool:
 def _failed_first(own: RankExit, first: RankExit | None) -> bool:
     """Return True for a rank that failed by itself, and not later than the first failed rank;
     clocks of two nodes may differ by CLOCKS_S."""
+    if first is not None and own.rank == first.rank:
+        return True
     if own.stopped or own.code == 0:
         return False
-    if first is None or own.rank == first.rank:
+    if first is None:
         return True
     return own.ended <= first.ended + (0.0 if own.node == first.node else CLOCKS_S)
-
-
-def _is_quoted(own: RankExit | None, first: RankExit | None) -> bool:
-    """Return True if the rank that failed first reports the error of this one, which was stopped
-    while its Python still shut down."""
-    if own is None or first is None or not own.stopped or not is_fallout(first):
-        return False
-    error = _ERROR.search(own.last_error)
-    return error is not None and error[0] in first.last_words
-
-
-_ERROR = re.compile(r"\b\w+: .{8,60}")
 
 
 def _find_code(snapshot: Snapshot) -> int | None:

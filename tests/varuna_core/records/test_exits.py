@@ -258,6 +258,35 @@ def test_torchs_own_error_file_is_read(tmp_path: Path) -> None:
     assert found.stack[0].startswith("Traceback") and found.stack[-1] == found.text
 
 
+LOST = (
+    "varuna_core.runtime.comm.failure.RankFailed: rank 0 (stage 0, replica 0) stops: rank 0 "
+    "(stage 0, replica 0): ChannelClosed: cannot receive from rank 1: it has ended"
+)
+"""What rank 0 reports if it notices the end of rank 1 before anyone else."""
+
+
+@pytest.mark.parametrize(
+    ("peer", "reason"),
+    [
+        (make_exit(1, -15, last_error="[rank1]: KeyError: 'b'"), "rank 1 on n60 raised KeyError"),
+        (make_exit(1, 1, exception="KeyError: 'b'"), "rank 1 on n60 exited 1: KeyError: 'b'"),
+        (make_exit(1, -15, last_error="bye"), "rank 0 on n60 exited 1: "),
+        (make_exit(1, 1, exception=LOST), "rank 0 on n60 exited 1: "),
+    ],
+)
+def test_a_rank_that_lost_a_peer_is_not_the_culprit_if_the_peer_has_an_exception(
+    peer: RankExit, reason: str
+) -> None:
+    """Rank 0 is gone first, and its agent stops rank 1 while that still shuts down."""
+    other = make_exit(2, -15, stopped=True, last_error="RuntimeError: nobody named this rank")
+    peer = replace(peer, stopped=True, ended=3.0)
+    stop = {"kind": "rank", "code": 1, "reason": "", "rank": 0}
+    outcome = judge(make_exit(0, 1, exception=LOST), peer, other, stopped(3), stop=stop)
+    assert outcome.reason.startswith(reason)
+    assert (outcome.culprit_rank, outcome.culprit_signal) == (int(reason[5]), None)
+    assert outcome.code == 1
+
+
 def test_an_exception_says_more_than_the_last_line(attempt: AttemptFolder) -> None:
     raised = make_exit(0, 1, last_error="warning: group not destroyed", exception="Boom: 3")
     found = judge_exits(PLAN, {0: raised}, None, NAMES, 9.0)
