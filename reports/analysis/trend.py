@@ -23,9 +23,6 @@ class Trend:
 
 
 LEAST_VALUES = 8
-APART = 2.0
-"""Least ratio between every value of the first quarter and every one of the last, of four values or
-more, that is a change: noise seldom makes it, and the bend of a fast fall looks like noise."""
 BEYOND = 3.0
 """Minimum number of deviations by which the ends of a changed curve differ, or by which the rank
 correlation of its values with their order differs from that of noise."""
@@ -47,9 +44,6 @@ def measure_trend(values: Sequence[float]) -> Trend:
     ranks = pd.Series(numbers).rank()
     order = ranks.corr(pd.Series(range(len(ranks))))  # not a number if all values are equal
     is_clear |= abs(order) > max(STEADY, BEYOND / np.sqrt(len(numbers) - 1))
-    early, late = np.array_split(numbers, 4)[0], np.array_split(numbers, 4)[-1]
-    if len(late) >= 4:
-        is_clear |= early.min() > APART * late.max() > 0 or late.min() > APART * early.max() > 0
     return Trend(first=first, last=last, width=width, is_clear=bool(is_clear))
 
 
