@@ -38,7 +38,6 @@ from varuna_core.records.files import (
     write_json,
     write_reserved,
 )
-from varuna_core.records.logs.traceback import PREFIX, looks_raised
 from varuna_core.records.plan import Plan
 from varuna_core.records.requests import HANG, LEFT, REQUEUE, read_stop
 from varuna_core.records.runfolder import AttemptFolder
@@ -54,6 +53,8 @@ EXIT_RESERVE = 4096
 BY_EXCEPTION = 1
 """Exit code of a Python process that an exception ended."""
 _NAME = re.compile(r"(node-)?\d+\.json")
+_RAISED = re.compile(r"(?:\[rank\d+\]: ?)?((\w+\.)*[A-Z]\w*(Error|Exception)\b.*)")
+"""Matches the last line of a traceback, with the prefix of torch's hook."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,8 @@ class RankExit:
     @property
     def raised(self) -> str:
         """The exception, or else the last line of stderr if it looks like one; else empty."""
-        line = PREFIX.sub("", self.last_error, count=1)
-        return self.exception or (line if looks_raised(line) else "")
+        found = _RAISED.match(self.last_error)
+        return self.exception or (found[1] if found is not None else "")
 
     @property
     def how(self) -> str:

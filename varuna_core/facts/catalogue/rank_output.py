@@ -83,7 +83,7 @@ QUOTES = (
     fallout(
         "another rank's error",
         r"^(\w+\.)*(RankFailed|ChannelClosed)\b",
-        "another rank failed first: the line quotes its error",
+        "another rank failed first: the line names it",
     ),
     fallout(
         ATTEMPT_ENDED,
