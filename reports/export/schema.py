@@ -117,7 +117,7 @@ TABLES = {
     ),
     "rank_steps": Table(
         "One row per rank and step of the traces. Of a step that ran twice in an attempt, the "
-        "last run is kept.",
+        "last run is kept. Work in the pause before a step is in its sums, not in `took_s`.",
         (
             _ATTEMPT,
             _RANK,
