@@ -289,6 +289,9 @@ def find_all(job: Job, analysis: Analysis) -> list[Finding]:
     found += _ask_plugins(job, analysis)
     found += find_causes(job, analysis, found)
     found = [_price(finding, analysis) for finding in found]
+    if job.sources.run is None and (job.traces.is_log or not job.traces.ranks):
+        # There is no conf whose keys could be changed.
+        found = [replace(finding, key="") for finding in found]
     return sorted(found, key=lambda item: (not item.cause and item.weight < 1, -item.weight))
 
 
@@ -875,7 +878,7 @@ def _explain_no_steps(job: Job, analysis: Analysis, wall_s: float) -> Finding:
         weight=0.0,
         sentence=f"{ran}; {what}.",
         evidence="exit/node-<index>.json, and the logs of the nodes",
-        key="progress" if is_helped else "",
+        key="progress, if it prints its steps" if is_helped else "",
     )
 
 

@@ -17,6 +17,7 @@ from vjob.reports.analysis.headline import (
 from vjob.reports.analysis.measures import Analysis
 from vjob.reports.load.tables import Job
 
+NO_STEPS = "steps not known"
 MUCH_START = 0.1
 """Share of the time that the start-up has to take to be named."""
 
@@ -60,7 +61,10 @@ def write_opening(job: Job, analysis: Analysis, findings: Sequence[Finding]) -> 
         went += "; it hangs" if is_new else f"; a hang cost {head.hung_cost}"
     elif any(one.rule == "suspected hang" for one in findings):
         went += "; it may hang" if goes_on(job) else "; it may have hung"
-    change, first = next((one for one in findings if one.key), None), "change first"
+    if any(one.rule == NO_STEPS for one in findings):
+        went += "; its steps are not known"
+    keyed = (one for one in findings if one.key and one.rule != NO_STEPS)
+    change, first = next(keyed, None), "change first"
     if findings and findings[0].rule == "ended badly":
         went, first = f"{went}; the first finding below says why", "change then"
     if change is not None:

@@ -531,7 +531,8 @@ def running(snapshot: Snapshot) -> Verdict | None:
             return _late_start(snapshot, values)
     elif not is_plain and (is_told or not signs.are_running):  # a built-in one prints its steps
         return None
-    is_early = age < HINT_S and signs.num_bytes < MUCH_OUTPUT
+    num_out = sum(node.sizes.get("out", 0) for node in snapshot.nodes)  # not warnings of imports
+    is_early = age < HINT_S and num_out < MUCH_OUTPUT
     reason = (
         "no line of the program is known as a step" if signs.num_bytes else "it printed nothing"
     )
