@@ -208,7 +208,7 @@ def estimate(conf: JobConf, link_gb_s: float | None) -> tuple[Profile, list[str]
     model = conf.model
     if model is None:
         raise InputError(
-            "the conf has no model, and there is no profile: set model to its shape (a name such "
+            "the conf has no model, and names no profile: set model to its shape (a name such "
             "as gpt2-xl, or layers, hidden, heads), or profile the script (docs/profiling.md) "
             "and give --profile FILE"
         )

@@ -507,7 +507,7 @@ def _advise_partition(job: Job, analysis: Analysis) -> str:
         return ""
     if analysis.suggestion is not None:
         return "parallel.partition"
-    return "parallel.partition, by `vjob plan --set parallel.partition=auto` with a profile"
+    return "parallel.partition, by `vjob plan CONF --set parallel.partition=auto --profile FILE`"
 
 
 def _is_asked(job: Job, analysis: Analysis) -> bool:

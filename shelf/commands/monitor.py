@@ -247,7 +247,8 @@ def logs(
         sys.exit(reading.follow_run(run, tell, wanted))
     reading.print_logs(run, tell, wanted, attempt=attempt, num_lines=lines)
     if not num_said and (since is not None or until is not None):
-        say("vjob: no line is from that time, or the lines have no times", err=True)
+        earlier = "" if attempt is not None else "; --attempt N looks in an earlier attempt"
+        say(f"vjob: no line is from that time, or the lines have no times{earlier}", err=True)
 
 
 def paint_rank(text: str, rank: int | None) -> str:

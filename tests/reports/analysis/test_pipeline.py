@@ -149,7 +149,7 @@ def test_segments_of_a_port_are_not_taken_to_be_alike(
 
     assert (
         find().key
-        == "parallel.partition, by `vjob plan --set parallel.partition=auto` with a profile"
+        == "parallel.partition, by `vjob plan CONF --set parallel.partition=auto --profile FILE`"
     )
     planned = {"step_s": 0.1, "stage_s": [0.04] * len(work)}
     assert find(prediction=planned).key == ""
