@@ -612,7 +612,8 @@ def dead(snapshot: Snapshot) -> Verdict | None:
     if is_over(snapshot):
         whole, snapshot = snapshot, choose_first_failed(snapshot)
         cause = infer_cause(snapshot)
-        if snapshot is not whole and not cause.reason.startswith(snapshot.scheduler.jobs[0].id):
+        is_quoted = cause.line is not None and cause.line.kind not in OF_SCHEDULER
+        if snapshot is not whole and not is_quoted:  # a quoted line stands with its element
             cause = replace(cause, reason=f"{snapshot.scheduler.jobs[0].id}: {cause.reason}")
     elif snapshot.fatal is not None and _said_done(snapshot):
         root = snapshot.fatal
