@@ -306,7 +306,7 @@ def test_ranks_that_append_at_once_do_not_mix(tmp_path: Path) -> None:
 def test_another_format_is_said(tmp_path: Path) -> None:
     path = tmp_path / "0.jsonl"
     path.write_text('{"trace":2,"rank":0}\n')
-    assert read_traces([("", path)]).ranks[0].trouble == "format 2, but this vjob reads 1"
+    assert read_traces([("", path)]).ranks[0].trouble == "trace format 2, but this vjob reads 1"
 
 
 @given(st.lists(st.binary(max_size=30), max_size=12), st.integers(1, 20))
