@@ -363,7 +363,7 @@ def adopt(run: RunFolder, record: RunRecord) -> RunRecord:
         if len(jobs) < record.num_jobs:  # perhaps by an answer from before the last submit
             jobs = find_jobs(run, record, after=cut_off)
     except UncertainError as error:
-        log.warning("%s may have a job that is not known yet: %s", run.name, error)
+        log.warning("%s may have submitted a job whose id is not known yet: %s", run.name, error)
         return record
     if read_record(run) != record:  # another command was faster
         return read_record(run) or record

@@ -280,8 +280,8 @@ class Scheduler(ABC):
     def ask_node_states(
         self, nodes: Sequence[str], *, floor_s: float = SELDOM_S
     ) -> list[NodeState]:
-        """Return those of these nodes that the scheduler reports as lost, draining or under
-        maintenance."""
+        """Return the states of the given nodes that are lost, draining or under maintenance; the
+        scheduler is asked at most once in `floor_s` seconds."""
         return []
 
     def find_idle(self, queues: Sequence[str | None]) -> list[IdleNode]:

@@ -521,7 +521,7 @@ def describe_how(sweep: Sweep, submitted: Sequence[Submitted]) -> str:
 def _take_back(
     done: Sequence[Submitted], sweep: Sweep, run: SweepRun, error: VjobError
 ) -> VjobError:
-    """Cancel submitted runs, the last first; return the error that reports it."""
+    """Cancel submitted runs, the last first; return the error, with what was not cancelled."""
     what = f"run {len(done) + 1} of {len(sweep.runs)} ({describe_values(run.values)})"
     kept = []
     for folder, record in reversed(done):
@@ -538,6 +538,9 @@ def _take_back(
     if done:
         lines.append(f"  The {len(done)} runs before it were withdrawn; no run is left.")
     if kept:
-        lines[-1] = f"  Earlier runs were withdrawn, but not job {', '.join(kept)}: cancel them"
+        ids = ", ".join(kept)
+        lines[-1] = (
+            f"  Earlier runs were withdrawn, except these jobs, still to be cancelled: {ids}"
+        )
     kinds = (UncertainError, InputError, VjobError)
     return next(kind for kind in kinds if isinstance(error, kind))("\n".join(lines))

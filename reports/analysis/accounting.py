@@ -210,7 +210,7 @@ def describe_class(found: Accounting, name: str) -> str:
     """Describe a class of time; the start by its parts, and lost time by what may have cost it."""
     if name == "lost" and found.was_cancelled:
         cut = "work after the last step, cut off by the cancel"
-        more = ", or lost to faults, changes of nodes, and steps done again"
+        more = ", or lost to faults, changes of nodes and repeated steps"
         return cut + (more if len(found.attempts) > 1 else "")
     if name == "lost" and len(found.attempts) == 1:  # nothing was done again
         return "after the last step, until the end of ranks that did not end well"

@@ -685,7 +685,7 @@ def _on_training(job: Job, analysis: Analysis) -> Iterator[Finding]:
         said, evidence = f"in {curves.nan} steps", "number of nan iterations in the log"
         if curves.first_nan is not None:
             said = f"in at least {curves.nan} steps, first printed at step {curves.first_nan:,}"
-            evidence = "lines with a loss that is not a number; steps between them are not known"
+            evidence = "lines with a loss; the losses of steps between two lines are not known"
         yield Finding(
             rule="not a number",
             values={"iterations": int(curves.nan), "first_printed": curves.first_nan},
@@ -1071,7 +1071,7 @@ def _on_data(job: Job, analysis: Analysis) -> Iterator[Finding]:
         weight=waited / stepping,
         sentence=f"Ranks wait for data {percent(waited / stepping)} of their steps' time"
         + (f"; the processors are {busy:.0f} % busy." if busy == busy else "."),
-        evidence="spans named data in the traces" + (", samples" if busy == busy else ""),
+        evidence="spans of the kind `data` in the traces" + (", samples" if busy == busy else ""),
         key=first + more,
         cause="input",
         lost_s=waited,
@@ -1139,7 +1139,7 @@ def _on_exposed(job: Job, analysis: Analysis) -> Iterator[Finding]:
         weight=spent / stepping,
         sentence=f"Communication holds up the ranks for {percent(spent / stepping)} of the time "
         f"of all steps, {of_all} of the whole run: {pace}.",
-        evidence="waits for messages, and all-reduces beside no work once all ranks have joined",
+        evidence="waits for messages, and all-reduces not hidden by work, since all ranks joined",
         key=", ".join([*others, f"or {last}" if others else last]),
         cause="" if busy else "communication",
         lost_s=0.0 if busy else spent,

@@ -221,7 +221,7 @@ def _mark_slow(took: Floats) -> Marks:
     """Mark the steps that are slow: True for each of the step times `took` that belongs to a
     stretch of slow steps.
 
-    All are False unless the times lie on two levels that are far apart beside their noise.
+    All are False unless the times lie on two levels that are far apart compared with their noise.
     """
     none = np.zeros(len(took), dtype=bool)
     if len(took) < 2 * LEAST_ROWS:

@@ -147,7 +147,7 @@ def prepare(
 def _what_is_left(part: Path) -> str:
     if not part.exists():
         return "nothing was kept"
-    return f"the same command continues from here (or remove {part})"
+    return f"run the same command again to continue from here, or remove {part} to start over"
 
 
 def _note(text: str) -> None:

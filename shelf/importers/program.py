@@ -28,7 +28,7 @@ LAUNCHER_REASONS: Mapping[str, str] = {
     "node_rank": "nodes are counted by group",
     "master_addr": "rank 0 is on the first node of the first group",
     "manager_ip": "the manager is on the first node of the first group",
-    "machine_list": "Slurm gives the nodes, by number; without Slurm use cluster.machine_list",
+    "machine_list": "Slurm chooses the nodes; without Slurm use cluster.machine_list",
     "no_morphing": "a run keeps its nodes without morph.enabled",
     "rdzv_backend": "nodes find each other by the run folder",
     "rdzv_endpoint": "nodes find each other by the run folder",

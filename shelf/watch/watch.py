@@ -45,7 +45,7 @@ class Damper:
         self._held = 0
 
     def filter(self, news: str) -> str | None:
-        """Return the news if they must be sent now; FINE is sent only after a problem."""
+        """Return the news if it must be sent now, else None; FINE is sent only after a problem."""
         self._held = self._held + 1 if news == self._now else 1
         self._now = news
         if self._held < HOLD or news == self.last_news:

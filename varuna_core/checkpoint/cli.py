@@ -67,7 +67,10 @@ def _build_parser() -> argparse.ArgumentParser:
         "--dcp", action="store_true", help="write a folder that torch.distributed.checkpoint loads"
     )
     export.add_argument(
-        "--under", default="", metavar="KEY", help="--dcp: the state dict's key, such as model"
+        "--under",
+        default="",
+        metavar="KEY",
+        help="--dcp: the key under which the checkpoint holds the state dict, such as model",
     )
     export.add_argument("--config", type=Path, help="--hf: the model's config.json, or its folder")
     export.add_argument(

@@ -242,7 +242,7 @@ def _time_limit(end: End) -> str:
     if left is None:
         return _phrase(end)
     where = f"stopped at step {left.seen} of {left.expected}"
-    return f"{where}, as SIGUSR1 asked it to save and leave before the time limit"
+    return f"{where}, as SIGUSR1 asked the run to save and leave before the time limit"
 
 
 def _batch_killed(end: End) -> str:

@@ -93,7 +93,8 @@ def _keep_depth(question: LayoutRequest) -> Optional[ParallelShape]:
 
 
 def _limit_replicas(question: LayoutRequest, room: int) -> int:
-    """Compute the number of replicas that there are nodes and micro-batches for."""
+    """Return the number of replicas for which there are enough nodes (`room`) and
+    micro-batches."""
     micro_batches = question.micro_batches
     if micro_batches is None:
         return room

@@ -479,7 +479,7 @@ class RunFolder:
 
     @property
     def packages(self) -> Path:
-        """File that lists the packages of the ranks' interpreter at the submit."""
+        """File that lists the packages of the ranks' interpreter when the run was submitted."""
         return self.path / "packages.txt"
 
     @property

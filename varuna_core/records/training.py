@@ -185,8 +185,8 @@ def derive_facts(value: Training) -> TrainingFacts:
 
 
 def name_shapes(value: Training) -> str:
-    """Return a name for everything on which the times of its segments depend: a profile applies
-    only to trainings with the same name."""
+    """Return a name for everything on which the times of a training's segments depend: a profile
+    applies only to trainings with the same name."""
     sizes = (value.layers, value.hidden, value.heads, value.sequence, value.vocab)
     words = [value.program, "-".join(map(str, sizes)), value.precision, value.optimizer]
     words += ["-".join(map(str, asdict(value.llama).values()))] if value.llama else []

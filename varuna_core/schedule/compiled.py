@@ -88,7 +88,7 @@ class Compiled:
 
     @cached_property
     def held(self) -> tuple[tuple[Counts, ...], ...]:
-        """Return the numbers of graphs and inputs that each rank holds, from `count_held`."""
+        """Return how many autograd graphs and inputs each rank holds, as in `count_held`."""
         return count_held(self.schedule)
 
     @cached_property

@@ -261,7 +261,7 @@ def _saves_skipped(values: Values) -> str:
     free = values["free_bytes"]
     room = f" ({format_free(free)} free)" if _is_known(free) else ""
     kept = values["kept_step"]
-    last = f"; the last complete checkpoint is of step {kept}" if _is_known(kept) else ""
+    last = f"; the last complete checkpoint is from step {kept}" if _is_known(kept) else ""
     age = format_duration(values["age_s"])
     return f"{many} {done}, for {age}: {why} in {values['folder']}{room}{then}{last}"
 
@@ -372,7 +372,7 @@ def _tell_action(hang: Hang, now: float) -> str:
     when = f"within {format_duration(at - now)}" if at > now + 1 else "now"
     if hang.action is HangAction.REPORT:
         word = f"the hang is certain {when} if no step comes; " if at > now + 1 else ""
-        return f"{word}vjob does not act on the hang (on_hang, vjob guard)"
+        return f"{word}vjob itself does nothing about the hang; on_hang or vjob guard changes that"
     return {
         HangAction.RESTART: f"its ranks are ended and restarted {when}",
         HangAction.REQUEUE: f"the job goes back into the queue {when}",
@@ -622,7 +622,7 @@ def _until(seconds: float) -> str:
 
 def _checkpoint(values: Values) -> str:
     saved = values["checkpoint_step"]
-    return f"; its last checkpoint is of step {saved}" if _is_known(saved) else ""
+    return f"; its last checkpoint is from step {saved}" if _is_known(saved) else ""
 
 
 def _gpus_not_read(values: Values) -> str:

@@ -87,7 +87,7 @@ def _list_known(
 
 
 def _walk(root: Path, excluded: Sequence[str], most: int) -> Iterator[str]:
-    """Yield all files of a folder, stopping at about four times the limit."""
+    """Yield the files of a folder that are not excluded; stop after about four times `most`."""
     count = 0
     for folder, names, files in os.walk(root):
         inside = os.path.relpath(folder, root)

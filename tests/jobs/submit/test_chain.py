@@ -110,7 +110,7 @@ def test_a_run_that_left_before_its_time_limit_is_no_good_end(vjob: Vjob) -> Non
         f"never started: {first.name}, which it waited for, did not end well (TIMEOUT)"
     )
     said = vjob("status", first.name, code=10).stdout
-    assert "stopped at step 120 of 400, as SIGUSR1 asked it to save" in said
+    assert "stopped at step 120 of 400, as SIGUSR1 asked the run to save" in said
     assert "next: vjob submit again" in said or "submit again" in said
     assert "raise" not in said
 

@@ -382,7 +382,7 @@ def test_jobs_that_cannot_be_taken_back_are_named(with_slurm: Vjob, slurm: FakeS
     slurm.say("scancel", "[ $1 = 71 ]")
     name = with_slurm.write(conf("-1", "exit:0", scheduler="slurm"))
     said = with_slurm("submit", name, *OF_JOBS, code=1).stderr
-    assert "but not job 72: cancel them" in said
+    assert "except these jobs, still to be cancelled: 72" in said
 
 
 def test_ctrl_c_ends_between_two_runs_and_says_how_many_go_on(

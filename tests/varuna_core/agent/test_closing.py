@@ -21,7 +21,9 @@ from varuna_core.records.runfolder import RunFolder
 
 NOTE = "; SIGUSR1, as sent before the time limit, had asked the ranks to save and exit"
 WELL = "the one rank exited 0"
-SHORT = "stopped at step 120 of 400, as SIGUSR1 asked it to save and leave before the time limit"
+SHORT = (
+    "stopped at step 120 of 400, as SIGUSR1 asked the run to save and leave before the time limit"
+)
 BATCH = "batch-USR1-1"
 
 

@@ -216,7 +216,7 @@ def test_words_are_added_and_left_out_and_positions_left_out(tmp_path: Path) -> 
             reader.read("positions.weight"), state["positions.weight"][:7].bfloat16()
         )
     for words, said in (
-        ({"vocab": 43}, "vocab 43: the folder has 44 tokens"),
+        ({"vocab": 43}, "vocab 43 is less than the 44 tokens of the checkpoint"),
         ({"sequence": 13}, "sequence 13 exceeds 12 positions"),
     ):
         with pytest.raises(CheckpointError, match=said):

@@ -106,9 +106,10 @@ class Sampler(threading.Thread):
         self._lines.write(json.dumps(sample).encode() + b"\n")
 
     def _read_gpus(self, accelerator: Accelerator) -> Tuple[Dict[str, Any], Sequence[GpuSample]]:
-        """Return the sample's fields about GPUs, and the samples of our GPUs.
+        """Return the sample's fields about GPUs, and the samples of the GPUs that this job's
+        processes use.
 
-        `gpus` are those that ours use, `gpus_not_known` is the reason where none could be read.
+        The field `gpus` lists those GPUs; `gpus_not_known` is the reason if none could be read.
         """
         found = accelerator.sample()
         if isinstance(found, NotKnown):

@@ -187,7 +187,9 @@ def _resize(entry: Entry, sizes: Sizes, vocab: int | None, sequence: int | None)
         sizes.vocab,
     ):
         if vocab < sizes.vocab:
-            raise CheckpointError(f"vocab {vocab}: the folder has {sizes.vocab} tokens")
+            raise CheckpointError(
+                f"vocab {vocab} is less than the {sizes.vocab} tokens of the checkpoint"
+            )
         return with_rows(entry, vocab)
     if entry.name == "positions.weight" and sequence not in (None, sizes.sequence):
         if sequence > sizes.sequence:
@@ -276,7 +278,9 @@ def _take_model(
             made.pop("torch_dtype", None)  # as it was called before
         return list(_take_named(reader, shapes, prefix)), made
     if prefix:
-        raise CheckpointError(f"{reader.folder} has a built-in model: remove prefix {prefix!r}")
+        raise CheckpointError(
+            f"{reader.folder} has a built-in model, which takes no prefix: omit prefix {prefix!r}"
+        )
     program, sizes = found
     if given is not None:
         _refuse_differences(program, given, reader.folder)

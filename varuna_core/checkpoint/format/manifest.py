@@ -182,7 +182,7 @@ def find_faults(manifest: Manifest) -> list[str]:
 
 
 def group_pieces(manifest: Manifest) -> dict[tuple[str, str], list[tuple[str, Piece]]]:
-    """Return the file and piece of each part of a tensor, by kind and name."""
+    """Map the kind and name of each tensor to its pieces, each with the file that holds it."""
     found: dict[tuple[str, str], list[tuple[str, Piece]]] = {}
     for file, held in manifest.files.items():
         for piece in held.pieces:

@@ -373,7 +373,7 @@ ROWS = (
         ("pyxis",),
         r"(unrecognized|invalid|unknown) option.*--container-image"
         r"|slurmd has no pyxis on this node",
-        "srun, or slurmd of one node, has no pyxis",
+        "srun, or slurmd on one of the nodes, lacks the pyxis plug-in",
         ask_admin("to install pyxis on every node"),
         Remedy(Action.SET, Target.RUNTIME, "enroot", instead=True),
     ),

@@ -43,12 +43,12 @@ standard error, with no output on standard output more than 5 seconds after it.
 WITNESSES = {
     Witness.OUTSIDE: "the scheduler, vjob or a user, who ended the job, or the job as a whole "
     "(memory, output file, batch script) | no rank and no node had failed by itself before",
-    Witness.RANK: "the exit file of the rank that failed first: signal, exception, exit code | "
-    "a rank that only reports a lost peer comes after that peer",
+    Witness.RANK: "the exit file of the rank that failed first, with its signal, exception or exit "
+    "code | a rank that only reports a lost peer is taken to have failed after that peer",
     Witness.NODE: "a node or its agent | the scheduler reports it as down, others missed it, or "
     "its ranks left no exits",
     Witness.JOB: "the scheduler's last word | no rank and no node knows more",
-    Witness.LINE: "a line of a log | no rank left an exit, as in a folder of logs",
+    Witness.LINE: "a line of a log | no rank left an exit file, as in a mere folder of logs",
     Witness.SCRIPT: "the batch script's last line | no rank was started",
     Witness.RECORD: "the exit code | otherwise the cause is not known",
 }

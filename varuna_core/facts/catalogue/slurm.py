@@ -408,7 +408,7 @@ REASONS = (
         name="no output",
     ),
     _ended("TimeLimit", "it has already reached its time limit", cause=EndCause.TIME_LIMIT),
-    _ended("OutOfMemory", "it has already used up its memory", cause=EndCause.OOM_JOB),
+    _ended("OutOfMemory", "it has already run out of memory", cause=EndCause.OOM_JOB),
     _ended(
         r"InactiveLimit|NonZeroExitCode|SystemFailure|RaisedSignal\S*",
         "it has already ended this way",

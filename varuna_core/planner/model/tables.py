@@ -264,8 +264,8 @@ class Tables:
         return fixed
 
     def _compute_tied(self, tensor: int) -> Array:
-        """Return the parameters that consecutive segments share with other segments, counting each
-        copy, by begin and end."""
+        """Return, for each range of segments by begin and end, the number of parameters that it
+        shares with segments outside, counting each copy."""
         held = np.zeros(self.size)
         for tie in self.profile.model.ties:
             for segment in tie.segments:

@@ -66,7 +66,7 @@ class Wishes:
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """A shape and schedule without a placement."""
+    """A candidate plan: its parallel degrees and schedule, not yet placed on nodes."""
 
     shape: Shape
     schedule: str
@@ -202,8 +202,8 @@ def count_replicas(cluster: Cluster, tensor: int) -> int:
 
 Tier = Literal["alike", "orders", "whole", "blocks"]
 NAMES: dict[Tier, str] = {
-    "alike": "equal nodes, filled one after the other, with any number of stages",
-    "orders": "every choice and order of nodes, filled one after the other",
+    "alike": "equal nodes, whose GPUs are used node by node, with any number of stages",
+    "orders": "every choice and order of nodes, whose GPUs are used node by node",
     "whole": "all or no nodes of each kind, kinds in every order",
     "blocks": "the nodes of a kind together, kinds in every order, any number of stages on each",
 }

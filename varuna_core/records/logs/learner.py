@@ -57,7 +57,7 @@ class Doubt(str, Enum):
     RIVALS = "two numbers are about equally likely to count steps"
     LOST = "the number that counted steps has stopped growing"
     LENGTH = "steps are counted within each epoch, and the number of steps in an epoch is not known"
-    UNNAMED = "an unnamed progress bar was repeated many times, and no line is about training"
+    UNNAMED = "an unnamed progress bar started over many times, and no line is about training"
     UNTRAINED = "a number grows as steps do, but no line is about training"
     ONLY_LOSSES = "only lines with a loss"
     FIRST_EPOCH = "steps are counted within each epoch, but the first epoch was not read"
@@ -614,8 +614,8 @@ class Learner:
             shape.is_cut = True
 
     def read_loss(self, rank: Optional[int], text: str) -> Optional[float]:
-        """Return the loss of a line that has nothing else, such as a row below the counter's line.
-        If other lines separate two such rows, the second may be an evaluation's."""
+        """Return the loss of a line that has only a loss, such as the row below a line with the
+        step; None if other lines separate it from such a row, as it may be an evaluation's."""
         is_open, self._is_open = self._is_open, self._is_open and not self._had_loss
         if self._chosen is None or not is_open or not ("loss" in text or "Loss" in text):
             return None

@@ -496,8 +496,8 @@ class StepReader:
         return True
 
     def _note_epoch(self, text: str, rank: Optional[int]) -> None:
-        """Note `Epoch 2/3` above a bar, or `Epoch 2` among lines of known formats: if the steps
-        fall after it, they are counted within each epoch."""
+        """Note `Epoch 2/3` above a bar, or `Epoch 2` among lines of known formats: if the
+        step number drops after it, steps are counted within each epoch."""
         if self.strength >= 0 and rank != self._rank:
             return
         found = parse_epoch(text)

@@ -131,7 +131,7 @@ class Weights:
                     raise SplitError(
                         f"the rule of {path or 'the model'!r} that initializes {names[0]!r} fails "
                         f"with all other tensors on the meta device ({type(error).__name__}: "
-                        f"{error}): pass init=f, where f(name, tensor) fills it in place"
+                        f"{error}): pass init=f, where f(name, tensor) fills the tensor in place"
                     ) from error
         finally:
             for (tensors, own), old in zip(slots, before, strict=True):

@@ -45,7 +45,8 @@ def _load(entry: Entry, part: Box) -> Tensor:
 
 
 class Shares:
-    """Shards of one rank, keyed by each tensor's first name; other tensors are whole."""
+    """Shards of one rank, keyed by the tensor's name, of several the first; other tensors are
+    not sharded."""
 
     def __init__(
         self,

@@ -344,7 +344,7 @@ def test_an_error_from_before_a_checkpoint_does_not_end_it() -> None:
         (HangAction.RESTART, NOW + 12, "its ranks are ended and restarted within 12 s"),
         (HangAction.REQUEUE, NOW, "the job goes back into the queue now"),
         (HangAction.STOP, NOW + 12, "the run is ended within 12 s"),
-        (HangAction.REPORT, None, "vjob does not act on the hang"),
+        (HangAction.REPORT, None, "vjob itself does nothing about the hang"),
     ],
 )
 def test_a_hang_that_is_suspected_says_what_will_be_done_and_when(
@@ -363,7 +363,7 @@ def test_a_hang_that_is_suspected_says_what_will_be_done_and_when(
         (HangAction.RESTART, "its ranks are ended and restarted within 45 s"),
         (
             HangAction.REPORT,
-            "the hang is certain within 45 s if no step comes; vjob does not act on the hang",
+            "the hang is certain within 45 s if no step comes; vjob itself does nothing about",
         ),
     ],
 )
