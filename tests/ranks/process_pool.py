@@ -26,6 +26,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import varuna_core
 
@@ -165,6 +166,11 @@ def become(order: Order, written: list[int]) -> None:
     random.seed()
 
 
+_kept: list[dict[str, Any]] = []
+"""Variables of the program that ran, which `leave` ends with the process: freed before, the process
+group of a model waits for gloo's thread, which waits for the interpreter's lock."""
+
+
 def leave(codes: list[int]) -> None:
     """End a program that has an exit code without taking its modules apart, which takes 0.25 s with
     torch. Registered first, this is called last."""
@@ -192,9 +198,9 @@ def main() -> None:
     if order is not None:
         try:
             if order.module.endswith(".py"):
-                runpy.run_path(order.module, run_name="__main__")
+                _kept.append(runpy.run_path(order.module, run_name="__main__"))
             else:
-                runpy.run_module(order.module, run_name="__main__", alter_sys=True)
+                _kept.append(runpy.run_module(order.module, run_name="__main__", alter_sys=True))
         except SystemExit as end:
             if not isinstance(end.code, int | None):
                 raise

@@ -44,7 +44,8 @@ RESULTS = "VJOB_RECIPES_RESULTS"
 ABORT = "terminate called without an active exception"
 """Printed by a process that aborts after its last step: a thread of gloo drops the last tensor
 that it sent while the interpreter ends, and may not. destroy_process_group() ends such threads only
-where nothing else refers to the group; DeepSpeed does, in default arguments. It is run again."""
+where nothing else refers to the group; DeepSpeed does, in default arguments. It is run again. So is
+a rank that hangs after its last step, since that thread waits for the interpreter's lock."""
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2")
 OF_TORCHRUN = {
     "LOCAL_WORLD_SIZE": "2",
@@ -220,7 +221,9 @@ def fork_ranks(recipe: Recipe, folder: Path, more: Sequence[str]) -> tuple[int, 
                 place |= {**OF_TORCHRUN, "LOCAL_RANK": rank, "ROLE_RANK": rank}
             order = build_order(recipe.program, words, build_env(python) | place, folder)
             ranks.append(start_rank(order, "scripts", python))
-        ended = collect(ranks, 200 * PATIENCE)
+        ended = collect(ranks, 100 * PATIENCE)
+    except subprocess.TimeoutExpired as error:
+        return 1, f"{error}: {ABORT}"
     finally:
         for process in ranks:
             process.close()
