@@ -23,7 +23,8 @@ class InputError(VjobError):
 
 
 class UncertainError(VjobError):
-    """A scheduler gave no intelligible answer, so the requested action may have happened."""
+    """Raised if a scheduler's answer is missing or not understood, so that it is not known if the
+    requested action took place."""
 
     def __init__(self, text: str, found: Mapping[str, Sequence[Any]] | None = None) -> None:
         super().__init__(text)

@@ -24,7 +24,7 @@ NULLS = frozenset({"", "~", "null", "Null", "NULL"})
 
 @dataclass(frozen=True, kw_only=True)
 class Scalar:
-    """A YAML scalar, as text; the field that it fills decides its type."""
+    """A YAML scalar, kept as text; the conf's key to which it belongs decides its type."""
 
     text: str
     plain: bool

@@ -75,8 +75,8 @@ def build_training(conf: JobConf, replicas: int) -> Training | None:
 
 
 def name_model(model: Model) -> str:
-    """Return the name of a model's shape, such as gpt2-xl, ignoring dropout; for a shape without a
-    name, its numbers."""
+    """Return the name of a model's shape, such as gpt2-xl, whatever the dropout; if the shape has
+    no name, return its sizes as text."""
     for name, known in MODELS.items():
         if replace(model, dropout=known.dropout) == known:
             return name

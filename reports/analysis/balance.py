@@ -95,8 +95,8 @@ class StagePaces:
 
     @property
     def is_known(self) -> bool:
-        """True if the stage works longest in clearly more than half of the steps: by two standard
-        deviations of as many tosses of a coin."""
+        """True if the stage works longest in so many more than half of the steps that chance does
+        not explain it: two standard deviations of a fair coin tossed once for each step."""
         least = self.num_steps / 2 + self.num_steps**0.5
         return self.num_steps >= LEAST_PACED and self.num_longest >= min(self.num_steps, least)
 

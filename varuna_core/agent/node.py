@@ -133,8 +133,8 @@ def make_ready(
 
 
 def meet(site: Site, signals: Signals, report: NodeReport, leases: contextlib.ExitStack) -> Go:
-    """Wait until every node is ready; return node 0's decision, which has the port and the hosts of
-    the ranks. Raise a Refusal if a node is not ready."""
+    """Wait until every node is ready to start its ranks; return the decision of node 0 to start,
+    with the port and the hosts of the ranks. Raise a Refusal if a node is not ready."""
     plan, attempt, opened = site.plan, site.attempt, site.master.opened
     if site.node.index != 0:
         return wait_for_go(attempt, signals, plan, site.host, opened)

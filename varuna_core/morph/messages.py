@@ -82,8 +82,8 @@ class RankFailed:
 
 @dataclass(frozen=True)
 class CalledToLeave:
-    """Input: preemption or the time limit is near, so the ranks must save, and the job is requeued
-    if the rules allow it."""
+    """Input of the state machine: preemption or the time limit is near, so the ranks must save, and
+    the job is requeued if the rules allow it."""
 
     reason: str
 

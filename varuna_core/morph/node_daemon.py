@@ -292,7 +292,8 @@ class NodeDaemon:
             self._prepare_next(orders)
 
     def _prepare_next(self, orders: Orders) -> None:
-        """Start the standby agent once the ranks train: until then they need the whole node."""
+        """Start the agent that stands by for the next attempt, but only once the ranks train, since
+        they need the whole node until then."""
         me, place = self._me, orders.find_place(self._me.name)
         is_member = orders.attempt == me.attempt and place is not None
         if not is_member or self._next_since == me.attempt or not can_stand_by(self._plan):

@@ -2,7 +2,7 @@
 
     first poll     the last bytes, from the first line that begins in them
     later polls    what was appended; if that is more than a poll may read, its last part
-    renamed away, shrunk, written anew     the file under this name, as at a first poll
+    renamed away, shrunk, rewritten         the file under this name, as at a first poll
     gone, stale, forbidden                 nothing new; `problem` says why
     asked for what was skipped             its lines with one of some words, the last ones first
 

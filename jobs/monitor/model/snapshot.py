@@ -267,7 +267,7 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToldExit:
+class ReportedExit:
     """The end of a rank, or of a task of srun, according to a line of a launcher."""
 
     who: str
@@ -548,7 +548,7 @@ class Snapshot(AttemptView):
     """The file server's clock minus this machine's, if the difference is worth showing."""
     scheduler_lines: tuple[str, ...] = ()
     """The last lines of the batch script."""
-    told_exits: tuple[ToldExit, ...] = ()
+    reported_exits: tuple[ReportedExit, ...] = ()
     """Ends that launchers report in the logs of a job that vjob did not submit, once it is over."""
     num_gpus: int | None = None
     """Total of GPUs that the plan requests; 0 if ranks run on processors."""

@@ -69,7 +69,7 @@ class NodeFiles:
         self.add(files)
 
     def add(self, files: Mapping[str, str]) -> None:
-        """Add log files that have appeared since the reader was created."""
+        """Read also these log files, by kind (`out`, `err`, ...), if they are new."""
         for kind, path in files.items():
             if kind in ("out", "err") and kind not in self.logs:
                 if self._times is None:

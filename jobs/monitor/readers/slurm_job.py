@@ -24,15 +24,15 @@ from varuna_core.records.logs.tail import last_lines
 from varuna_core.records.logs.times import LineTimes
 from vjob.jobs.errors import UncertainError
 from vjob.jobs.monitor.log_lines.errors import Classifier
-from vjob.jobs.monitor.log_lines.told_exits import parse_told_exits
+from vjob.jobs.monitor.log_lines.reported_exits import parse_reported_exits
 from vjob.jobs.monitor.model.snapshot import (
     Gpu,
     JobRow,
     Line,
     Node,
+    ReportedExit,
     Scheduler,
     Snapshot,
-    ToldExit,
 )
 from vjob.jobs.monitor.readers.node_files import (
     NodeFiles,
@@ -138,7 +138,7 @@ class SlurmJobReader:
         started = min((x.started for x in parts if x.started is not None), default=None)
         notes = [*job.notes, *list_notes(job)]
         rows = tuple(make_row(part.info) for part in parts)
-        told = self._read_told_exits()
+        exits = self._read_reported_exits()
         errors = merge_errors((log for x in nodes for log in x.logs.values()), {})
         snapshot = Snapshot(
             now=now,
@@ -164,8 +164,8 @@ class SlurmJobReader:
             phase=find_phase(nodes, progress),
             phases_s=find_longest(nodes),
             phase_ended_at=find_last_end(nodes),
-            errors=tuple(self._place(line, told) for line in errors),
-            told_exits=told,
+            errors=tuple(self._place(line, exits) for line in errors),
+            reported_exits=exits,
             unreadable={name: why for x in nodes for name, why in x.problems().items()},
         )
         gpus, why = self._read_gpus()
@@ -177,19 +177,21 @@ class SlurmJobReader:
         notes += [why] if why else []
         return replace(snapshot, nodes=nodes_now, message="; ".join(notes))
 
-    def _read_told_exits(self) -> tuple[ToldExit, ...]:
+    def _read_reported_exits(self) -> tuple[ReportedExit, ...]:
         """Read the ends that launchers report, once the job is over."""
         paths = [path for files in self._job.files.values() for path in files.values()]
         wanted = paths if self._job.is_over else []
-        return tuple(x for path in wanted for x in parse_told_exits(last_lines(Path(path), MOST)))
+        return tuple(
+            x for path in wanted for x in parse_reported_exits(last_lines(Path(path), MOST))
+        )
 
-    def _place(self, line: Line, told: Sequence[ToldExit]) -> Line:
+    def _place(self, line: Line, exits: Sequence[ReportedExit]) -> Line:
         """Return the line with the node that a launcher names for its rank: a file that several
         nodes write names none."""
         hosts = [host for part in self._job.parts for host in part.info.nodes]
         if len(self._job.files) > 1 or len(hosts) < 2:
             return line
-        named = [one.node for one in told if one.rank is not None and one.rank == line.rank]
+        named = [one.node for one in exits if one.rank is not None and one.rank == line.rank]
         return replace(line, node=next(iter(named), ""))
 
     def count_lines(self, nodes: Collection[str]) -> Mapping[str, Mapping[str, int]]:

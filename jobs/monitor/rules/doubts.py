@@ -75,17 +75,17 @@ def _find_doubt(
     ):
         return Doubt.CAUGHT
     if line.last_at is None:
-        is_open = own is None and not _is_told(line, snapshot)
+        is_open = own is None and not _is_reported(line, snapshot)
         return Doubt.WENT_ON if line.is_before_steps and is_open else None
     if own is not None and own.ended - line.last_at > row.within_s:
         return Doubt.OLD
     return Doubt.WENT_ON if went_on(line, snapshot, own) else None
 
 
-def _is_told(line: Line, snapshot: Snapshot) -> bool:
+def _is_reported(line: Line, snapshot: Snapshot) -> bool:
     """Return True for the last exception of a rank that a launcher, or srun as a task, names as
     ended by one; steps after it are lines of other ranks."""
-    failed = [one for one in snapshot.told_exits if one.code == BY_EXCEPTION]
+    failed = [one for one in snapshot.reported_exits if one.code == BY_EXCEPTION]
     is_named = any(line.rank in (one.rank, one.task) for one in failed)
     return is_named and line.rank is not None and line.raised == "last"
 

@@ -55,7 +55,7 @@ from vjob.jobs.monitor.log_lines.errors import (
     strip_tags,
 )
 from vjob.jobs.monitor.log_lines.raised import SHELL
-from vjob.jobs.monitor.model.snapshot import Health, Line, Snapshot, ToldExit, Verdict
+from vjob.jobs.monitor.model.snapshot import Health, Line, ReportedExit, Snapshot, Verdict
 from vjob.jobs.monitor.rules.base import (
     END_LINES,
     OVER_WORDS,
@@ -417,9 +417,9 @@ def _find_hang_s(snapshot: Snapshot) -> float | None:
 
 def _by_root(snapshot: Snapshot, decided: End) -> Cause | None:
     root = first_root(snapshot.errors)
-    told = next(filter(None, map(_make_told_end, snapshot.told_exits)), None)
-    if told is not None and (root is None or not is_proof(root, Proof.CAUSE)):
-        who, end = told
+    reported = next(filter(None, map(_make_reported_end, snapshot.reported_exits)), None)
+    if reported is not None and (root is None or not is_proof(root, Proof.CAUSE)):
+        who, end = reported
         if end.signal:
             return _by_signal(snapshot, end, None, who)
         return Cause(end=end, reason=f"{who} exited {end.code}", node=end.node, rank=end.rank)
@@ -441,18 +441,18 @@ def _by_root(snapshot: Snapshot, decided: End) -> Cause | None:
     )
 
 
-def _make_told_end(told: ToldExit) -> tuple[str, End] | None:
+def _make_reported_end(reported: ReportedExit) -> tuple[str, End] | None:
     """Return whose end a launcher reports, and the end; None for one by which a rank that lost its
     peer ends too: an exception, or a signal that others send."""
-    name = name_signal(told.code - SHELL)
-    if told.code in (0, BY_EXCEPTION) or (name and name not in OWN_SIGNALS):
+    name = name_signal(reported.code - SHELL)
+    if reported.code in (0, BY_EXCEPTION) or (name and name not in OWN_SIGNALS):
         return None
     cause = EndCause.RANK_SIGNAL if name else EndCause.RANK_EXIT
     actor = Actor.UNKNOWN if name else Actor.RANK
-    seen = (Evidence("log", text=told.text),)
-    end = End(cause, actor, code=told.code, signal=name, rank=told.rank, node=told.node,
+    seen = (Evidence("log", text=reported.text),)
+    end = End(cause, actor, code=reported.code, signal=name, rank=reported.rank, node=reported.node,
               evidence=seen)  # fmt: skip
-    return f"{told.who} on {told.node}", end
+    return f"{reported.who} on {reported.node}", end
 
 
 def _quotes(end: End, line: Line) -> bool:

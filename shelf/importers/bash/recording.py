@@ -294,7 +294,8 @@ def read_script(
 
 
 def list_arguments(*texts: str) -> list[str]:
-    """Return a distinctive placeholder value for each positional argument that the texts use."""
+    """Return a placeholder, found again by its text, for each positional argument (`$1`, `$2`) that
+    the scripts use."""
     whole = "\n".join(map(_drop_comments, texts))
     numbers = [int(one) for one in re.findall(r"\$\{?([1-9])(?!:?[-=+])", whole)]
     numbers += [int(one) for one in _COUNTED.findall(whole)]

@@ -585,7 +585,8 @@ def _save(held: Mapping[str, Any], path: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class GptReader:
-    """Reads our GPT's tensors from a checkpoint, in Megatron's order of query, key and value."""
+    """Reads the tensors of the built-in GPT from a checkpoint of Varuna, with the rows of query,
+    key and value in the order of Megatron-LM."""
 
     reader: CheckpointReader
     sizes: Sizes

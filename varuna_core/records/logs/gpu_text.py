@@ -43,7 +43,8 @@ class GpuLine:
 
 
 def format_line(gpu: Mapping[str, Any]) -> str:
-    """Return the line, with its line end, for a sample of one GPU with the fields of a GpuLine."""
+    """Format the sample of one GPU, which has the fields of a GpuLine, as a line of the GPU log,
+    with its line end."""
     heat = gpu["temperature"]
     degrees = "" if heat is None else f"{_format(heat).rjust(2)}'C, "
     busy = _format(gpu["utilization"]).rjust(3)

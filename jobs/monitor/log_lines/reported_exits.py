@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from varuna_core.records.files import as_whole
 from vjob.jobs.monitor.log_lines.raised import SHELL
-from vjob.jobs.monitor.model.snapshot import ToldExit
+from vjob.jobs.monitor.model.snapshot import ReportedExit
 
 _BY_TORCHRUN = re.compile(
     r"^ +host +: (?P<node>\S+)\n +rank +: (?P<rank>\d+) \(local_rank: \d+\)\n"
@@ -30,12 +30,12 @@ _STEP = re.compile(r"^srun: .*StepId=(\S+)", re.MULTILINE)
 _KILLED = SHELL + 9
 
 
-def parse_told_exits(lines: Sequence[str]) -> tuple[ToldExit, ...]:
+def parse_reported_exits(lines: Sequence[str]) -> tuple[ReportedExit, ...]:
     """Parse the ends in the last lines of a log: those of torchrun, which count ranks, or else
     those of srun, whose tasks may be launchers; none if several steps in a row left theirs."""
     text = "\n".join(lines)
     by_torchrun = [
-        ToldExit(
+        ReportedExit(
             who=f"rank {match['rank']}",
             rank=int(match["rank"]),
             node=match["node"],
@@ -46,7 +46,7 @@ def parse_told_exits(lines: Sequence[str]) -> tuple[ToldExit, ...]:
     ]
     ends = _SRUN_ENDS.search(text)
     by_srun = [
-        ToldExit(
+        ReportedExit(
             who=match["who"],
             task=as_whole(match["who"].partition(" ")[2]),
             node=match["node"],
