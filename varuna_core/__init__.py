@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from varuna_core.checkpoint.foreign.weight_files import open_weights as open_weights
     from varuna_core.data.place import DataPlace as DataPlace
     from varuna_core.profiling.profiler import Profiler as Profiler
+    from varuna_core.runtime.arguments import Options as Options
     from varuna_core.runtime.cross_entropy import cross_entropy as cross_entropy
     from varuna_core.runtime.saving import leaving as leaving
-    from varuna_core.runtime.settings import Options as Options
     from varuna_core.runtime.split.cut import CutPoint as CutPoint
     from varuna_core.runtime.split.cut import cut_before as cut_before
     from varuna_core.runtime.split.loss import TokenMean as TokenMean
@@ -27,7 +27,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "CutPoint": "varuna_core.runtime.split.cut",
     "DataPlace": "varuna_core.data.place",
-    "Options": "varuna_core.runtime.settings",
+    "Options": "varuna_core.runtime.arguments",
     "Profiler": "varuna_core.profiling.profiler",
     "TokenMean": "varuna_core.runtime.split.loss",
     "Varuna": "varuna_core.varuna",

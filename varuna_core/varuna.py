@@ -26,8 +26,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from varuna_core.records.logs.trace import TraceWriter, choose_trace_file
-from varuna_core.records.rank_map import parse_stage_map
-from varuna_core.runtime.arguments import FROM_CONF, ConfArguments, FromConf
+from varuna_core.runtime.arguments import (
+    FROM_CONF,
+    ConfArguments,
+    FromConf,
+    Options,
+    take_deprecated,
+)
 from varuna_core.runtime.assembly import assemble
 from varuna_core.runtime.batch.named_inputs import Inputs
 from varuna_core.runtime.batch.outputs import (
@@ -37,7 +42,6 @@ from varuna_core.runtime.batch.outputs import (
     spread,
 )
 from varuna_core.runtime.batch.token_means import LossWeights
-from varuna_core.runtime.comm.devices import may_share, take_device
 from varuna_core.runtime.comm.failure import RankFailed, describe_error, is_connection_error
 from varuna_core.runtime.comm.links import join_ranks
 from varuna_core.runtime.comm.meeting import Meeting, open_meeting
@@ -48,17 +52,9 @@ from varuna_core.runtime.engine.microbatch import (
     MicroBatch,
     compute_first,
 )
-from varuna_core.runtime.engine.plans import count_stages
 from varuna_core.runtime.given import describe_batch, describe_shapes
 from varuna_core.runtime.optim.updates import build_loss_scale, check_optimizers, refuse_whole
 from varuna_core.runtime.rank_module import RankModule
-from varuna_core.runtime.settings import (
-    Options,
-    VarunaSettings,
-    refuse_unknown,
-    refuse_zero,
-    take_deprecated,
-)
 from varuna_core.runtime.split.inputs import note_versions, refuse_unforeseen
 from varuna_core.runtime.split.loss import AmbiguousLoss
 from varuna_core.runtime.split.random_streams import kept_random_state
@@ -110,48 +106,25 @@ class Varuna(RankModule):
         conf = ConfArguments()
         if conf.must_join(stage_to_rank_map):
             join_ranks()
-        world = dist.get_world_size() if dist.is_initialized() else 1
+        settings = conf.resolve(
+            options,
+            stage_to_rank_map=stage_to_rank_map,
+            batch_size=batch_size,
+            chunk_size=chunk_size,
+            fp16=fp16,
+            precision=precision,
+            local_rank=local_rank,
+            device=device,
+            shared_weights=shared_weights,
+        )
         rank = dist.get_rank() if dist.is_initialized() else 0
-        layout, tensor_degree = conf.choose_layout(stage_to_rank_map, options.tensor, world)
-        stages = parse_stage_map(layout, world, tensor_degree)
-        batch_size, chunk_size = conf.choose_sizes(batch_size, chunk_size, stages)
-        partition = conf.choose_partition(options.partition)
-        schedule = conf.choose("schedule", options.schedule, "parallel.schedule", str, "auto")
-        zero = conf.choose("zero", options.zero, "parallel.zero", int, 0)
-        offload = conf.choose_offload(options.offload)
-        is_device_shared = may_share(device)
-        device = take_device(device, local_rank)
-        recompute = conf.choose_recompute(options.recompute, device, zero)
-        refuse_unknown(schedule, recompute, batch_size, chunk_size)
-        refuse_zero(zero, offload, recompute, tensor_degree)
-        given = conf.count_stages(options.stages_per_rank, schedule, partition, stages.depth)
-        stages_per_rank = count_stages(schedule, given)
-        resolved = {
-            "batch_size": batch_size,
-            "chunk_size": chunk_size,
-            "precision": conf.choose_precision(fp16, precision).keeping(options.keep_fp32),
-            "schedule": schedule,
-            "stages_per_rank": stages_per_rank,
-            "device": device,
-            "may_share": is_device_shared,
-            "shared_weights": shared_weights,
-            "partition": partition,
-            "tensor": tensor_degree,
-            "recompute": recompute,
-            "costs": conf.choose_costs(options.costs, partition, stages.depth * stages_per_rank),
-            "zero": zero,
-            "offload": offload,
-            "seed": conf.choose("seed", options.seed, "train.seed", int, 1234),
-            "trace": None if options.trace is FROM_CONF else options.trace,
-        }
-        settings = VarunaSettings(**vars(options) | resolved)
         writer = None
         if options.trace is FROM_CONF:
             writer = open_once(
                 lambda: open_rank_trace(
                     choose_trace_file(os.environ),
                     rank,
-                    stages,
+                    settings.stage_map,
                     schedule=settings.schedule,
                     partition=settings.partition,
                     stages_per_rank=settings.stages_per_rank,
@@ -161,23 +134,23 @@ class Varuna(RankModule):
                 )
             )
             settings = replace(settings, trace=writer)
-        parts = assemble(model, layout, dummy_inputs, settings)
-        if partition is None and rank == 0 and len(parts.split.stages) > 1:
+        parts = assemble(model, dummy_inputs, settings)
+        if settings.partition is None and rank == 0 and len(parts.split.stages) > 1:
             conf.record_partition(parts.split.partition)
         super().__init__(parts)
         if writer is not None:
             synchronise_clocks(writer)
             self._steps = StepTrace(writer, span)
-        self.batch_size, self.chunk_size = batch_size, chunk_size
-        self.precision, self.device = settings.precision, device
+        self.batch_size, self.chunk_size = settings.batch_size, settings.chunk_size
+        self.precision, self.device = settings.precision, settings.device
         self.memory_limit = options.memory_limit
         self.place, self.replica = parts.place, parts.replica
         self.samples = parts.samples
         """The samples of the global batch that the caller must pass to this rank."""
 
         self.plans, self.stage_map = parts.plans, parts.plans.stage_map
-        self.adapting = self._find_adapting(recompute)
-        in_replica = sorted(stages.list_replica(self.replica))
+        self.adapting = self._find_adapting(settings.recompute)
+        in_replica = sorted(settings.stage_map.list_replica(self.replica))
         part, rank = f"replica {self.replica}", dist.get_rank() if dist.is_initialized() else 0
         self._first_batch: Meeting | None = open_meeting(rank, in_replica, part)
         self.exchange, self._splitter = parts.exchange, parts.splitter

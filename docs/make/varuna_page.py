@@ -78,7 +78,7 @@ def read_doc(method: ast.FunctionDef) -> str:
 
 def render_page() -> str:
     varuna, module = read_class("varuna.py", "Varuna"), read_class(*MODULE)
-    options, init = read_class("runtime/settings.py", "Options"), find_method(varuna, "__init__")
+    options, init = read_class("runtime/arguments.py", "Options"), find_method(varuna, "__init__")
     parts = [
         HEAD,
         f"## Arguments\n`{render_call('Varuna', init)}`\n\n{read_doc(init)}\n",

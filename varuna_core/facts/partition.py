@@ -11,11 +11,13 @@ counted and belong to the first and the last stage. A text that sums to n + 1 co
 If a schedule places several stages on a rank, the partition has a number for each stage.
 
 Text is parsed once, at input: from a conf, a script's argument, or a file of a run. Files and
-variables store the text again (`spell`); all other code passes the type.
+variables store the text again (`spell`); all other code passes the type. Four more files are the
+whole way from `partition: 5-2` in a conf to the layers of a rank:
 
-    conf            plan.json       VJOB_PARTITION     Varuna             ranges of segments
-    jobs/conf  ──►  jobs/submit ──► agent/setup   ──►  runtime/     ──►   runtime/split
-    schema.py       build_plan.py   ranks.py           arguments.py       split.py
+    records/plan.py          Plan.partition, in plan.json; place_variables: VJOB_PARTITION
+    runtime/arguments.py     ConfArguments.choose_partition: that variable, or the script's own
+    runtime/assembly.py      assemble: which stages a rank holds, by the schedule
+    runtime/split/split.py   split_model: `ranges` of segments; make_stage: their layers
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from varuna_core.programs.float8 import FP8
 from varuna_core.programs.gpt import Gpt
 from varuna_core.programs.place import ProgramError
 from varuna_core.records.training import Training
+from varuna_core.runtime.arguments import why_no_auto
 from varuna_core.runtime.optim.optimizers import build_optimizer, why_no_apex
-from varuna_core.runtime.settings import why_no_auto
 from varuna_core.schedule.recompute import Recompute
 
 

@@ -42,8 +42,8 @@ from varuna_core.programs.place import Place, ProgramError
 from varuna_core.records.logs.trace import TraceWriter
 from varuna_core.records.rank_map import parse_stage_map
 from varuna_core.records.training import Training
+from varuna_core.runtime.arguments import Options
 from varuna_core.runtime.optim.optimizers import use_apex_norms
-from varuna_core.runtime.settings import Options
 from varuna_core.runtime.step_trace import exchange_clocks, open_rank_trace
 from varuna_core.schedule.registry import count_stages_per_rank, may_split_backward
 from varuna_core.varuna import Varuna

@@ -17,6 +17,7 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 from varuna_core.facts.not_covered import Lack, NotCovered, read_not_covered
 from varuna_core.records.files import expect_types, is_closed, is_listed, read_json, write_json
+from varuna_core.records.rank_map import locate_ranks
 from varuna_core.records.runfolder import RunFolder, shared_copy
 from varuna_core.records.training import VARIABLES, TrainingFacts, derive_facts, read_training
 
@@ -239,6 +240,7 @@ class Plan:
     """Order of ranks: with `pipeline` the ranks of a replica are adjacent, with `data` those of a
     stage."""
     partition: str | None
+    """Layers of each stage, from conf or planner; None if the runtime balances the stages."""
     stage_map: str
     """Stage map in Varuna's encoding, `0,3;1,4;2,5;`: a field for each stage with its replicas in
     order."""
@@ -324,6 +326,25 @@ class Plan:
         if self.prefixed is not None and rank not in self.prefixed:
             return self.command
         return (*self.prefix, *self.command)
+
+    def place_variables(self, rank: int) -> Dict[str, str]:
+        """Return the variables that tell a rank the layout and its place in it."""
+        found = {
+            "VJOB_STAGE_MAP": self.stage_map,
+            "VJOB_PIPELINE": str(self.pipeline),
+            "VJOB_DATA": str(self.data),
+            "VJOB_TENSOR": str(self.tensor),
+        }
+        if self.partition is not None:
+            found["VJOB_PARTITION"] = self.partition
+            if self.prediction is not None and self.prediction.costs is not None:
+                found["VJOB_COSTS"] = json.dumps(self.prediction.costs, separators=(",", ":"))
+        place = locate_ranks(self.stage_map, self.tensor).get(rank)
+        if place is not None:
+            # The schedule is the program's: of several stages this names the first.
+            found["VJOB_STAGE"], found["VJOB_REPLICA"] = str(place.place), str(place.replica)
+            found["VJOB_TENSOR_RANK"] = str(rank % self.tensor)
+        return found
 
     @property
     def world(self) -> int:

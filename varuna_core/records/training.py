@@ -48,8 +48,8 @@ LAYOUT_VARIABLES: Mapping[str, str] = {
     "parallel.order": "VJOB_STAGE_MAP",
     "parallel.partition": "VJOB_PARTITION",
 }
-"""Environment variables that the agent sets for every rank (agent/setup/ranks.py), by the keys that
-determine them."""
+"""Environment variables that the agent sets for every rank (`Plan.place_variables`), by the keys
+that determine them."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from varuna_core.records.rank_map import StageMap, parse_stage_map
+from varuna_core.records.rank_map import StageMap
+from varuna_core.runtime.arguments import VarunaSettings
 from varuna_core.runtime.batch.named_inputs import InputNames, Inputs
 from varuna_core.runtime.comm.links import Links, connect, connect_sharing
 from varuna_core.runtime.comm.meeting import open_meeting
@@ -48,7 +49,6 @@ from varuna_core.runtime.optim.precision import Masters, MicroBatchWeight
 from varuna_core.runtime.optim.updates import Updates
 from varuna_core.runtime.optim.zero import Owners, WeightExchange, make_owners, share_values
 from varuna_core.runtime.optim.zero_weights import refuse_uneven, shard_modules
-from varuna_core.runtime.settings import VarunaSettings
 from varuna_core.runtime.split.cut import SplitError
 from varuna_core.runtime.split.loss import LossForm
 from varuna_core.runtime.split.split import RankStages, Split, split_model
@@ -97,15 +97,13 @@ class RankParts:
 
 def assemble(
     model: nn.Module,
-    stage_to_rank_map: str | Sequence[Sequence[int]],
     dummy_inputs: Inputs | GetBatch,
     settings: VarunaSettings,
 ) -> RankParts:
     world, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
     meeting = open_meeting(rank, range(world))
     with meeting.refusing():
-        whole = parse_stage_map(stage_to_rank_map, world, settings.tensor)
-        ranks = whole.slice(rank % settings.tensor)
+        ranks = settings.stage_map.slice(rank % settings.tensor)
         place, replica = ranks.find(rank)
         model = take_plain(model)
         names = InputNames(model)
@@ -114,7 +112,7 @@ def assemble(
         refuse_offload(split, settings)
         samples = deal_samples(settings.batch_size, settings.chunk_size, ranks.num_replicas)
         plans = plan_schedule(split, ranks, samples, settings)
-    meeting.require_same(describe_training(split, whole, settings), warned=WARNED)
+    meeting.require_same(describe_training(split, settings), warned=WARNED)
     meeting = open_meeting(rank, range(world))
     with meeting.refusing():
         sharding = share_layers(split, plans.stage_map, rank, settings)

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from varuna_core.checkpoint.format.entries import view_bytes
-from varuna_core.records.rank_map import StageMap
+from varuna_core.runtime.arguments import VarunaSettings
 from varuna_core.runtime.comm.meeting import Given
 from varuna_core.runtime.comm.values import describe, sign, tensors_of
-from varuna_core.runtime.settings import VarunaSettings
 from varuna_core.runtime.split.record import Record
 from varuna_core.runtime.split.split import Split
 
@@ -27,11 +26,11 @@ WARNED = ("torch", "operations")
 """Names whose differences only cause a warning: ranks may run code that only prints."""
 
 
-def describe_training(split: Split, ranks: StageMap, settings: VarunaSettings) -> Given:
+def describe_training(split: Split, settings: VarunaSettings) -> Given:
     """Describe the model, the layout and the options of a training."""
     return {
         "model": describe_model(split.model),
-        "stage_map": repr(str(ranks)),
+        "stage_map": repr(str(settings.stage_map)),
         "cuts": str([cut.name for cut in split.record.cuts]),
         "partition": "-".join(str(len(held)) for held in split.stages),
         "precision": settings.precision.name,

@@ -136,6 +136,22 @@ def may_split_backward(name: str) -> bool:
     return name == AUTO or SCHEDULES[name].splits_backward
 
 
+def count_stages(schedule: str, stages_per_rank: int) -> int:
+    """Return the number of stages of each rank, which some schedules fix themselves."""
+    if stages_per_rank < 1:
+        raise ValueError(f"stages_per_rank {stages_per_rank} must be 1 or more")
+    own = None if schedule == AUTO else SCHEDULES[schedule].stages_per_rank
+    if own is None or stages_per_rank in (1, own):
+        return own or stages_per_rank
+    takers = [name for name, kind in SCHEDULES.items() if kind.stages_per_rank is None]
+    fixed = [(name, kind.stages_per_rank) for name, kind in SCHEDULES.items()]
+    raise ValueError(
+        f"schedule {schedule!r} does not support stages_per_rank {stages_per_rank}: "
+        f"{' and '.join([*takers, AUTO])} do, "
+        + ", ".join(f"{name} has {count}" for name, count in fixed if count not in (None, 1))
+    )
+
+
 def count_stages_per_rank(name: str, partition: Partition | None, depth: int) -> int:
     """Return the number of stages per rank: the schedule's own, the partition's, or else two."""
     own = 1 if name == AUTO else SCHEDULES[name].stages_per_rank

@@ -250,7 +250,7 @@ def test_what_recompute_auto_finds_is_told_and_changes_no_loss(
     """As on a GPU that has room for so many graphs."""
     expected = train_alone(ALONE)
     monkeypatch.setattr("varuna_core.programs.training.choose_recompute", lambda *_: ("auto", "x"))
-    monkeypatch.setattr("varuna_core.runtime.settings.check_memory_limit", lambda *_: None)
+    monkeypatch.setattr("varuna_core.runtime.arguments.check_memory_limit", lambda *_: None)
     graph: list[float] = []
 
     def agree(meter: GraphMeter, _: float, links: Links) -> Memory | None:

@@ -21,8 +21,13 @@ from varuna_core.facts.partition import Partition
 from varuna_core.records.rank_map import parse_stage_map
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import VARIABLES
-from varuna_core.runtime.arguments import FROM_CONF, ConfArguments
-from varuna_core.runtime.settings import DEPRECATED, Options, take_deprecated
+from varuna_core.runtime.arguments import (
+    DEPRECATED,
+    FROM_CONF,
+    ConfArguments,
+    Options,
+    take_deprecated,
+)
 from varuna_core.schedule.costs import Costs, build_even_costs
 from varuna_core.schedule.registry import build_schedule
 from vjob.jobs.monitor.model.text import render

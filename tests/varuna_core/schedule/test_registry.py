@@ -19,8 +19,7 @@ from varuna_core.planner.model.cluster import Cluster, NodeKind
 from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.search.search import Search
 from varuna_core.planner.search.space import Wishes
-from varuna_core.runtime.engine.plans import count_stages
-from varuna_core.runtime.settings import refuse_unknown
+from varuna_core.runtime.arguments import refuse_unknown
 from varuna_core.schedule.compiled import simulate
 from varuna_core.schedule.costs import build_even_costs
 from varuna_core.schedule.registry import (
@@ -28,6 +27,7 @@ from varuna_core.schedule.registry import (
     SCHEDULES,
     ScheduleKind,
     build_schedule,
+    count_stages,
     count_stages_per_rank,
     has_one_stage_a_rank,
     place_stages,

@@ -6,7 +6,6 @@ what makes a rank this rank, which nobody may override.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +34,6 @@ from varuna_core.records.plan import (
     compute_node_values,
     fill_marks,
 )
-from varuna_core.records.rank_map import locate_ranks
 from varuna_core.records.runfolder import RunFolder
 
 STARTUP = "agent.pyz/varuna_core/trace/startup"
@@ -103,7 +101,7 @@ def build_rank(
     }
     fixed = {
         **_world(plan, node, local_rank, meeting, job),
-        **(_place(plan, rank) if plan.launch != NODE else _count_inner_ranks(node)),
+        **(plan.place_variables(rank) if plan.launch != NODE else _count_inner_ranks(node)),
         **_run(plan, node, rank, meeting),
     }
     visible = meeting.visible_variable
@@ -200,26 +198,6 @@ def _world(
 def _count_inner_ranks(node: NodePlan) -> dict[str, str]:
     """Return the number of ranks that the node's one process starts."""
     return {"VJOB_NODE_RANKS": str(node.group.inner_ranks or node.group.ranks)}
-
-
-def _place(plan: Plan, rank: int) -> dict[str, str]:
-    """Return the variables of the rank's place in the layout."""
-    found = {
-        "VJOB_STAGE_MAP": plan.stage_map,
-        "VJOB_PIPELINE": str(plan.pipeline),
-        "VJOB_DATA": str(plan.data),
-        "VJOB_TENSOR": str(plan.tensor),
-    }
-    if plan.partition is not None:
-        found["VJOB_PARTITION"] = plan.partition
-        if plan.prediction is not None and plan.prediction.costs is not None:
-            found["VJOB_COSTS"] = json.dumps(plan.prediction.costs, separators=(",", ":"))
-    place = locate_ranks(plan.stage_map, plan.tensor).get(rank)
-    if place is not None:
-        # The schedule is the program's: of several stages this names the first.
-        found["VJOB_STAGE"], found["VJOB_REPLICA"] = str(place.place), str(place.replica)
-        found["VJOB_TENSOR_RANK"] = str(rank % plan.tensor)
-    return found
 
 
 def _run(plan: Plan, node: NodePlan, rank: int, meeting: Meeting) -> dict[str, str]:
