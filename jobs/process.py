@@ -118,8 +118,8 @@ def run_start(
 ) -> tuple[bytes, bool]:
     """Return the first bytes of a command's output, and True if they are the whole output.
 
-    The command is killed once it has printed more, or when the time is over. Raise VjobError if it
-    fails by itself.
+    The command is killed once it has printed more, or when the time is over. Raise VjobError if the
+    command fails by itself.
     """
     deadline = time.monotonic() + timeout_s
     child = _start(
@@ -184,8 +184,8 @@ def run_fed(
 
 @contextlib.contextmanager
 def talk(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process with pipes for its input and output. It keeps our terminal, so that it can
-    ask for a password, and ignores Ctrl-C, which this process handles."""
+    """Start a process with pipes for its input and output. The process keeps our terminal, so that
+    it can ask for a password, and ignores Ctrl-C, which is left to us."""
     try:
         child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=_ignore_interrupts

@@ -55,7 +55,8 @@ class Chosen:
 
 
 def choose_jobs(names: Sequence[str], here: Path) -> Chosen:
-    """Return the folders of JOBs and of sweeps' runs; a name that is both is taken as the JOB."""
+    """Return the folders of the JOBs and of the runs of sweeps; a word that names both a job and a
+    sweep is taken as the job."""
     folders: list[tuple[Path, RunFolder | None]] = []
     sweeps = []
     for name in names:
@@ -202,7 +203,8 @@ def _explain(view: RunView | None) -> str:
 def _find_values(
     view: RunView | None, compared: Compared | None, keys: Sequence[str], sweeps: Sequence[str]
 ) -> Mapping[str, str]:
-    """Return a run's values of the keys: the swept ones or, outside the sweeps, the conf's."""
+    """Return a run's values for the given keys: the values that the sweep gave it or, for a run
+    outside the sweeps, those of its conf."""
     if view is not None and view.record.sweep in sweeps:
         return view.record.swept
     settings = compared.settings if compared is not None else {}

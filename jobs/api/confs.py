@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 ConfLike = Union[str, "os.PathLike[str]", Mapping[str, Any], JobConf]
 """A conf's path, its content as a dict, or what `vjob.load` returned."""
 FROM_PYTHON = Path("<conf from Python>")
-"""Name of such a conf in messages; its relative paths start at the current folder."""
+"""Name, in messages, of a conf that Python passes as a dict or an object; relative paths in the
+conf start at the current folder."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 

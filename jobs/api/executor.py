@@ -155,8 +155,8 @@ class VjobExecutor(ScriptExecutor):
         return VjobJob.open(run)
 
     def _submit_array(self, all_delayed: Sequence[DelayedSubmission]) -> list[VjobJob[Any]]:
-        """Submit a run for each function; all get the conf of the first function that can
-        checkpoint, or else of the first."""
+        """Submit one run for each function. All runs get the conf of the first function that can
+        checkpoint or, if none can, of the first function."""
         like = next((one for one in all_delayed if can_checkpoint(one.function)), all_delayed[0])
         resolved = self.resolve_function(like)
         folders = submit_array(

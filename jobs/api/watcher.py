@@ -18,10 +18,11 @@ from vjob.jobs.runs.find import RunView, is_over, view_runs
 
 DELAY_S = 30
 SOONEST_S = 2.0
-"""Least seconds between two polls that the end of an attempt triggers."""
+"""Least seconds between two additional polls, which are made because the end of an attempt was
+seen."""
 SETTLE_S = 6.0
-"""Seconds for which such polls continue, since an attempt writes its outcome before its batch
-script ends."""
+"""Seconds for which the end of an attempt causes additional polls, since an attempt writes its
+outcome before its batch script ends."""
 
 
 class VjobInfoWatcher(InfoWatcher):
@@ -54,7 +55,8 @@ class VjobInfoWatcher(InfoWatcher):
         return self.get_info(job_id, mode).get("State") or "UNKNOWN"
 
     def is_done(self, job_id: str, mode: str = "standard") -> bool:
-        """Return True once the run's end is recorded; a requeue may follow a final state alone."""
+        """Return True once the end of the run is recorded. A final state of the scheduler is not
+        enough, since a requeue may follow."""
         if job_id in self._finished:
             return True
         self.get_info(job_id, mode)

@@ -41,7 +41,8 @@ KEPT_COUNT = "train.checkpoint.keep"
 OF_PROGRAMS = ("model", "data", "train", "parallel")
 """Sections that describe the training, so that only a program can act on them."""
 ELSEWHERE = ("parallel.profile",)
-"""Exceptions in these sections that act elsewhere: `vjob plan` reads the profile."""
+"""Keys in the sections of OF_PROGRAMS that have an effect outside the program: `vjob plan` reads
+the profile."""
 ONLY_BY_REFERENCE: Mapping[str, tuple[str, ...]] = {
     "megatron": (
         "train.optimizer.fused",
@@ -68,7 +69,8 @@ ONLY_BY_REFERENCE: Mapping[str, tuple[str, ...]] = {
         "parallel.schedule",
     ),
 }
-"""Prefixes of keys that these programs receive only by reference."""
+"""Prefixes of keys that Megatron-LM and DeepSpeed receive only if `program.args` or `env` refers to
+them."""
 _MORPH_LIMITS = ("stop_s", "return_s", "manager_failures")
 NEEDS: Mapping[str, tuple[str, ...]] = {
     **{
@@ -81,8 +83,9 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
         for name in ("mode", "min_nodes", "max_nodes", "warm", "look_s", *_MORPH_LIMITS)
     },
 }
-"""Keys that act only together with one of these others, which enables them. They are allowed if one
-of the others is set, even to disable the feature."""
+"""Keys that have an effect only together with another key, which enables them, such as
+`morph.min_nodes` with `morph.enabled`: for each, the keys of which one is needed. The key is
+allowed if one of those is set, even to disable the feature."""
 _INDEX = re.compile(r"\[\d+\]")
 MODEL = "model"
 """The whole `model` section: a reference to one of its keys counts for all."""
@@ -125,7 +128,7 @@ def check_effect(conf: JobConf, written: Collection[str]) -> Iterator[KeyProblem
 
 
 def list_ignored(conf: JobConf, written: Collection[str]) -> list[str]:
-    """Return those written keys that would not reach the program."""
+    """Return the given keys, which the conf writes, that would not reach the program."""
     referenced = list_referenced_leaves(conf)
     return [
         key
@@ -171,7 +174,7 @@ def build_variables(conf: JobConf, written: Collection[str]) -> dict[str, str]:
 
 
 def reaches(conf: JobConf, written: Collection[str], *keys: str) -> bool:
-    """Return True if a script receives all these keys, through variables or references."""
+    """Return True if a script receives all of the given keys, through variables or references."""
     referenced = list_referenced_leaves(conf)
     return all(
         key in referenced or (key in written and judge_fate(key) is Fate.REACHES) for key in keys

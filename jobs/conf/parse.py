@@ -208,8 +208,8 @@ REMOVED: Mapping[str, tuple[str, str]] = {
         "for a timeline in the report set profile.timeline: true",
     ),
 }
-"""Removed keys: the value that asked for nothing, as in confs of old runs, and the answer to any
-other value."""
+"""Keys that no longer exist: for each, the value that is still accepted because it has no effect
+(confs of old runs have it), and the message for any other value."""
 
 
 def _asks_nothing(key: str, node: Node) -> bool:
@@ -224,7 +224,7 @@ def suggest(word: str, words: Iterable[str], *, what: str = "keys") -> str:
 
 
 def find_close(word: str, words: Iterable[str], *, cutoff: float = 0.7) -> str | None:
-    """Return the known word that is most like this one; None if none is like it."""
+    """Return the known word that is most like the given word; None if no known word is similar."""
     import difflib  # only on the way to an error
 
     return next(iter(difflib.get_close_matches(word, list(words), n=1, cutoff=cutoff)), None)

@@ -106,28 +106,29 @@ class Program:
     command: tuple[str, ...] = ()
     """Words of a command, which runs as it is; a text is split as a shell would."""
     launch: Literal["auto", "torchrun", "srun", "python", "node"] = "auto"
-    """Which processes there are, and what they are told (docs/starts.md). torchrun: one a rank,
-    with torchrun's variables; srun: one a rank, with Slurm's alone; python: one in all, with
-    neither; node: one a node, which starts its ranks itself; auto: node for a command that begins
-    with a known launcher, python for one rank without a layout, else torchrun."""
+    """Which processes are started, and with which variables (docs/starts.md). torchrun: one a rank,
+    with torchrun's variables; srun: one a rank, with only Slurm's; python: a single one, with
+    neither; node: one a node, which starts the node's ranks itself; auto: node for a command that
+    begins with a known launcher, python for one rank without a layout, else torchrun."""
     args: tuple[str, ...] = ()
     """Arguments of the program. `${key}` is replaced by that key's value; all else is passed on
     unchanged."""
     arguments: Literal["none", "varuna"] = "none"
-    """Of a script, what stands before args. varuna: the arguments that Varuna's launcher gave,
-    --rank, --local_rank, --stage_to_rank_map, --chunk_size (train.micro_batch_size) and
-    --batch-size (a replica's share of train.global_batch_size)."""
+    """Arguments that a script gets before args. varuna: those of Varuna's launcher, --rank,
+    --local_rank, --stage_to_rank_map, --chunk_size (train.micro_batch_size) and --batch-size (a
+    replica's share of train.global_batch_size)."""
     config: str | None = None
-    """DeepSpeed's own JSON configuration, completed by the conf: what it says, wins."""
+    """DeepSpeed's own JSON configuration, completed by the conf; values in the file take
+    precedence."""
     python: str | None = None
     """Interpreter of the ranks, or the folder of a virtual environment; default: `python3` in a
-    container, else the one that runs vjob. Its folder leads the PATH of a command, and of a script
-    that another program runs."""
+    container, else the one that runs vjob. If set, its folder comes first on the PATH of a command,
+    and of a script that another program runs."""
     snapshot: Literal["auto", "copy", "git", "none"] = "auto"
-    """The code that ranks run. copy: that of the submit, copied into the run folder, where they
-    run; git: the same, of the last commit, with nothing changed since; none: the files as they are
-    when ranks start; auto: of a program in a small git repository a copy, run in the user's own
-    folder."""
+    """The code that ranks run. copy: the files as they are at the submit, copied into the run
+    folder, where ranks run; git: the same, but only if all changes are committed; none: the files
+    as they are when ranks start; auto: for a program in a small git repository a copy, run in the
+    user's own folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,11 +148,12 @@ class Llama:
     qk_norm: bool = False
     """Queries and keys have norms (Qwen 3)."""
     norm_eps: PositiveFloat = 1e-5
-    """Added in the norms."""
+    """Small number that the norms add before they divide."""
     rope_base: PositiveFloat = 10000.0
     """Base of the rotary positions."""
     rope_scaling: tuple[float, float, float, float] | None = None
-    """Llama 3.1's: factor, low and high frequency factor, and the length before it."""
+    """Scaling of the rotary positions as in Llama 3.1: factor, low and high frequency factor, and
+    the sequence length before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,7 +274,8 @@ class Optimizer:
     apex: bool | Auto = False
     """Use NVIDIA's apex: true refuses nodes that lack it, auto takes torch's kernels there."""
     offload: bool = False
-    """Keep its state and the fp32 weights in host memory, and step there; not with apex."""
+    """Keep the optimizer's state and the fp32 weights in host memory, and update them there; not
+    with apex."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,9 +287,9 @@ class Schedule:
     warmup_steps: NonNegativeInt = 0
     """Steps of linear warm-up."""
     min_lr: NonNegativeFloat = 0.0
-    """Where the decay ends."""
+    """Learning rate at the end of the decay."""
     decay_steps: PositiveInt | None = None
-    """Step with which it ends; default: train.steps."""
+    """Step at which the decay ends; default: train.steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,8 +344,8 @@ class Train:
     evaluate: Evaluate = field(default_factory=Evaluate)
     """Evaluation."""
     compile: bool = False
-    """Let torch.compile take each block; with schedules zero_bubble, zbv and auto those without
-    dropout."""
+    """Compile each block with torch.compile; with schedules zero_bubble, zbv and auto only blocks
+    without dropout."""
     cuda_graphs: bool = False
     """Record a stage's forward and backward as CUDA graphs, one launch each; needs dropout 0."""
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
@@ -369,11 +372,13 @@ class Parallel:
     """ZeRO over the replicas: 1 shares out optimizer state and fp32 weights, 2 the gradients of
     micro-batches too, 3 all weights."""
     recompute: Literal["none", "full", "auto", "selective", "offload"] = "auto"
-    """Recompute activations in the backward; auto: by the plan of a profile, else what does not fit
-    in a GPU's memory, as each start's first step finds it (none on CPU and with zero 3); selective:
-    all but the results of matrix products; offload: copy them to host memory instead, and back."""
+    """Recompute activations in the backward. auto: as planned with a profile, else what does not
+    fit in a GPU's memory, measured in the first step of each start (none on CPU and with zero 3);
+    selective: all but the results of matrix products; offload: copy them to host memory instead,
+    and back."""
     order: Literal["pipeline", "data", "auto"] = "auto"
-    """Whose neighbours share a node: the stages of a replica, or the replicas of a stage."""
+    """Ranks that share a node: the stages of a replica (pipeline), or the replicas of a stage
+    (data)."""
     partition: Auto | Partition = "auto"
     """Layers per stage, `0-11-8-8-8-8-5-0`, with or without embedding and head: of 6 layers 2-4 or
     3-5; auto: by `profile` if `vjob profile` left one, else balanced at the start by counted
@@ -452,7 +457,7 @@ class Cluster:
     something of Slurm's; else local."""
     machine_list: str | None = None
     """File of machines that ssh reaches, a host a line: the first of them are the nodes. With
-    `morph` it is watched: a host that appears joins, one that goes leaves."""
+    `morph` the file is watched: a host that is added joins, one that is removed leaves."""
     ssh_config: str | None = None
     """File for `ssh -F` to the machines; default: ssh's own."""
     hetero: Literal["auto", "hetjob", "split"] = "auto"
@@ -481,8 +486,8 @@ class Cluster:
     port: int | Auto = "auto"
     """Master's port; auto picks a free one outside the ephemeral range."""
     grace_s: Seconds = 20
-    """Time between TERM and KILL for the ranks; Slurm cuts it at its KillWait, 5 s of which agents
-    need to record the exits (`vjob doctor`)."""
+    """Time between TERM and KILL for the ranks; at most Slurm's KillWait, 5 s of which agents need
+    to record the exits (`vjob doctor`)."""
     join_s: Seconds = 600
     """How long nodes wait for each other at the start."""
     prepare_s: Seconds = 1800
@@ -537,10 +542,10 @@ class Profile:
     """Measurements while training: docs/external.md."""
 
     timeline: bool = True
-    """Write the trace that `vjob report` draws, Megatron-LM its times. Where the conf says true,
-    engines that are not ours are watched too, in the ranks' Python: docs/external.md."""
+    """Write the trace that `vjob report` draws; for Megatron-LM, its timers. If the conf itself
+    says true, other engines are traced too, in the ranks' Python: docs/external.md."""
     count_steps: bool = True
-    """Count the optimizer steps of programs that are not ours, by torch's own hooks:
+    """Count the optimizer steps of programs that are not built in, by torch's own hooks:
     docs/steps.md."""
     nsys: bool = False
     """Run ranks under Nsight Systems; `nsys` must be on their PATH."""
@@ -557,18 +562,18 @@ class Morph:
     """Changes of the number of nodes while a built-in program or a script runs."""
 
     enabled: bool = False
-    """Go on without a lost node, from the newest checkpoint."""
+    """Continue without a lost node, from the newest checkpoint."""
     mode: Literal["pipeline", "world"] = "pipeline"
-    """What follows the nodes. pipeline: depth, replicas and partition; world: how many ranks there
-    are, for scripts that need no more (DDP, FSDP)."""
+    """What changes with the nodes. pipeline: depth, replicas and partition; world: only the number
+    of ranks, for scripts that need no more (DDP, FSDP)."""
     min_nodes: NodeCount | None = None
-    """Below this the run waits `cluster.join_s`, then ends, or comes back (`cluster.requeue`).
-    A job of one group may also start with as few, where its queue has no more."""
+    """Fewest nodes: with fewer, the run waits `cluster.join_s`, then ends or is requeued
+    (`cluster.requeue`). A job of one group may also start with as few, if its queue has no more."""
     max_nodes: NodeCount | None = None
-    """Never use more: how far `vjob grow` may go; without it, the nodes of `cluster.nodes`."""
+    """Most nodes, also for `vjob grow`; default: the nodes of `cluster.nodes`."""
     warm: bool = True
-    """While ranks train, keep a process on each node, idle, with torch imported, that the next
-    ranks are forked from, so that a morph is short; costs its memory."""
+    """While ranks train, keep an idle process with torch imported on each node, from which the next
+    ranks are forked, so that a morph is short; it takes memory."""
     grow: Literal["none", "auto"] = "none"
     """auto looks for idle nodes in the queues of `cluster.nodes` and lets them join, up to
     max_nodes, where the steps that they save are worth the pause."""
@@ -576,7 +581,7 @@ class Morph:
     """Go on without a node that is over 15 % slower than its peers, where that is worth the
     pause."""
     look_s: Seconds = 60
-    """Seconds between two looks of these two."""
+    """Seconds between two checks for `grow` and `leave_slow`."""
     stop_s: Annotated[int, Bound(">=", 5), Bound("<=", 86400), SECONDS] = 120
     """How long ranks that were asked to end may take beyond `cluster.grace_s`; then their node
     counts as lost."""
@@ -589,7 +594,7 @@ class Morph:
 
 @dataclass(frozen=True, kw_only=True)
 class OnHang:
-    """The action of the nodes when the ranks make no steps any more: docs/logs.md#a-hang."""
+    """The action of the nodes when the ranks stop making steps: docs/logs.md#a-hang."""
 
     do: Literal["auto", "restart", "requeue", "stop", "report"] = "auto"
     """restart: end the ranks and start them again, in a run that morphs without a node that is at
@@ -598,9 +603,9 @@ class OnHang:
     `cluster.signal_before_end_s`); auto: restart where `morph` or `cluster.restarts` starts again
     after a failure, else report."""
     after: Annotated[int, Bound(">=", 90), YEAR, SECONDS] | None = None
-    """The time for which nothing at all may happen, if nothing shows which rank is at fault;
-    default: 105 s, or twice the longest time between two steps. A rank that is stopped or dead,
-    or waits in another collective than the others, does not wait for it."""
+    """How long ranks may do nothing at all before the action, if nothing shows which rank is at
+    fault; default: 105 s, or twice the longest time between two steps. The action comes sooner if a
+    rank is stopped or dead, or waits in another collective than the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -690,8 +695,8 @@ class JobConf:
     setup: tuple[str, ...] = ()
     """Shell lines run on each node first, such as `module load cuda`."""
     progress: str | None = None
-    """Regular expression of a line that says that a step is done, where vjob does not know the
-    program's own (docs/steps.md): named groups `step`, and `total`, `loss`, `seconds` and others.
+    """Regular expression of lines that report a finished step, for a program whose own lines vjob
+    does not know (docs/steps.md): named groups `step`, and `total`, `loss`, `seconds` and others.
     Then no other line counts."""
     profile: Profile = field(default_factory=Profile)
     """What is measured while training."""
@@ -733,8 +738,8 @@ class SiteSection:
     message: str | None = None
     """Shown at each submit on a terminal."""
     locked: Mapping[str, str] = field(default_factory=dict)
-    """Keys that keep the value of `defaults`, else their own default, each with the sentence for
-    whoever sets another; in a site's file alone."""
+    """Keys whose value in `defaults`, or else own default, users may not change, each with the
+    message for those who do; in a site's file alone."""
     queues: Mapping[str, Queue] = field(default_factory=dict)
     """Queues in the order in which `queue: auto` tries them."""
 
@@ -744,8 +749,8 @@ class SiteCluster(SiteSection):
     """One of several clusters."""
 
     hosts: tuple[str, ...] = ()
-    """Host names where it counts, long or short, such as `alpha-login*`; or VJOB_CLUSTER names the
-    cluster."""
+    """Host names that belong to the cluster, long or short, such as `alpha-login*`; or VJOB_CLUSTER
+    names the cluster."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -753,4 +758,4 @@ class SiteFile(SiteSection):
     """A whole site.yaml."""
 
     clusters: Mapping[str, SiteCluster] = field(default_factory=dict)
-    """Clusters by name, each over what is said of all."""
+    """Values of single clusters by name, which override those for all clusters."""

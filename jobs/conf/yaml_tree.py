@@ -28,7 +28,7 @@ class Scalar:
 
     text: str
     plain: bool
-    """True if it was written without quotes, so that null, true and 3 are not text."""
+    """True if the scalar was written without quotes; in quotes, null, true and 3 are text."""
     where: str
 
     @property

@@ -63,7 +63,7 @@ class Members:
     """Nodes that now take part in a run, according to its files."""
 
     hosts: dict[int, str]
-    """Host names of present nodes, keyed by seat."""
+    """Host names of present nodes, keyed by the node's seat (its number in the run)."""
     asked: int
     """Number of present nodes of the conf; all of the conf's nodes until the manager has seen
     any."""

@@ -46,7 +46,7 @@ class Answer:
     plans: tuple[ShapePlan, ...]
     """The chosen plan, then the others that were found, fastest first."""
     chosen_for: str
-    """Why the first plan is not the fastest; empty if it is."""
+    """Why the first plan was chosen although it is not the fastest; empty if it is the fastest."""
     front: Front | None
     """Cost against time; None if prices are missing."""
 

@@ -108,19 +108,20 @@ def _find_several(
 
 
 def _count_of_fullest(question: Question, conf: JobConf, replicas: int) -> int:
-    """Return the samples of the replica that has the most."""
+    """Return the number of samples that the replica with the most samples gets of a batch."""
     size = require_number(conf.train.micro_batch_size)
     return -(-question.training.batch // (size * replicas)) * size
 
 
 @dataclass(frozen=True, kw_only=True)
 class OtherLayouts:
-    """Layouts for other numbers of nodes than the conf asks for, by `name_nodes` of the nodes."""
+    """Layouts for other numbers of nodes than the conf asks for, keyed by the text that
+    `name_nodes` makes of the nodes."""
 
     layouts: Mapping[str, tuple[int, int, str]]
-    """Pipeline, data and partition."""
+    """Pipeline stages, replicas and partition of each layout."""
     steps: Mapping[str, float]
-    """Seconds of a step on those nodes, and on all nodes."""
+    """Seconds of a step with each layout, and with the layout for all nodes."""
 
 
 def plan_other_nodes(question: Question, conf: JobConf, given: ShapePlan) -> OtherLayouts:

@@ -75,7 +75,8 @@ class Question:
     notes: tuple[str, ...] = ()
     """Assumptions that were made."""
     lacks: tuple[NotCovered, ...] = ()
-    """Parts that may differ from the profile, in every plan."""
+    """Parts of every plan that may differ from the profile, so that predictions are less
+    certain."""
 
 
 def build_question(

@@ -48,14 +48,15 @@ KEYS = (
     "parallel.zero",
     "train.micro_batch_size",
 )
-"""Keys that count as fixed even if the conf does not write them: a submit keeps defaults."""
+"""Keys that a search at submit keeps even if the conf does not write them, with their default
+values."""
 LIMIT = "cluster.walltime_min"
 BY_RUNTIME = "the runtime balances stages by counted work"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """A layout chosen for a conf, and its origin."""
+    """A layout chosen for a conf, and the reason for this layout."""
 
     conf: JobConf
     """The conf with the layout."""

@@ -33,7 +33,8 @@ SCRIPTS = ("pretrain_gpt.py", "pretrain_gpt2.py")
 
 @dataclass(frozen=True, kw_only=True)
 class Checkout:
-    """Traits of a Megatron-LM checkout that decide how it is called; by default the newest's."""
+    """Traits of a Megatron-LM checkout that decide how it is called; the defaults are those of the
+    newest release."""
 
     script: str = "pretrain_gpt.py"
     """Script to run, relative to the folder or absolute."""
@@ -81,7 +82,7 @@ def _read(path: Path) -> str:
 
 
 Options = Iterator[tuple[str, ...]]
-"""Options, each a flag with its values."""
+"""Type of options: each is a flag with its values."""
 # Naming one of these in program.args replaces whatever we say of the same matter.
 RIVALS: tuple[frozenset[str], ...] = tuple(
     frozenset(f"--{name}" for name in names.split())
@@ -110,7 +111,8 @@ OPTIONAL = frozenset({"--timing-log-level", "--exit-signal-handler", "--optimize
 """Options omitted silently if a checkout lacks them, since they do not change what runs."""
 _DATA = RIVALS[5]
 PROFILED_STEPS = (10, 12)
-"""First profiled step under Nsight, and the first one after it: short, and past the warm-up."""
+"""The first step that Nsight profiles, and the first step after the profile: few steps, after the
+warm-up."""
 
 
 def build_arguments(

@@ -32,11 +32,12 @@ from vjob.jobs.programs.megatron import Checkout, find_checkout
 from vjob.jobs.programs.training import build_training
 
 MOST_SCRIPT = 100_000
-"""Bytes of a script that are read to find what it calls."""
+"""Most bytes of a shell script that are read to find the launcher that it calls."""
 PROFILE_OUTPUT = "%{folder}/attempt-%{attempt}/ranks/%{rank}"
 
 RUNTIME: Mapping[str, str] = {"python": "3.10", "torch": "2.9", "numpy": "1.26"}
-"""The oldest versions with which varuna_core trains; setup.cfg has the same for pip."""
+"""The oldest versions of packages with which varuna_core trains; setup.cfg requires the same
+versions from pip."""
 NO_APEX = (
     "train.optimizer.apex: true needs NVIDIA's apex with its compiled parts (PyPI's package of "
     "that name is a different one): set it to auto or false, or use an image that has it, such "

@@ -66,7 +66,8 @@ def find_folder(job: str, here: Path) -> tuple[Path, RunFolder | None]:
 
 
 def look_at(run: RunFolder | None) -> RunView | None:
-    """Return the run with its jobs' state; None for a folder of logs, or if not known."""
+    """Return the run that JOB names, with the state of its jobs; None for a folder of logs, or if
+    not known."""
     if run is not None:
         with contextlib.suppress(VjobError):
             return view_run(run)

@@ -36,7 +36,7 @@ POLL_S = 1.0
 NOT_YOURS = "only the run's owner can cancel it with vjob (an operator: scancel, by its job id)"
 CALLS_AT_ONCE = 16
 FRESH_S = 3.0
-"""Seconds within which an agent's beat reflects a change on its node."""
+"""Seconds within which an agent's heartbeat shows a change on its node."""
 
 
 def cancel_run(

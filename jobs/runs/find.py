@@ -179,8 +179,9 @@ def _find_last() -> RunFolder | None:
 
 
 def _find_latest(name: str | None) -> RunFolder | None:
-    """Return the newest run, of this name if given. Raise InputError if a newer one's folder is
-    gone while its job goes on, since another run than the one meant would be shown or cancelled."""
+    """Return the newest run, of this name if given. Raise InputError if the folder of a newer run
+    is gone while its job goes on, since the user may mean that run and another one would be shown
+    or cancelled."""
     found = index.find_latest(name) if name is not None else _find_last()
     for removed in find_removed(index.list_removed(name, found)):
         raise InputError(removed.explain())
@@ -205,7 +206,7 @@ class RemovedRun:
 
 
 def find_removed(runs: Sequence[str]) -> list[RemovedRun]:
-    """Return those runs without a folder of which a scheduler still has a job."""
+    """Return those runs without a folder that still have a job known to a scheduler."""
     removed = []
     for scheduler in schedulers.list_with_queue() if runs else ():
         found: dict[str, list[SchedulerJob]] = {}
@@ -387,7 +388,7 @@ def adopt(run: RunFolder, record: RunRecord) -> RunRecord:
 
 
 _cut_off: dict[str, float] = {}
-"""By run, when this process first saw that its submit is no longer running."""
+"""When this process first saw that the submit of a run is no longer running, by run."""
 
 
 def _refuse(record: RunRecord, message: str) -> RunRecord:

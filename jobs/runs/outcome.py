@@ -36,7 +36,7 @@ NOT_BEGUN = (EndCause.LAUNCH_FAILED, EndCause.NO_OUTPUT, EndCause.BATCH_KILLED)
 LAST_LINES = 400
 """The most last lines of a log that are searched for a known message."""
 TELLS_REMEDY = (EndCause.PREFLIGHT, EndCause.CONTAINER)
-"""Causes for which the reporting agent names the remedy."""
+"""Causes of an end for which the agent that reports them already names the remedy."""
 ACTORS = {
     EndCause.COMPLETED: Actor.RANK,
     EndCause.NODE_FAIL: Actor.NODE,
@@ -44,7 +44,7 @@ ACTORS = {
     EndCause.SUPERVISOR_NOT_STARTED: Actor.UNKNOWN,
     EndCause.BATCH_KILLED: Actor.UNKNOWN,
 }
-"""Actor for causes in which the scheduler did not end the job."""
+"""Who or what ended the job, for causes in which the scheduler did not end it."""
 
 
 def judge_run(run: RunFolder, infos: Sequence[SchedulerJob]) -> Judgement | None:
@@ -152,7 +152,9 @@ def decide_end(run: RunFolder, judged: Judgement | None, job: End | None) -> End
 
 
 def choose_deciding_job(infos: Sequence[SchedulerJob], *, has_cause: bool) -> SchedulerJob:
-    """Return the job that decides the end of a finished run.
+    """Return the job that decides how a finished run ended: the first job that did not end well. If
+    one job of a split run was ended from outside, that job decides, since the others left because
+    of it, unless the ranks have a cause of their own.
 
     It is the first that did not end well. If one job of a split run was ended from outside, it is
     that one, since the others left because of it; not if the ranks have a cause of their own.

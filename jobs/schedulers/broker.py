@@ -36,9 +36,10 @@ from vjob.jobs.errors import UncertainError, VjobError
 from vjob.jobs.schedulers import run_index as index
 
 BACK_OFF = 20.0
-"""A query that took t seconds is not repeated for this many times t, ..."""
+"""Factor for the pause between two queries: a query that took t seconds is not repeated for
+BACK_OFF times t, or for LONGEST_GAP_S if that is shorter."""
 LONGEST_GAP_S = 60.0
-"""... but for no longer than this."""
+"""Longest pause in seconds that is due to the duration of a query."""
 RETRY_S = 5.0
 """Seconds until a failed query is repeated; longer if the query took long to fail."""
 WAIT_S = 10.0

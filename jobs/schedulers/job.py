@@ -104,8 +104,8 @@ class SchedulerJob:
     ends: float | None = None
     """Time at which the job ended or the scheduler is going to end it."""
     preempted: float | None = None
-    """Time at which the scheduler began to take its nodes for another job. The job has a grace time
-    from then on."""
+    """Time at which the scheduler began to take the job's nodes for another job. The job has a
+    grace time from then on."""
     dependency: str = ""
     """Jobs that this job waits for, as the scheduler writes them."""
     end_cause: EndCause | None = None

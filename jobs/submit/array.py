@@ -66,7 +66,8 @@ def submit_array(
     executor: ScriptExecutor,
     after: AfterRuns = NO_RUNS,
 ) -> list[RunFolder]:
-    """Submit a run for each of `fills`, all or none; at most `at_most` run at once."""
+    """Submit one run for each function in `fills`, which writes further files of that run: all runs
+    or none. At most `at_most` runs run at once."""
     ready = prepare(resolved)
     waits = resolve_after(after, ready.plan.scheduler)
     obstacle = find_obstacle(ready)
@@ -173,7 +174,8 @@ def submit_one_by_one(
     after: After,
     executor: ScriptExecutor,
 ) -> None:
-    """Submit runs one after another; a refusal or Ctrl-C cancels those before it."""
+    """Submit runs one after another; if one is refused, or at Ctrl-C, cancel the runs submitted
+    before."""
     done: list[RunRecord] = []
     try:
         for number, (run, record) in enumerate(zip(runs, written, strict=True)):

@@ -34,8 +34,9 @@ def check_here(conf: JobConf, plan: Plan) -> None:
 
 
 def check_gpus(conf: JobConf) -> None:
-    """Raise InputError if the conf asks for GPUs and this machine has none, for which the preflight
-    would fail. If the number is not known, the preflight decides."""
+    """Raise InputError if the conf asks for GPUs and this machine has none, since the checks before
+    the start would then fail. If the number of GPUs is not known, leave the decision to those
+    checks."""
     if not any(group.num_gpus for group in conf.cluster.nodes):
         return
     counted = count_visible(choose_accelerator(), {**os.environ, **conf.env})

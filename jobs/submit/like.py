@@ -36,7 +36,7 @@ class Again:
     resolved: Resolved
     snapshot: Snapshot
     warning: str = ""
-    """How the present code differs from what JOB ran, if that was not kept."""
+    """How the present code differs from the code that JOB ran; empty if the run kept its code."""
 
 
 def resolve_like(
@@ -129,7 +129,7 @@ def find_hidden(value: Any, key: str = "") -> Iterator[str]:
 
 
 def _is_at(key: str, place: str) -> bool:
-    """Return True for a key at, or below, a place."""
+    """Return True if a key is the given place in the conf, or a key below that place."""
     return key == place or key.startswith((f"{place}.", f"{place}["))
 
 

@@ -64,9 +64,9 @@ class Snapshot:
     """Folders of the tree that ranks import from, since packages there are installed with -e."""
     note: str = ""
     record: CodeRecord | None = None
-    """Code record of the run whose code it is; None for the present code."""
+    """Code record of the run from which the code is taken; None for the present code."""
     source: RunFolder | None = None
-    """The run whose code it is."""
+    """The run from which the code is taken."""
 
     def build_record(self) -> CodeRecord | None:
         """Return the code record; None if there is nothing to record."""
@@ -104,7 +104,8 @@ class Snapshot:
 
 
 def read_snapshot(run: RunFolder, record: RunRecord, *, moves_workdir: bool) -> Snapshot | None:
-    """Return a run's code for another run; None if it has none, or it is gone."""
+    """Return the code that a run kept, for use by another run; None if the run kept none, or the
+    copy is gone."""
     listed = read_json(run.code_files)
     if not isinstance(listed, dict) or record.code is None or not run.code.is_dir():
         return None
@@ -264,7 +265,8 @@ def choose_python(conf: JobConf, python: str) -> str:
 
 
 def _choose_root(conf: JobConf, base: Path, path: Path) -> Path:
-    """Return the folder to copy without git: a module's import or a command's working folder."""
+    """Return the folder to copy if there is no git repository: the folder of the program's file,
+    from which a module is imported, or in which a command runs if the file is below it."""
     found = find_code(conf, base) if conf.program.kind == "module" else None
     folder = found[1] if found is not None else path if path.is_dir() else path.parent
     workdir = find_word("", conf, base) if conf.program.kind == "command" else None

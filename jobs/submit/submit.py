@@ -91,7 +91,7 @@ class Prepared:
     plan: Plan
     scripts: Scripts
     files: Mapping[str, str]
-    """Files that the program reads from the run folder, by name."""
+    """Files in the run folder that the program reads, by name."""
     snapshot: Snapshot
     """Snapshot of the user's code."""
     run: RunFolder
@@ -100,7 +100,7 @@ class Prepared:
 
     @property
     def launch(self) -> start.Launch:
-        """The processes of the program, with the reason."""
+        """How the processes of the program are started, with the reason."""
         return start.choose_launch(self.conf, self.here.found, self.here.written)
 
 

@@ -166,7 +166,8 @@ def _find_quote_end(text: str, start: int) -> int:
 
 
 def parse_rows(text: str, source: str) -> list[dict[str, str]]:
-    """Return the rows of a CSV file by its header's keys; an empty cell keeps the conf's value."""
+    """Return the rows of a CSV file, keyed by the names in its first line; an empty cell keeps the
+    conf's value."""
     try:
         read = list(csv.reader(io.StringIO(text, newline=""), strict=True))
     except csv.Error as error:

@@ -156,7 +156,7 @@ COMMANDS: Mapping[str, tuple[BuiltIn, ...]] = {
 _THERE = BuiltIn(
     "there", "Answer a `vjob --host` of another machine.", "vjob.shelf.host.there:there"
 )
-"""Command that is not listed, since only `vjob --host` starts it."""
+"""Row of the command `vjob there`, which is not listed, since only `vjob --host` starts it."""
 SEAM = Seam("vjob.commands", [*(row for rows in COMMANDS.values() for row in rows), _THERE])
 
 EXAMPLES = """\b

@@ -44,7 +44,8 @@ CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
 START_S = 60.0
 FOLDERS = ("dev", "etc", "proc", "run", "sys", "tmp", "var")
 OF_HOST = ("usr", "bin", "lib", "lib32", "lib64", "sbin")
-"""Directories that this machine's programs need; links on most systems now."""
+"""Directories of the host that a test container needs to run this machine's programs; links on most
+systems now."""
 
 
 def examine_containers() -> list[Diagnosis]:
@@ -119,7 +120,8 @@ def judge_missing(found: Collection[str], missing: Collection[str]) -> Diagnosis
 
 
 def judge_pyxis(help_text: str, plugstack: str, run: tuple[str, str, int]) -> Diagnosis:
-    """Judge pyxis; `run` is type, options and free bytes of /run, where it unpacks by default."""
+    """Judge pyxis. `run` has the file system type, options and free bytes of /run, where pyxis
+    unpacks images by default."""
     if "--container-image" not in help_text:
         return Diagnosis(name="pyxis", status="note", text="srun has no pyxis")
     match = re.search(r"runtime_path=(\S+)", plugstack)
@@ -133,7 +135,8 @@ def judge_pyxis(help_text: str, plugstack: str, run: tuple[str, str, int]) -> Di
 
 
 def judge_scratch(path: str, kind: str, options: str, free: int) -> Diagnosis:
-    """Judge the default of container.scratch: it must be local, executable, with free space."""
+    """Judge the default folder of container.scratch, which must be local, allow programs to be
+    executed, and have free space."""
     text = f"{path}, the default of container.scratch, is {kind or 'of unknown type'}"
     text += f" with {free / GIB:.0f} GiB free"
     advice = "set container.scratch in confs to a node-local folder"
@@ -229,7 +232,7 @@ def _find_mount(path: str) -> tuple[str, str, int]:
 
 
 def _read_plugstack() -> str:
-    """Return slurmd's SPANK settings, as far as they are readable."""
+    """Return the SPANK settings of slurmd (plugstack.conf), as far as they are readable."""
     folder = Path(os.environ.get("SLURM_CONF", "/etc/slurm/slurm.conf")).parent
     paths = [folder / "plugstack.conf", *sorted(folder.glob("plugstack.conf.d/*.conf"))]
     return "\n".join(read_text(str(path)) or "" for path in paths)
@@ -265,7 +268,8 @@ def make_room(scratch: str) -> Iterator[Path]:
 
 
 def make_skeleton(root: Path, host: Path) -> tuple[Mount, ...]:
-    """Make empty folders, copy the machine's links; return mounts that complete a system."""
+    """Make empty folders and copy the machine's links; return the mounts that turn them into a
+    complete system."""
     mounts = []
     for name in FOLDERS:
         (root / name).mkdir(parents=True)

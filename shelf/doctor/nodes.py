@@ -3,9 +3,9 @@ ones.
 
     conf ─► a run of probe.py on its nodes ─► probe.json ─► judge ─► diagnoses
 
-A figure is judged beside those of equal nodes alone: GPUs of one name, nodes of one group, links
-between the same groups. Of three or more equals the slow one is named. Of two, none is: that they
-differ is said.
+A figure is compared only with figures of equal parts: GPUs of one name, nodes of one group, links
+between the same groups. Among three or more equal parts, a slow one is named. Of two that differ,
+neither is named, since it is not known which one is slow.
 """
 
 from __future__ import annotations
@@ -40,22 +40,24 @@ from vjob.jobs.schedulers.choose import LOCAL
 from vjob.jobs.schedulers.diagnosis import Diagnosis
 
 PROBE = Path(varuna_core.__file__).parent / "profiling/probe.py"
-"""It runs on the nodes by itself, and is never imported here."""
+"""Path of the probe, a program that runs on the nodes by itself and is never imported by this
+module."""
 WALLTIME_MIN = 10
 LEAST_EQUALS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """One figure of each node, GPU or link."""
+    """A quantity that is measured on each node, GPU or link."""
 
     key: str
     name: str
     unit: str
     share: float
-    """Below this share of the median of its equals a figure is an outlier."""
+    """A figure is an outlier if it is less than this fraction of the median of equal parts; for a
+    time, if the median is less than this fraction of the time."""
     is_time: bool = False
-    """Less is better."""
+    """True for a time, for which less is better."""
 
 
 OF_GPUS = (
@@ -79,10 +81,10 @@ class Figure:
     """One figure, and what it was measured on."""
 
     place: str
-    """Such as `n3`, `GPU 2 of n3`, `n3 to n4`."""
+    """Name of the part that was measured, such as `n3`, `GPU 2 of n3`, `n3 to n4`."""
     nodes: tuple[str, ...]
     equals: str
-    """What it is compared with, such as the name of a GPU."""
+    """Name that all parts share with which the figure is compared, such as the name of a GPU."""
     value: float
 
 
@@ -139,7 +141,7 @@ def build_probe(conf: JobConf) -> JobConf:
 
 
 def read_results(run: RunFolder) -> list[Mapping[str, Any]] | None:
-    """Read the measurements of all ranks; None if the run ended before it wrote them."""
+    """Read what all ranks measured; None if the run ended before it wrote the results."""
     attempts = run.attempts()
     found = read_json(attempts[-1].path / "probe.json") if attempts else None
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
@@ -187,7 +189,8 @@ def _judge_errors(results: Sequence[Mapping[str, Any]]) -> Iterator[Diagnosis]:
 
 
 def _judge_equals(measure: Measure, kind: str, figures: Sequence[Figure]) -> Iterator[Diagnosis]:
-    """Yield the range of the figures of equal parts, and a diagnosis for each slow one."""
+    """Yield a diagnosis with the range of the figures of equal parts, and one for each slow
+    part."""
     name, values = measure.name, [one.value for one in figures]
     if len(figures) == 1:
         text = f"{figures[0].place}: {values[0]:,.0f} {measure.unit}, the only figure of its kind"
@@ -212,7 +215,8 @@ def _judge_equals(measure: Measure, kind: str, figures: Sequence[Figure]) -> Ite
 
 
 def _blame(slow: Sequence[Figure], figures: Sequence[Figure]) -> list[Figure]:
-    """Return the slow figures; if all links of a node are slow, one figure that blames the node."""
+    """Return the slow figures. If all links of a node are slow, one figure that names the node
+    replaces them."""
     if not slow or len(slow[0].nodes) == 1:
         return list(slow)
     left = list(slow)

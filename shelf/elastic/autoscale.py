@@ -139,11 +139,11 @@ def list_peers(plan: Plan, devices: dict[int, str]) -> list[list[int]]:
 
 
 LONGEST_WAIT_S = 3600.0
-"""Longest wait in seconds after jobs that were of no use."""
+"""Longest wait in seconds between requests for nodes, after requested jobs that were of no use."""
 LONGEST_PENDING_S = 600.0
 """Seconds that a requested job may wait, since its nodes were idle at the request."""
 SPARE_MIN = 2
-"""Minutes beyond the run's own time that a joining job asks for."""
+"""Minutes that a joining job asks for beyond the remaining time of the run."""
 
 
 class Autoscaler:

@@ -68,9 +68,9 @@ def find_slow_nodes(
 
 
 DEFAULT_PAUSE_S = 120.0
-"""Assumed pause in seconds until the run has had a morph."""
+"""Assumed pause of a morph in seconds, as long as the run has not had a morph."""
 NUM_PAUSES = 5
-"""The number of last pauses that count."""
+"""Number of the last pauses whose median is taken."""
 CAUTION = 2.0
 """A gain must be worth this many pauses, since a forecast may be off and first steps are slow."""
 
@@ -81,7 +81,8 @@ class Pause:
 
     seconds: float
     num_morphs: int
-    """The number of the run's own morphs whose median it is; 0 for a guess."""
+    """Number of the run's own morphs whose pauses `seconds` is the median of; 0 if the pause is a
+    guess."""
 
     def __str__(self) -> str:
         whence = "a guess"
@@ -91,7 +92,8 @@ class Pause:
 
 
 def compute_pause(pauses_s: Sequence[float]) -> Pause:
-    """Compute the pause from `pauses_s`, those of the run's own morphs, oldest first."""
+    """Compute the pause that a morph costs from `pauses_s`, the pauses of the run's own morphs,
+    oldest first."""
     last = pauses_s[-NUM_PAUSES:]
     seconds = statistics.median(last) if last else DEFAULT_PAUSE_S
     return Pause(seconds=seconds, num_morphs=len(last))
@@ -99,7 +101,7 @@ def compute_pause(pauses_s: Sequence[float]) -> Pause:
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Pace and outlook of a run, with which offers are compared."""
+    """Pace of a run and its remaining steps, with which offers of more nodes are compared."""
 
     plan: Plan
     """The plan, with joined nodes after those of the conf."""

@@ -195,7 +195,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def name_tree(root: Path) -> str:
-    """Return the name of the remote folder, equal for each submit of this working tree."""
+    """Return the name of the remote folder for this working tree, the same at each submit."""
     mark = hashlib.sha256(f"{os.uname().nodename}:{root}".encode()).hexdigest()[:8]
     return f"{root.name or 'root'}-{mark}"
 

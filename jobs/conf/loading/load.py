@@ -255,7 +255,8 @@ def build_tree(
 
 
 def rename_keys(tree: Node, *, is_told: bool) -> Node:
-    """Return the tree with keys of `RENAMED` renamed; `is_told` logs a warning for each."""
+    """Return the tree with keys of `RENAMED` renamed; with `is_told`, log a warning for each of
+    them."""
     for (section, old), new in RENAMED.items():
         entry = tree.entries.get(section) if isinstance(tree, Table) else None
         if entry is None or not isinstance(entry.node, Table) or old not in entry.node.entries:

@@ -242,12 +242,12 @@ _NUMBERS_MATTER = re.compile(
 
 @dataclass(frozen=True)
 class Sifted:
-    """Those of a file's lines that need further processing."""
+    """The lines of a file that need further processing."""
 
     known: list[tuple[int, str]]
     """Index and kind of each line of a known kind."""
     telling: list[int]
-    """Indices of lines that may be about steps, checkpoints or settings."""
+    """Indices of lines that may be about steps, checkpoints or settings of the run."""
 
 
 class Classifier:
@@ -256,8 +256,8 @@ class Classifier:
     MOST = 200_000
 
     def __init__(self, marks: Sequence[bytes] = STEP_MARKS) -> None:
-        """`marks` are words of which each line about a step has one; if empty, any line may be
-        about a step."""
+        """`marks` are words; every line about a step contains one of them. If there are none, any
+        line may be about a step."""
         self._marks = (*marks, *_OTHER_MARKS) if marks else (b"",)
         self._plain: set[bytes] = set()
         """Lines of no known kind whose digits do not matter, without these digits."""

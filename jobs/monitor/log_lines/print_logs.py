@@ -44,7 +44,8 @@ MANY = 16
 """Most names that a message lists."""
 LARGEST_PIECES = 256 * 1024 * 1024
 SMALLEST_PIECE = 32 * 1024
-"""LARGEST_PIECES bytes are read at a time from all files together, at least this many from each."""
+"""Least number of bytes that are read at a time from each file, even if all files together then
+exceed LARGEST_PIECES."""
 LOOK_S = 3.0
 """Seconds between two polls of the scheduler while following."""
 POLL_HERE_S, LOOK_HERE_S = 0.1, 0.5

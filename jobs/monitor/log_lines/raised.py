@@ -40,7 +40,8 @@ class RaisedLines:
         return found is not None
 
     def name(self, line: Line, place: int) -> str:
-        """Return `Line.raised` of the line at `place`, according to the log as read so far."""
+        """Return the value of `Line.raised` for the line at `place`, as far as the log has been
+        read."""
         found = self._found.get(place)
         if found is None:
             text = strip_tags(line.text)

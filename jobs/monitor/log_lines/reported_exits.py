@@ -31,8 +31,9 @@ _KILLED = SHELL + 9
 
 
 def parse_reported_exits(lines: Sequence[str]) -> tuple[ReportedExit, ...]:
-    """Parse the ends in the last lines of a log: those of torchrun, which count ranks, or else
-    those of srun, whose tasks may be launchers; none if several steps in a row left theirs."""
+    """Parse the ends of ranks or tasks from the last lines of a log: the ends that torchrun
+    reports, by rank, or else those that srun reports for its tasks, which may be launchers. Return
+    none if the lines are from several steps in a row."""
     text = "\n".join(lines)
     by_torchrun = [
         ReportedExit(

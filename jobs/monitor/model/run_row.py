@@ -46,10 +46,11 @@ class RunRow:
     left_s: float | None = None
     loss: float | None = None
     losses: tuple[float | None, ...] = ()
-    """Losses of its newest steps, for a small curve."""
+    """Losses of the run's newest steps, for a small curve."""
     attempt: int | None = None
     is_read: bool = True
-    """False if its logs were left for a later refresh, so that its steps are not known."""
+    """False if the run's logs were left for a later refresh, so that the run's steps are not
+    known."""
 
     @property
     def target(self) -> str:

@@ -52,14 +52,15 @@ class JobRow:
     """Why the job ended, by the scheduler alone; empty while it is not over, or if a program of the
     job failed by itself."""
     left_s: float | None = None
-    """Seconds until the time limit, by the scheduler's last answer; None if that has none."""
+    """Seconds until the time limit, by the scheduler's last answer; None if that answer has no
+    limit."""
     limit_s: float | None = None
     """The job's present time limit, by the scheduler."""
     started: float | None = None
     ends: float | None = None
     """The job's end, or the time at which the scheduler will end it."""
     preempted: float | None = None
-    """Time at which the scheduler began to take its nodes for another job."""
+    """Time at which the scheduler began to take the job's nodes for another job."""
     waiting: str = ""
     """Why the job waits: a name of `Waiting`; empty if it does not wait, or if not known."""
     dependency: str = ""
@@ -76,7 +77,7 @@ class Scheduler:
     """slurm or local; empty for a bare folder of logs."""
     jobs: tuple[JobRow, ...] = ()
     joined: tuple[JobRow, ...] = ()
-    """Jobs that joined the run with more nodes: their state is not the run's."""
+    """Jobs that joined the run with more nodes; they do not count for the state of the run."""
     age_s: float = 0.0
     """Age of `jobs` in seconds: all commands share the last good answer."""
     problem: str = ""
@@ -136,8 +137,8 @@ class Progress:
     step: int
     num_steps: int | None = None
     is_asked: bool = False
-    """`num_steps` is the conf's, and no line has it: good for the time left, but a script may count
-    from 0, or may not print its last steps."""
+    """True if `num_steps` comes from the conf and not from a line: good enough for the time left,
+    but a script may count from 0 or may not print its last steps."""
     at: float | None = None
     """When the step was done, at the latest."""
     points: tuple[Point, ...] = ()
@@ -149,22 +150,23 @@ class Progress:
     done: int | None = None
     """Optimizer steps of this attempt, if they were counted."""
     is_counted: bool = False
-    """`step` is `done`: no line has the program's own number, which differs if the program
-    continued from a checkpoint."""
+    """True if `step` is the same as `done`, since no line has the program's own number of the step,
+    which differs if the program continued from a checkpoint."""
     is_least: bool = False
-    """True if later steps may have been done, or an epoch more."""
+    """True if `step` is only a lower bound: later steps, or one epoch more, may have been done."""
     unit: str = "step"
-    """`epoch` or `sample`, if that is what lines count."""
+    """What the lines count: `step`, `epoch` or `sample`."""
     other: int | None = None
-    """Step of the other source, if lines and the counter of optimizer steps disagree."""
+    """Step according to the other source, if lines and the counter of optimizer steps disagree."""
     longest_s: float | None = None
-    """The longest step of this attempt, by the counter."""
+    """Seconds of the longest step of this attempt, by the counter of optimizer steps."""
     median_s: float | None = None
     """Median of all counted steps of this attempt, once it is over, as in a report."""
     num_timed: int = 0
     """Number of steps that `median_s` is the median of."""
     early_times: tuple[float, ...] = ()
-    """Seconds a step early in this attempt, by the counter, where `points` do not reach back."""
+    """Seconds a step early in this attempt, by the counter of optimizer steps; for attempts whose
+    `points` begin later."""
 
     @property
     def name(self) -> str:
@@ -225,7 +227,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """A checkpoint or an evaluation that the ranks are at, from a line of a log."""
+    """A checkpoint or an evaluation in which the ranks are, according to a line of a log."""
 
     name: str
     since: float | None
@@ -245,13 +247,14 @@ class Line:
     kind: str = ""
     """Name of a row of the catalogue; empty for an ordinary line."""
     num_same: int = 1
-    """How many ranks wrote the line, or how often one did."""
+    """How many ranks wrote the line, or how often a single rank wrote it."""
     at: float | None = None
     """Time with which the line itself begins; else None."""
     order: int = 0
     """Offset in its file: orders lines of the same file."""
     written_by: float | None = None
-    """The latest time of writing: the last change of its file, which may be much later."""
+    """Latest time at which the line can have been written: the last change of its file, which may
+    be much later than the line."""
     stream: str = ""
     """`stdout` or `stderr`, if the agent kept them apart."""
     last_at: float | None = None
@@ -261,7 +264,7 @@ class Line:
     before, `aside` in one of another thread or a destructor, `printed` without a traceback,
     `quoted` in the middle of a line. Empty for any other line."""
     is_before_steps: bool = False
-    """Lines about steps follow this line in its file."""
+    """True if lines about steps follow the line in its file."""
     doubt: str = ""
     """Why the line cannot be the cause: a name of `rules.doubts.Doubt`."""
 
@@ -297,11 +300,11 @@ class Gpu:
     power_w: float | None = None
     num_processes: int | None = None
     num_foreign: int | None = None
-    """Processes that are none of ours."""
+    """Processes on the GPU that do not belong to the ranks of the node."""
     ecc_errors: int | None = None
     """Uncorrected errors since the driver was loaded."""
     throttle: str = ""
-    """Why its clock is held down: `hw_thermal`, `hw_power_brake`, ..."""
+    """Why the GPU's clock is held down: `hw_thermal`, `hw_power_brake`, ..."""
     history: tuple[float | None, ...] = ()
     """Utilization, oldest first."""
     ranks: tuple[int, ...] = ()
@@ -328,7 +331,8 @@ class Rank:
     pid: int | None = None
     """Process id on its node, outside containers."""
     process_state: str = ""
-    """The kernel's letter: R, S, D (waits for a disk or a dead mount), T (stopped), Z."""
+    """The kernel's letter for the state of the process: R, S, D (waits for a disk or a dead mount),
+    T (stopped), Z."""
     cpu_percent: float | None = None
     """Use of one core, between the node's last two heartbeats."""
     step: int | None = None
@@ -336,9 +340,9 @@ class Rank:
     is_counted: bool = False
     """`step` is the number of optimizer steps."""
     step_s: float | None = None
-    """Median seconds of its last steps."""
+    """Median seconds of the rank's last steps."""
     work_s: float | None = None
-    """Median seconds of own computation in these steps, without waits."""
+    """Median seconds of the rank's own computation in these steps, without waits."""
     slow: SlowRank | None = None
     """Set if the rank computed longer than its peers in nearly all of its last steps."""
     step_at: float | None = None
@@ -387,23 +391,24 @@ class Node:
     """True if all its ranks at work had a handler for SIGUSR1 at the last heartbeat; None if not
     known."""
     log_at: float | None = None
-    """When anything was last written to its .out or .err."""
+    """When anything was last written to the node's .out or .err file."""
     out: tuple[str, ...] = ()
     err: tuple[str, ...] = ()
     gpu: tuple[str, ...] = ()
-    """The last lines of its files, made harmless."""
+    """The last lines of the node's GPU log, made safe for terminals."""
     num_lines: Mapping[str, int] = field(default_factory=dict)
-    """Lines of its out, err and gpu; only if they were requested."""
+    """Number of lines of the node's out, err and gpu files; only if the numbers were requested."""
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """Bytes, by out, err and gpu."""
+    """Bytes of the node's files, by out, err and gpu."""
     gpus: tuple[Gpu, ...] = ()
     gpus_at: float | None = None
     gpus_not_known: str = ""
-    """Why none of its GPUs could be read in the last sample."""
+    """Why none of the node's GPUs could be read in the last sample."""
     gpus_lost: tuple[int, ...] = ()
     """Numbers of the job's GPUs that the driver lists and cannot access."""
     faults: tuple[Finding, ...] = ()
-    """Faults of its hardware since the attempt began; their rules are `Fault`s."""
+    """Faults of the node's hardware since the attempt began; the rule of each is a name of
+    `Fault`."""
     cpu_percent: float | None = None
     memory_used_mb: float | None = None
     memory_total_mb: float | None = None
@@ -460,13 +465,13 @@ class AttemptView:
     errors: tuple[Line, ...] = ()
     """Lines of a known kind, the likely earliest first; equal lines of ranks once."""
     fatal: Line | None = None
-    """In a bare folder, which does not show how ranks ended: the line of a fatal error after the
-    last step."""
+    """The line of a fatal error after the last step, in a bare folder of logs, which does not show
+    how ranks ended."""
     stop: Mapping[str, Any] | None = None
-    """Who said that the attempt ends."""
+    """The request to end the attempt, with the reason and who made it."""
     outcome: Outcome | None = None
     attempt_end: End | None = None
-    """How the attempt ended: the fact in `outcome`."""
+    """How the attempt ended: the end that `outcome` records."""
     hang: Hang | None = None
     """The hang that the agents found; None while the ranks make steps."""
     suspected: Hang | None = None
@@ -494,19 +499,19 @@ class Snapshot(AttemptView):
     end: End | None = None
     """How the run ended; None while it goes on, and of a bare folder."""
     message: str = ""
-    """Why it was refused, or how it ended."""
+    """Why the run was refused, or how it ended."""
     layout: str = ""
     after: tuple[str, ...] = ()
-    """Runs that must end well before it starts."""
+    """Runs that must end well before this run starts."""
     after_any: tuple[str, ...] = ()
-    """Runs that must be over before it starts."""
+    """Runs that must be over before this run starts."""
     commit: str = ""
-    """Of the user's code: `1a2b3c4d5e on main, dirty`."""
+    """Commit of the user's code: `1a2b3c4d5e on main, dirty`."""
     submitted: float | None = None
     walltime_s: float | None = None
-    """Seconds of `time_limit`."""
+    """The value of `time_limit` in seconds; None if it is not known or unlimited."""
     time_limit: Known[float] = NO_LIMIT
-    """The time limit that the job has now: the scheduler's, whatever was asked for."""
+    """The time limit that the job has now, according to the scheduler, whatever was asked for."""
     warn_s: float = 0.0
     """Seconds before the time limit at which ranks get SIGUSR1; 0 if they do not."""
     comes_back: bool = False
@@ -522,7 +527,7 @@ class Snapshot(AttemptView):
     morph: str = ""
     """`8 x 4 to 6 x 4` while the run changes its nodes."""
     waits_for_room: str = ""
-    """The folder without room that its next attempt waits for."""
+    """The folder on a full disk; the run's next attempt waits until the disk has room."""
     left_out: tuple[str, ...] = ()
     """Sentences on why a run that may morph does not use nodes that are or were present."""
     morphs: tuple[str, ...] = ()

@@ -32,11 +32,11 @@ from vjob.jobs.monitor.model.snapshot import (
 
 MANY_NODES = 16
 NUM_POINTS = 5
-"""More would push the verdict off a terminal of 24 lines."""
+"""Most points that are shown; more would push the verdict off a terminal of 24 lines."""
 NUM_ERRORS = 10
 NUM_EVIDENCE = 3
 TELLS_RECORD = ("refused", "done", "dead")
-"""Rules whose sentence is the record's, if no fact shows how the run ended."""
+"""Rules of verdicts that repeat what the run's record says, if no fact shows how the run ended."""
 
 
 def render_json(snapshot: Snapshot, verdict: Verdict | None) -> str:

@@ -147,8 +147,8 @@ def find_first_error(
     wanted: LineFilter,
     attempt: AttemptFolder | None = None,
 ) -> FirstError | None:
-    """Return the verdict's line, or else the first error; None if no line is one. `find` returns
-    the logs, not read yet."""
+    """Return the line that the verdict quotes, or else the first error; None if no line is an
+    error. `find` returns the logs, which have not been read yet."""
     until = time.process_time() + MOST_CPU_S
     cause = _find_cause(verdict)
     lines = [line for log in find() for line in _scan(log, until, cause)]
@@ -181,8 +181,8 @@ def find_first_error(
 
 
 def _find_cause(verdict: Verdict) -> Line | None:
-    """Return the line that the verdict quotes as the cause: one of a log, or else the last line of
-    the rank that exited with an error."""
+    """Return the line that the verdict quotes as the cause: a line of a log, or else the last line
+    of the rank that exited with an error."""
     first, end = next(iter(verdict.evidence), None), verdict.end
     is_of_end = first is not None and (bool(first.kind) or end is not None)  # else a step or a save
     if first is not None and is_of_end and not is_proof(first, Proof.FALLOUT):

@@ -26,7 +26,7 @@ from vjob.jobs.monitor.model.snapshot import Gpu
 NUM_HISTORY = 60
 FIRST_BYTES = 8 * 1024
 MORE_BYTES = 64 * 1024
-"""Bytes read instead if the first poll found no complete sample."""
+"""Bytes of the end of a file that are read if the usual first poll found no complete sample."""
 NUM_SHOWN = 50
 LATE_SAMPLES, LATE_S = 12, 60.0
 """A sampler that is late by this many samples plus this many seconds hangs in its driver."""

@@ -186,8 +186,8 @@ class SlurmJobReader:
         )
 
     def _place(self, line: Line, exits: Sequence[ReportedExit]) -> Line:
-        """Return the line with the node that a launcher names for its rank: a file that several
-        nodes write names none."""
+        """Return the line with the name of its node, if a launcher names the node of the line's
+        rank; the file itself does not show the node if several nodes write to it."""
         hosts = [host for part in self._job.parts for host in part.info.nodes]
         if len(self._job.files) > 1 or len(hosts) < 2:
             return line

@@ -183,7 +183,8 @@ def find_bad_loss(points: Sequence[Point]) -> Point | None:
 
 
 def find_failed(snapshot: Snapshot) -> RankExit | None:
-    """Return the exit of the rank that began the end, by the rule that also judges an attempt."""
+    """Return the exit of the rank with which the end of the job began, by the rule by which an
+    attempt is judged too."""
     exits = [rank.exit for rank in snapshot.ranks if rank.exit is not None]
     return find_culprit(exits, (snapshot.stop or {}).get("rank"))
 

@@ -83,8 +83,8 @@ def _find_doubt(
 
 
 def _is_reported(line: Line, snapshot: Snapshot) -> bool:
-    """Return True for the last exception of a rank that a launcher, or srun as a task, names as
-    ended by one; steps after it are lines of other ranks."""
+    """Return True if the line is the last exception of its rank, and a launcher (or srun, for a
+    task) reports that this rank ended by an exception; later steps are then from other ranks."""
     failed = [one for one in snapshot.reported_exits if one.code == BY_EXCEPTION]
     is_named = any(line.rank in (one.rank, one.task) for one in failed)
     return is_named and line.rank is not None and line.raised == "last"

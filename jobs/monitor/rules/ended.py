@@ -442,8 +442,9 @@ def _by_root(snapshot: Snapshot, decided: End) -> Cause | None:
 
 
 def _make_reported_end(reported: ReportedExit) -> tuple[str, End] | None:
-    """Return whose end a launcher reports, and the end; None for one by which a rank that lost its
-    peer ends too: an exception, or a signal that others send."""
+    """Return the name of the rank or task whose end a launcher reports, and this end. Return None
+    for an end that a rank may also have because it lost another rank: by an exception, or by a
+    signal that others send."""
     name = name_signal(reported.code - SHELL)
     if reported.code in (0, BY_EXCEPTION) or (name and name not in OWN_SIGNALS):
         return None
@@ -741,7 +742,8 @@ def _ended_well(snapshot: Snapshot) -> bool:
 
 
 def _said_done(snapshot: Snapshot) -> bool:
-    """Return True if no scheduler has a job and the logs show that the training is over.
+    """Return True if no scheduler has a job of the run and the logs show that the training is over.
+    While the scheduler does not answer, a job whose nodes still send heartbeats is not over.
 
     While the scheduler does not answer, a job whose nodes still send heartbeats is not over.
     """

@@ -376,8 +376,8 @@ def _is_used(gpu: Gpu) -> bool:
 
 
 def _find_output(snapshot: Snapshot, line: Line) -> float | None:
-    """Return when the node of the line last wrote to its logs; for an unknown node, the job's last
-    sign of life."""
+    """Return when the node that printed the line last wrote to its logs; if the node is not known,
+    return the job's last sign of life."""
     node = find_node(snapshot, line.node)
     return node.log_at if node is not None else find_life(snapshot)
 

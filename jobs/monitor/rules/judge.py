@@ -69,8 +69,8 @@ ALSO = (Health.FAILING, Health.STALLED, Health.SLOW)
 RUNS = (*ALSO, Health.HEALTHY, Health.CHECKPOINTING, Health.STARTING, Health.RUNNING)
 """Healths of a running job, the only ones to which later rules may add remarks."""
 LOOKS = 3
-"""Number of consecutive snapshots that must be SLOW for the verdict SLOW; all of them if there are
-fewer."""
+"""Number of consecutive snapshots that must be SLOW before the verdict is SLOW; if there are fewer
+snapshots, all of them."""
 
 
 def judge(
@@ -122,7 +122,8 @@ def _list_verdicts(snapshot: Snapshot, floor_s: float) -> list[Verdict]:
 
 
 def _adds(other: Verdict, first: Verdict) -> bool:
-    """Return True if a later rule adds to the verdict on a running job; a second stall does not."""
+    """Return True if a later rule adds something to the verdict on a running job; a second stall
+    adds nothing."""
     if first.health not in RUNS or other.health not in ALSO:
         return False
     return not first.health is other.health is Health.STALLED

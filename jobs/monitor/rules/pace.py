@@ -179,7 +179,7 @@ def job_overdue_s(snapshot: Snapshot) -> float:
 
 
 def list_step_times(snapshot: Snapshot) -> list[float]:
-    """Return the seconds per step of the points after warm-up, oldest first."""
+    """Return the seconds per step of each point after warm-up, oldest first."""
     return snapshot.progress.step_times if snapshot.progress is not None else []
 
 

@@ -43,8 +43,8 @@ SHOW_START = Remedy(
 )
 RESUBMIT = Remedy(Action.RESUBMIT)
 SETTLED = (Action.RELEASE, Action.ASK_ADMIN, Action.CANCEL)
-"""Actions that make a new submission of a job that never starts unnecessary, or include their
-own."""
+"""Remedies after which a job that never starts need not be submitted again, or that include a
+submit of their own."""
 
 
 def refused(snapshot: Snapshot) -> Verdict | None:

@@ -34,8 +34,8 @@ class Frame:
 
     @property
     def place(self) -> tuple[str, str]:
-        """Key by which frames are equal: without line numbers, which differ within a loop, and
-        without addresses."""
+        """Key by which two frames are equal. It has no line numbers, which differ within a loop,
+        and no addresses."""
         return ADDRESS.sub("0x", self.function), self.file
 
 

@@ -21,8 +21,8 @@ from vjob.jobs.schedulers.node_names import expand_nodes
 from vjob.jobs.schedulers.slurm import commands as slurm
 
 ORDINARY_STEPS = 0xFFFFFFF0
-"""Step ids from here on are special steps of Slurm: the batch script, an interactive job's
-shell."""
+"""Least step id of Slurm's special steps, such as the batch script or the shell of an interactive
+job."""
 JUST_S = 5.0
 """Greatest age in seconds of an answer about the job when a run is submitted inside the job."""
 NOT_HELD = ("cluster.sbatch", "cluster.exclude", "cluster.requeue")
@@ -59,7 +59,8 @@ def find_job_id(environ: Mapping[str, str]) -> str:
 
 
 def is_step(environ: Mapping[str, str]) -> bool:
-    """Return True if the shell is a step of the job and so occupies some of its resources."""
+    """Return True if the shell itself runs in a step of the job, which occupies some of the job's
+    resources."""
     step = as_whole(environ.get("SLURM_STEP_ID", ""))
     return step is not None and step < ORDINARY_STEPS
 

@@ -52,7 +52,8 @@ def name_allocation(job: str) -> str:
 
 
 def cancel_marker(run: RunFolder, job: str) -> Path:
-    """Return the path of the file by which any host asks a job's supervisor to end the job."""
+    """Return the path of a job's marker file: any host can make this file to ask the supervisor to
+    end the job."""
     return run.path / f"local-cancel.{job}"
 
 
@@ -107,7 +108,8 @@ class AllocationScheduler(LocalScheduler):
         floor_s: float = FLOOR_S,
         after: Mapping[str, float] = NO_CHANGES,
     ) -> dict[str, list[SchedulerJob]]:
-        """Read the jobs' state files; ask Slurm about the enclosing job of those not over."""
+        """Read the state files of the jobs; ask Slurm about the enclosing job of those that are not
+        over."""
         found = super().poll(jobs)
         for job, infos in found.items():
             if infos:

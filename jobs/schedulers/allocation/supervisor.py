@@ -56,7 +56,8 @@ class AllocationJob(LocalJob):
     within = ""
     """Slurm's state of the enclosing job, if that job ended before the run."""
     _terms_at = float("inf")
-    """Time of time.monotonic() after which srun is signalled to end agents that have not exited."""
+    """Time (by time.monotonic()) after which srun gets a signal to end agents that have not
+    exited."""
 
     def __init__(self, run: RunFolder, job: str, group: str | None, plan: Plan) -> None:
         super().__init__(run, job, group, plan)
@@ -81,7 +82,8 @@ class AllocationJob(LocalJob):
             self.warn_at = time.monotonic() + left.value - self.limits.warn_s
 
     def warn(self) -> None:
-        """Send the ranks the warning signal, unless the job's time limit was extended since."""
+        """Send the ranks the signal that warns of the time limit, unless the job's limit was
+        extended since."""
         self.set_limits()
         if self.warn_at < time.monotonic() + MARGIN_S:
             super().warn()

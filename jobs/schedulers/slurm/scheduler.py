@@ -62,12 +62,13 @@ from vjob.jobs.schedulers.slurm.nodes import (
 )
 
 LONG_FLOOR_S, MANY_JOBS = 30.0, 1000
-"""Least seconds between queries for a user with more than MANY_JOBS jobs. The number of other
-users' jobs would cost a query of its own."""
+"""Least seconds between two queries for a user who has more than MANY_JOBS jobs. Jobs of other
+users are not counted, since their number would cost another query."""
 JUST_S = 5.0
 """Seconds after a change within which a query about only that job is the cheapest."""
 FULL_S = 300.0
-"""Greatest age in seconds of a full answer that a query of only the states may confirm."""
+"""Greatest age in seconds of an answer with all fields that a cheaper query, of only the states,
+may confirm."""
 
 
 SETTLED = OVER - {JobState.PREEMPTED, JobState.NODE_FAIL, JobState.BOOT_FAIL}
@@ -441,7 +442,7 @@ def _confirm(queue: Sequence[str], known: broker.Answer) -> None:
 
 
 def _date(infos: Sequence[SchedulerJob], answer: broker.Answer) -> list[SchedulerJob]:
-    """Set the time as of which the jobs' states are true, and adjust the time left."""
+    """Set the time as of which the states of the jobs are true, and adjust their time left."""
     since_s = answer.known - answer.asked
     return [
         replace(
@@ -454,7 +455,7 @@ def _date(infos: Sequence[SchedulerJob], answer: broker.Answer) -> list[Schedule
 
 
 def _shift(left: Known[float], since_s: float) -> Known[float]:
-    """Return the time left after `since_s` more seconds."""
+    """Return the time that is left after `since_s` more seconds."""
     if isinstance(left, NotKnown):
         return left
     return replace(left, value=max(0.0, left.value - since_s))

@@ -54,8 +54,8 @@ def read_settings() -> dict[str, str]:
 
 
 def parse_conf_file(name: str) -> dict[str, str] | None:
-    """Parse a slurm.conf to settings, named as in `scontrol show config`; None if the file is
-    missing or incomplete, such as one with an include."""
+    """Parse a slurm.conf to settings, with the names that `scontrol show config` uses; None if the
+    file is missing or incomplete, such as one that includes another file."""
     text = read_text(name or str(CONF))
     if (
         text is None

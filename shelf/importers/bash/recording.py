@@ -55,13 +55,14 @@ _TOKEN = re.compile(r"@(?P<kind>OUT|ARG|UNSET|ENV|NODE|IP|NODELIST|SUBMIT|NAME)(
 _MARK = re.compile(r"@(?:ARG\d*|(?:UNSET|ENV):\w+)@")
 _PART = re.compile(r"@(?:NODELIST|SUBMIT|NODE\d|IP\d)")
 PART = "$(part of a name)"
-"""What stands for a part that the script cut from a name that only the job knows."""
+"""Text that replaces a part of a word if the script cut this part out of a name that only the job
+knows."""
 REST = "@ARG@"
-"""Mark that stands for all further arguments."""
+"""Placeholder for all further arguments of the script."""
 _NEEDS_MORE = re.compile(r"(.*/)?python[\d.]*|-m")
-"""Words after which the next word belongs to the program: an interpreter, or `-m`."""
+"""Words after which the next word belongs to the program too: an interpreter, or `-m`."""
 PLACEHOLDER = re.compile(r"<[^<>\n=]+>|\{\{[^{}\n]+\}\}|\{[A-Z][A-Z_ ]+\}")
-"""Word that the user must replace."""
+"""Pattern of a word that the user must replace, such as `<your account>`."""
 _UNREAD = re.compile(r"[a-z]+: .*(?:No such file or directory|Permission denied|Is a directory)")
 _NAME = re.compile(r"\$\{?([A-Za-z_]\w*)", re.ASCII)
 _ASSIGNED = re.compile(
@@ -94,7 +95,8 @@ ACTIVATED = ("CONDA_PREFIX", "VIRTUAL_ENV")
 ARRAY_TASK = "SLURM_ARRAY_TASK_ID"
 _NEEDS_TASK = re.compile(rf"(?m)^[^#\n]*\$\{{?{ARRAY_TASK}\b")
 _ASKS_FOR_TASK = re.compile(rf"{ARRAY_TASK}:?[-+=]|-[nzv]\s+[\"']?\$?\{{?{ARRAY_TASK}")
-"""A script with such words runs without an array too."""
+"""Uses of the array's task id that also work if the job is no array: with a default, or in a
+test."""
 JOB_VALUES: Mapping[str, tuple[str, str]] = {
     "SLURM_JOB_ID": ("7300421", "7300842"),
     "SLURM_JOBID": ("7300421", "7300842"),

@@ -34,7 +34,7 @@ _FLAGS: Mapping[str, frozenset[str]] = {
         "preserve-env reboot kill-on-bad-exit overcommit wait-all-nodes immediate whole"
     ),
 }
-"""Options without a value, for wrappers most of whose options take a value."""
+"""Options without a value, of wrappers whose other options take a value."""
 _SHARED = list_words("exec ionice nice nohup setsid stdbuf time timeout")
 _VALUES: Mapping[str, frozenset[str]] = {
     **{name: frozenset(word.lstrip("-") for word in WRAPPERS[name]) for name in _SHARED},
