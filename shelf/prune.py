@@ -71,9 +71,9 @@ class Candidate:
     num_files: int
     folder: str
     kept: str
-    """The reason to keep it; empty if it is to be removed."""
+    """The reason to keep the run; empty if the run is to be removed."""
     left: str = ""
-    """A file that its ranks left in the folder, for which it is kept."""
+    """A file that the run's ranks left in the folder, because of which the run is kept."""
 
 
 @dataclass(frozen=True)

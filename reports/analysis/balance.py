@@ -146,7 +146,8 @@ class Straggler:
     ratio: float
     """The rank's work divided by the median work of its peers, in the median step."""
     share_of_steps: float
-    """The fraction of the steps in which the rank was slower than a rung of `slow_ranks` allows."""
+    """The fraction of the steps in which the rank was slower than the rule of `slow_ranks` that
+    found it allows."""
     num_steps: int = 0
     """Length in steps of the stretch in which the rank was slow; 0 means the whole attempt."""
     num_peers: int

@@ -33,7 +33,8 @@ from vjob.reports.load.tables import Job, RunState
 LAYER_LAUNCH_S = LAUNCH_S
 """Seconds to launch the kernels of one layer's forward; the planner uses the same figure."""
 MOST_GAPS = 3
-"""A gap between two samples of more than this many usual gaps was not sampled."""
+"""If two samples are further apart than this many usual intervals, the time between them counts as
+not sampled."""
 LITTLE_HOURS = 0.1
 """Fewer rank-hours than this are not worth a line, unless they have a price."""
 BACKWARD = 2

@@ -93,8 +93,8 @@ class Curves:
     """Steps whose loss was not a number; of a log that does not count them, the lines that print
     such a loss."""
     first_nan: int | None
-    """The first step at which a line printed such a loss; None if the lines count all such steps,
-    as Megatron's do."""
+    """The first step at which a line printed a loss that is not a number; None if the lines count
+    all such steps, as Megatron's do."""
     evaluations: pd.DataFrame
     """Metrics of evaluations, one a row: step (or epoch, by `unit`), split (val, test, dev),
     metric, value. The step is NaN if it is not known, and that of an earlier line without
@@ -129,7 +129,7 @@ class Analysis:
     partition: tuple[int, ...]
     """Layers of each stage in the attempt of the median step."""
     paces: StagePaces | None
-    """The paces of the stages in that attempt; None if they are not known."""
+    """The paces of the stages in the attempt of the median step; None if they are not known."""
     suggestion: Suggestion | None
     goodput: Goodput
     accounting: Accounting

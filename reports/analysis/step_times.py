@@ -39,8 +39,8 @@ from vjob.reports.analysis.slowdown import (
 from vjob.reports.load.tables import measure_steps
 
 FAR = 6.0
-"""Outliers are this many (scaled median absolute) deviations above the median, and MUCH times
-it."""
+"""Outliers are this many deviations (scaled median absolute deviations) above the median, and MUCH
+times the median."""
 MUCH = 1.1
 """Minimum ratio of an outlier to the median step."""
 _MAD = 1.4826
@@ -57,7 +57,8 @@ class Outlier:
     took_s: float
     median_s: float
     num_steps: int
-    """Number of steps up to `step` whose mean this is; 1 for a step that was timed alone."""
+    """Number of steps over which `took_s` is a mean, the last of which is `step`; 1 for a step that
+    was timed alone."""
     source: str
     """The times from which the median was computed: of usual steps, or of a slow stretch."""
     rank: int | None

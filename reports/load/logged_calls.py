@@ -374,7 +374,8 @@ def compare_clocks(
 
 
 _Bounds = tuple[Column, Column, Column]
-"""Pairs of clocks, and the most seconds by which the second is ahead of the first."""
+"""Pairs of clocks, and the greatest number of seconds by which the second clock of each pair may be
+ahead of the first."""
 
 
 def _list_messages(events: pd.DataFrame) -> Iterator[_Bounds]:

@@ -163,7 +163,7 @@ class RunState:
     word: str
     reason: str = ""
     at: float | None = None
-    """When it was seen; None if it is that of the end."""
+    """When the state was seen; None for the state in which the run ended."""
 
     def __str__(self) -> str:
         """Format the state, such as `COMPLETED: all 2 ranks exited 0`."""

@@ -238,7 +238,7 @@ def _place_ranks(ranks: list[int]) -> Figure:
 MOST_LINES = 64
 """The most GPUs or ranks with a line of their own, chosen by the highest memory."""
 MOST_NAMED = 12
-"""The most of them that are named above the chart."""
+"""The most GPUs or ranks that are named above the chart."""
 
 
 def draw_memory(job: Job) -> Figure | None:

@@ -22,9 +22,11 @@ from vjob.reports.analysis.step_times import drop_first
 from vjob.reports.load.tables import Job
 
 QUIET = {"loss_scale": 1, "skipped": 0, "nan": 0}
-"""Columns of the training that are not worth showing if all their values are these."""
+"""Columns of training lines, each with a value that is not worth showing if the column has no
+other."""
 OF_ONE_RANK = {*(("layout", "single"), ("pipeline", "1"), ("data", "1"), ("tensor", "1"))}
-"""Facts of a plan not worth showing: there is one rank, one stage or one replica."""
+"""Facts of a plan that are not worth showing, since they say only that there is one rank, stage or
+replica."""
 
 
 @dataclass(frozen=True, kw_only=True)

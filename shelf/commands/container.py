@@ -101,11 +101,11 @@ def import_(
     vjob container import docker://debian:12 -o debian.sqsh
     vjob container import podman://localhost/mine:3    what podman has built here
 
-    Needs enroot. Afterwards a conf may go on saying `image: REF` under enroot and charliecloud, or
-    name the file. podman, docker, apptainer and pyxis take references without this.
+    Needs enroot. A conf may then name the file or, for enroot and charliecloud, keep `image: REF`.
+    podman, docker, apptainer and pyxis take a reference without an import.
 
-    Accounts are enroot's matter: a line `machine REGISTRY login USER password TOKEN` in
-    ~/.config/enroot/.credentials, for nvcr.io one for authn.nvidia.com too.
+    For a registry with a login, enroot reads a line `machine REGISTRY login USER password TOKEN` in
+    ~/.config/enroot/.credentials; for nvcr.io also one for authn.nvidia.com.
     """
     from vjob.jobs.images.fetch import import_image
     from vjob.jobs.images.image import read_reference

@@ -106,8 +106,8 @@ def prepare(
     vjob data prepare a.txt -o data/a --tokenizer whitespace --vocab vocab.json
 
     INPUTS are JSON lines (.jsonl, .json: the text under --key) or plain text, a document a line;
-    .gz and .zst are known by their contents. What was begun is kept in PREFIX_text_document.part:
-    after Ctrl-C the same command goes on.
+    .gz and .zst files are recognized by their contents. Unfinished work is kept in
+    PREFIX_text_document.part: after Ctrl-C the same command continues from there.
     """
     from varuna_core.data import prepare as preparing
     from varuna_core.data.progress import ProgressLine

@@ -189,8 +189,8 @@ def logs(
 ) -> None:
     """Print the lines of JOB's nodes, or of some ranks, in the order of time.
 
-    A line of standard error begins with `n060 err |`, one that many ranks print alike with
-    `x64 all ranks |`.
+    A line of standard error begins with `n060 err |`; a line that many ranks print alike begins
+    with `x64 all ranks |`.
 
     \b
     vjob logs last --errors
@@ -199,8 +199,8 @@ def logs(
     vjob logs last -t --since 14:30 --until 14:45
     vjob logs last --since 30m --grep "loss|nan"
 
-    TIME is 14:30, 2026-11-23 14:30, or how long ago, as 30m. Lines without a time of their own have
-    that of the line before; where no line of a file has one, these options leave it out.
+    TIME is 14:30, 2026-11-23 14:30, or how long ago, as 30m. A line without a time of its own has
+    the time of the line before; with these options, a file in which no line has a time is left out.
     """
     from vjob.jobs.monitor.log_lines import print_logs as reading
     from vjob.jobs.runs.foreign_job import find_run_or_job
@@ -315,8 +315,8 @@ def watch(
     vjob watch 4711 --for 9m --every 1m       from cron, every ten minutes
     vjob watch last --on STALLED=requeue --mail me@example.org
 
-    A notice goes out when a verdict has held for two looks, and again when the job is well. The
-    exit code is that of the last verdict, as `vjob status` has it.
+    A notice is sent when two checks in a row give the same verdict, and again when the job is well.
+    The exit code is that of the last verdict, as in `vjob status`.
     """
     from vjob.shelf.watch.desk import WatchOptions, run_watch
 
@@ -351,8 +351,9 @@ def watch(
 def stacks(job: str, full: bool, native: bool, wait_s: int, as_json: bool) -> None:
     """Show each rank's Python stack; identical stacks are grouped, smallest group first.
 
-    In a hang, most ranks wait for the same; the few that are elsewhere are the ones to look at.
-    py-spy looks at every rank for a moment; the job goes on. Exits 1 where no rank could be seen.
+    In a hang, most ranks wait at the same place; the few ranks elsewhere are the suspects. py-spy
+    stops each rank for a moment to read its stack; the job continues. Exits 1 if no stack could be
+    read.
 
     \b
     vjob stacks last
@@ -392,8 +393,8 @@ def stacks(job: str, full: bool, native: bool, wait_s: int, as_json: bool) -> No
 def guard(job: str, what: str) -> None:
     """Pause or resume what JOB's nodes do about a hang.
 
-    That is what `on_hang` says in its conf. Pause it before you stop a rank, or attach a debugger,
-    for longer than half a minute.
+    The action is set by `on_hang` in the conf of JOB. Pause it before you stop a rank, or attach a
+    debugger, for longer than half a minute.
 
     \b
     vjob guard last pause
@@ -422,7 +423,8 @@ def guard(job: str, what: str) -> None:
 def shell(job: str, node: str | None, command: tuple[str, ...]) -> None:
     """Open a shell on a node of JOB, in the ranks' container if it has one, or run COMMAND there.
 
-    It has the ranks' environment, mounts and working directory. The exit code is the command's.
+    The shell has the environment, mounts and working directory of the ranks. The exit code is that
+    of the shell or of COMMAND.
 
     \b
     vjob shell last

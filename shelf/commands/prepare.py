@@ -46,14 +46,14 @@ def init(
 ) -> None:
     """Print a commented conf.yaml, a short one, or the translation of shell scripts.
 
-    A short one names the files that must be there; its queue and GPUs are those that sinfo shows.
-    With FOLDER it is written there as conf.yaml, with a tiny program that trains where the kind has
+    A short conf names the files that must exist; its queue and GPUs are those that sinfo shows.
+    With FOLDER it is written to FOLDER/conf.yaml, with a tiny program that trains if the kind has
     one: docs/recipes.md.
 
-    --from lets bash itself read a script, or those of a folder, in a jail where nothing that they
-    name is started: the conf has the program that they start, word for word. Arguments of the
-    script follow after --. What is left out stands above the conf and on standard error, with the
-    reason; a script that starts none or several programs is refused.
+    --from lets bash itself read a script, or the scripts of a folder, in a jail where no program
+    that they name is started; the conf starts the same program, word for word. Arguments of the
+    script follow after --. Whatever the conf leaves out is named, with the reason, above the conf
+    and on standard error; a script that starts no program or several is refused.
 
     \b
     vjob init > conf.yaml
@@ -154,8 +154,8 @@ def doctor(as_json: bool, archive: bool, conf: Path | None) -> None:
     vjob doctor --report             for a bug report: this, and the versions
     vjob doctor --nodes conf.yaml    a minute on its nodes: GPUs, disks, links
 
-    A program with its GPUs and its container is tried by `vjob try`. The archive of --report has
-    no secret, and neither your name nor the machine's; read it before you send it.
+    To try a program with its GPUs and its container, use `vjob try`. The archive of --report has no
+    secrets, and neither your name nor the machine's; read it before you send it.
     """
     from vjob.shelf.doctor import doctor as doctors
     from vjob.shelf.doctor.archive import ARCHIVE, write_archive

@@ -126,8 +126,9 @@ def run(
 ) -> None:
     """Run PROGRAM on this machine, or on Slurm with any of its options, without a conf.
 
-    Its output is shown here, and its exit code is the command's; Ctrl-C ends it. A program that
-    is no Python script is a command. All words after PROGRAM are its own.
+    The output of PROGRAM is shown here, and its exit code becomes that of this command; Ctrl-C ends
+    it. A program that is not a Python script runs as a command. All words after PROGRAM are passed
+    to it.
 
     \b
     vjob run train.py --lr 1e-4                    one process on this machine

@@ -64,7 +64,7 @@ def list_(show_all: bool, sweep: str | None, as_json: bool) -> None:
 def cancel(jobs: tuple[str, ...], sweep: str | None, now: bool, wait_s: int, as_json: bool) -> None:
     """Cancel JOBs, or all runs of a sweep; ranks that can are asked to checkpoint first.
 
-    The ranks say that they can by catching SIGUSR1.
+    Ranks that have a handler for SIGUSR1 count as able to checkpoint.
 
     \b
     vjob cancel last
@@ -137,9 +137,9 @@ def prune(
     """List old runs that have ended, or remove them: those of FOLDER, a folder of logs, or all that
     `vjob list --all` knows.
 
-    A run goes whole, with its conf, logs and traces; checkpoints outside its folder are never
-    touched. What stays: a run that still runs, one whose end is not known, one of another
-    user, one that a waiting run comes after. Ctrl-C leaves each run whole or gone.
+    A run is removed as a whole, with its conf, logs and traces; checkpoints outside its folder are
+    never touched. A run is kept if it still runs, if its end is not known, if it belongs to another
+    user, or if a waiting run depends on it. After Ctrl-C, each run is either complete or removed.
 
     \b
     vjob prune                               what would go
@@ -199,12 +199,12 @@ def share(
 ) -> None:
     """Let a group read JOB with status, logs, report and compare; secrets are kept back.
 
-    What may be seen is a list: confs, records, events, logs, traces. Everything else stays yours:
-    values of the environment, scripts, code, pickles. A file in which a secret stands, one of this
-    run or one known by its name or shape (ghp_..., AKIA...), is kept back and named with its line;
-    a conf, patch or list of packages for each word that looks drawn by chance. Files
-    that a running JOB goes on writing stay shared, whatever it prints then; a later attempt's are
-    shared by another `vjob share`.
+    Only files of certain kinds are shared: confs, records, events, logs, traces. All other files
+    stay private: values of the environment, scripts, code, pickles. A file that contains a secret,
+    one of this run or one known by its name or shape (ghp_..., AKIA...), is kept back and named
+    with the line; a conf, patch or list of packages also for each word that looks random. Files to
+    which a running JOB still writes stay shared, whatever is written later; to share the files of a
+    later attempt, run `vjob share` again.
 
     \b
     vjob share last --group ml --dry-run   what they would see
@@ -254,9 +254,9 @@ def share(
 def grow(job: str, count: int, queue: str | None, walltime_min: int | None, as_json: bool) -> None:
     """Add N nodes to JOB, an elastic run (`morph.enabled`).
 
-    A job is submitted for them. They are like those of the run's group with that queue, else like
-    its first group. Once they are there the run saves and continues with them; their job ends with
-    the run.
+    A job is submitted for the new nodes, which are like those of the run's group with the given
+    queue, or else like its first group. Once they are present, the run saves and continues with
+    them; their job ends with the run.
 
     \b
     vjob grow last --count 4 --queue gpu2
@@ -318,11 +318,11 @@ def shrink(job: str, count: int | None, nodes: tuple[str, ...], as_json: bool) -
 def tend(job: str, as_json: bool) -> None:
     """Add idle nodes to JOB and drop slow ones automatically.
 
-    As `morph.grow` and `morph.leave_slow` of its conf say, to its end.
+    Works until JOB ends, as set by `morph.grow` and `morph.leave_slow` in its conf.
 
-    The batch script runs this beside the run. Where a compute node may not submit jobs, run it on
-    the login node: one of them is enough, and a second one ends at once. With --json each line is
-    an object, on standard output.
+    The batch script starts this command beside the run. Where compute nodes may not submit jobs,
+    run it on the login node: one such process is enough, and a second one ends at once. With --json
+    each line is an object, on standard output.
 
     \b
     vjob tend last

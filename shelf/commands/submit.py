@@ -421,7 +421,7 @@ def profile(
     """Measure what CONF's model costs on its nodes, for the planner.
 
     A job with CONF's nodes times every kind of layer on every kind of GPU, and the links between
-    them. The profile goes to the run folder and to --output; one that is there is extended.
+    them. The profile is written to the run folder and to --output; an existing profile is extended.
 
     \b
     vjob profile conf.yaml --follow

@@ -52,20 +52,20 @@ def try_(
 ) -> None:
     """Try CONF: two steps of its program on one node, with its data, environment and container.
 
-    Says whether it starts, and if not why, and what to do; whether it saves, and what memory it
-    takes. Without Slurm it runs on this machine; else on a node of --queue, or of
-    CONF's own first queue.
+    Reports if the program starts and, if not, why and what to do; if it saves, and how much memory
+    it takes. Without Slurm the try runs on this machine; else on a node of --queue, or of CONF's
+    own first queue.
 
     \b
     vjob try conf.yaml --queue debug
     vjob try conf.yaml --set train.micro_batch_size=8 --json | jq .healthy
     vjob try conf.yaml --here --limit 10m
 
-    A built-in program runs in all its stages, small where it has no GPUs. A script runs as it is
-    and is ended after its second step. The checkpoints of the try lie in a folder of its own inside
-    CONF's, and are removed. Ctrl-C ends the try.
+    A built-in program runs in all its stages, with a small model if the node has no GPUs. A script
+    runs unchanged and is ended after its second step. Checkpoints of the try are saved in a
+    separate folder inside CONF's, which is removed. Ctrl-C ends the try.
 
-    Exits 0 where all is well, 1 where something was found, 2 where CONF cannot be submitted.
+    Exits 0 if all is well, 1 if a problem was found, 2 if CONF cannot be submitted.
     """
     from vjob.jobs.errors import InputError
     from vjob.jobs.planning.resolve_auto import resolve_conf

@@ -59,7 +59,8 @@ LAST_LINES = 400
 POLL_S = 0.3
 ROOM_LOOK_S = 1.0
 SILENT_S = 600.0
-"""Seconds to wait beyond the limit; longer than file servers' clients cache a file's times."""
+"""Seconds to wait for a sign of life of the first group's job beyond the usual limit; longer than
+clients of a file server cache the times of a file."""
 DECIDING_S = 30.0
 """Seconds for the first group's job to judge, once all exit files that it waits for exist."""
 CALLS = ("signal", "cancel")

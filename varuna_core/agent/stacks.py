@@ -72,9 +72,11 @@ class Unpacker:
 
 SPY = "py-spy"
 SPY_S = 15.0
-"""One rank's; py-spy waits for ever for a process that hangs in the kernel."""
+"""Time limit in seconds to read the stack of one rank, since py-spy never returns for a process
+that hangs in the kernel."""
 LAST_S = 3.0
-"""One rank's, before it is ended: up to three ways are tried."""
+"""Time limit in seconds to read the stack of one rank that is about to be ended; up to three
+methods are tried."""
 AT_ONCE = 4
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 MISSING = "py-spy is not on this node: `pip install py-spy` into {python}, or put it on the PATH"

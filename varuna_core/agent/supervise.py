@@ -64,17 +64,17 @@ from varuna_core.records.requests import read_stop, write_stop
 
 TICK_S = 1.0
 SETTLE_S = 0.5
-"""A scheduler may signal ranks and agent one by one: a rank that SIGTERM ended waits so long for
-ours before it counts as failed."""
+"""Seconds for which a rank that SIGTERM ended does not yet count as failed, since a scheduler may
+signal the ranks before the agent."""
 HUNG_S = 5.0
-"""Most of the grace that ranks get which hang."""
+"""Most seconds of grace for ranks that hang, even if the conf allows more."""
 DRAIN_S = 1.0
-"""For the last output of a rank that ended."""
+"""Seconds to wait for the last output of a rank that has ended."""
 STUCK_S, FROZEN_S = 30.0, 8.0
-"""After SIGKILL, and without any processor time since, which giving back memory takes; who still
-runs then hangs in the kernel and is not waited for."""
+"""Seconds after SIGKILL, and seconds after SIGKILL without any use of the processor (a process uses
+some to free its memory), until a rank counts as stuck in the kernel and is not waited for."""
 TIDY_S = 5.0
-"""For a container runtime's own processes, which tidy up behind a rank that ended."""
+"""Seconds for a container runtime's own processes to clean up after a rank that ended."""
 START_FAILED = {FileNotFoundError: 127, PermissionError: 126}
 
 
@@ -90,18 +90,19 @@ class Supervisor:
         self._alive: dict[int, RankProcess] = {}
         self._started: dict[int, float] = {}
         self._held: list[tuple[int, int, float]] = []
-        """Ranks that a signal ended, with return code and time: failed, or just told first."""
+        """Ranks that a signal ended, with return code and time, as long as it is not known if they
+        failed or were stopped."""
         self._held_since = 0.0
         self._owed: list[tuple[int, int]] = []
-        """Signal and rank: those that have no handler for it yet."""
+        """Signals and ranks: each signal is kept until the rank has a handler for it."""
         self._heard: bool | None = None
         """True if all ranks at work had a handler for SIGUSR1; None before the ranks start."""
         self._told: list[int] = []
-        """Ranks that we told to end."""
+        """Ranks that this agent has asked to end."""
         self._kill_at: float | None = None
         self._leave_at: float | None = None
         self._killed = (0.0, 0)
-        """Time of SIGKILL, and the processor time that those who still run had used last."""
+        """Time of SIGKILL, and the processor time of the ranks that still ran, as last read."""
         self._is_stopping = False
         self._stopped_at = 0.0
         self._code = 0
@@ -458,5 +459,5 @@ class Supervisor:
 
 
 def _is_told(returncode: int) -> bool:
-    """Return True if a rank ended as after a scheduler's signal."""
+    """Return True if a rank ended by a signal with which a scheduler asks processes to end."""
     return returncode in {-number for number in ENDING} | {128 + number for number in ENDING}

@@ -32,8 +32,9 @@ LOST_S = 90.0
 SILENT_S = 105.0
 JOINS_S = 135.0
 START_S = 600.0
-"""Before the first steps, and only with a rank that has joined the others: a program that counts
-no steps may do nothing for as long as it likes."""
+"""Least seconds of silence before the first steps, or while ranks print lines, after which a hang
+is assumed. Before the first steps, ranks that have not joined each other may be silent for any
+time."""
 SPINNING_S = 1800.0
 NOTHING_LOST: Mapping[int, str] = {}
 TIMES, SPINNING_TIMES = 2.0, 10.0

@@ -24,9 +24,10 @@ class RankSigns:
     rank: int
     pid: int
     state: str
-    """The kernel's letter: of the process, or T where one below it is stopped."""
+    """The kernel's letter for the state of the rank's process, or T if a process that the rank
+    started is stopped."""
     channel: str = ""
-    """The kernel function in which its main thread waits."""
+    """The kernel function in which the rank's main thread waits."""
     silence_s: float = 0.0
     """Seconds since the rank's last step, or since the ranks were started."""
     has_stepped: bool = False
@@ -55,7 +56,8 @@ class RankSigns:
     """True if the rank is connected to the master's port or listens on it; before its first steps
     only."""
     place: str = ""
-    """Innermost frame of its main thread: `sleep (train.py:33)`; empty where nobody could ask."""
+    """Innermost frame of the rank's main thread: `sleep (train.py:33)`; empty if the rank could not
+    be asked."""
     calls: Flight = field(default_factory=dict)
 
 
@@ -71,7 +73,8 @@ class NodeSigns:
     """Longest time in seconds between two steps so far."""
     ranks: tuple[RankSigns, ...]
     quiet_s: float = 0.0
-    """Longest time in seconds that a rank was idle outside of collectives before it went on."""
+    """Longest time in seconds for which a rank was idle outside of collectives before it
+    continued."""
 
 
 def write_signs(attempt: AttemptFolder, signs: NodeSigns) -> None:

@@ -1,14 +1,16 @@
-"""Give back a headless job: Slurm took out its first node, with batch script and manager, and let
-the job go on.
+"""Give a headless job back to the scheduler: Slurm removed its first node, with the batch script
+and the manager, and let the job continue.
 
-Its other nodes miss the manager at about the same time. One of them gives the job back:
+The other nodes notice at about the same time that the manager is missing. One of them asks the
+scheduler to requeue or end the job:
 
     a random wait ─► the turn is taken ─► no later session, nobody was heard ─► ask the scheduler
                      by another one: wait; still alive, so it was not heard ─► the next turn
 
-The scheduler ends whom it can reach when it hears; who is left, cut off from it, finds that
-somebody was heard, or that a later session has the run, and asks for nothing. After `TRIES` in vain
-the job is ended, for else it would hold its nodes to the time limit.
+When a request succeeds, the scheduler ends all nodes that it can reach. A node that it cannot reach
+finds in the run folder that another node's request succeeded, or that a later session has the run,
+and makes no request. After `TRIES` requests in vain the job is ended, since it would otherwise hold
+its nodes to the time limit.
 """
 
 from __future__ import annotations

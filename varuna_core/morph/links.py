@@ -5,8 +5,9 @@
     agent of an attempt   a sign of life, "look"       ──► manager
                           ◄── the attempt's stop and signal
 
-Who has no connection reads and writes the files instead (orders.py). While all nodes have one and
-the ranks train, the manager looks at the run folder seldom, and at once when somebody asks.
+A daemon or agent without a connection reads and writes the files instead (orders.py). While all
+nodes are connected and the ranks train, the manager reads the run folder seldom, and at once if a
+process asks for that.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from varuna_core.records.runfolder import AttemptFolder, RunFolder
 FILE_S = 60.0
 """Seconds between signs of life in a file if a connection carries them too."""
 LOOK_S, NODES_LOOK_S = 2.0, 60.0
-"""Seconds between looks for requests while all are connected; the second with few nodes."""
+"""Least seconds between two looks for requests while all nodes are connected, and the seconds for a
+run with one node, which are divided by the number of nodes."""
 FULL_LOOK_S = 120.0
 """Seconds between looks at the whole run folder."""
 
@@ -47,7 +49,8 @@ def name_agent(attempt: int, index: int) -> str:
 
 
 class ManagerLink:
-    """The manager's connections: what daemons said last, and what is sent to all."""
+    """The manager's connections: what the daemons said last, and what the manager sends to all of
+    them."""
 
     def __init__(self, run: RunFolder, plan: Plan, say: Callable[[str], object]) -> None:
         self._run, self._plan, self._say = run, plan, say
@@ -60,8 +63,8 @@ class ManagerLink:
         self._places: Dict[str, int] = {}
         """Index in the attempt's plan of each node that takes part."""
         self.closed: Dict[str, int] = {}
-        """By node whose connection was closed from its end, the count of its last sign of life,
-        until it sends another."""
+        """Count of the last sign of life of each node whose connection the node's side has closed,
+        until the node sends another sign of life."""
         self._done: Set[str] = set()
         """Agents that left because their ranks ended."""
         self._callers: List[str] = []

@@ -52,7 +52,8 @@ class Joined:
 
 @dataclass(frozen=True)
 class Lost:
-    """Input: a node was silent, refused by preflight, or replaced by another agent in its seat."""
+    """Input of the state machine: a node was silent, refused by preflight, or replaced by another
+    agent in its seat."""
 
     node: str
     reason: str
@@ -63,12 +64,13 @@ class Lost:
 class AskedToLeave:
     node: str
     why: str = ""
-    """The reason if the run itself, not a person, asked for it, such as for a slow node."""
+    """Reason for the request if it comes from the run itself, such as a slow node; empty if a
+    person made it."""
 
 
 @dataclass(frozen=True)
 class RanksEnded:
-    """Input: all ranks of these nodes have ended, well or badly."""
+    """Input of the state machine: all ranks of these nodes have ended, well or badly."""
 
     nodes: Tuple[str, ...]
     attempt: int
@@ -90,7 +92,7 @@ class CalledToLeave:
 
 @dataclass(frozen=True)
 class CalledToEnd:
-    """Input: the run was cancelled, or its time is up."""
+    """Input of the state machine: the run was cancelled, or its time is up."""
 
     reason: str
     cause: EndCause = EndCause.STOPPED
@@ -98,7 +100,7 @@ class CalledToEnd:
 
 @dataclass(frozen=True)
 class Saved:
-    """Input: the newest known complete checkpoint whose files exist."""
+    """Input of the state machine: the newest known complete checkpoint whose files exist."""
 
     iteration: int
     mark: int = -1
@@ -107,13 +109,13 @@ class Saved:
 
 @dataclass(frozen=True)
 class Judged:
-    """Input: how the attempt ended, as the action Judge has determined."""
+    """Input of the state machine: how the attempt ended, as determined by the action Judge."""
 
     outcome: str
     code: int
     reason: str
     culprit: str = ""
-    """The node on which the attempt failed, if it was one of them."""
+    """The node that is at fault for the end of the attempt; empty if no single node is."""
     repeats: str = ""
     """Why the failure repeats that of the attempt before, if that ends the run."""
     is_sure: bool = False
@@ -126,19 +128,21 @@ class Judged:
 
 @dataclass(frozen=True)
 class Taken:
-    """Input: an attempt number is taken by an earlier session, whose manager came late."""
+    """Input of the state machine: the number of the attempt is already taken by an earlier session,
+    whose manager was late."""
 
     attempt: int
 
 
 @dataclass(frozen=True)
 class RoomFound:
-    """Input: the folder whose lack of disk space ended the last attempt has space again."""
+    """Input of the state machine: the folder whose lack of disk space ended the last attempt has
+    space again."""
 
 
 @dataclass(frozen=True)
 class Tick:
-    """Input without content: time has passed."""
+    """Input of the state machine without content: time has passed."""
 
 
 Input = Union[
@@ -152,7 +156,8 @@ Input = Union[
 
 @dataclass(frozen=True)
 class Start:
-    """Action: build the plan of an attempt for these nodes, and send the plan."""
+    """Action of the state machine: build the plan of an attempt for these nodes, and send the
+    plan."""
 
     attempt: int
     nodes: Tuple[str, ...]
@@ -173,27 +178,29 @@ class StopRanks:
 
 @dataclass(frozen=True)
 class Fence:
-    """Action: exclude a node from all later jobs and attempts."""
+    """Action of the state machine: exclude a node from all later jobs and attempts."""
 
     node: str
 
 
 @dataclass(frozen=True)
 class Judge:
-    """Action: determine how the attempt ended; the result is a Judged."""
+    """Action of the state machine: determine how the attempt ended; the result comes back as the
+    input Judged."""
 
     attempt: int
 
 
 @dataclass(frozen=True)
 class End:
-    """Action: release the nodes and end the job with this code, or requeue it (`requeue`)."""
+    """Action of the state machine: release the nodes and end the job with this code, or requeue the
+    job (`requeue`)."""
 
     code: int
     reason: str
     requeue: bool
     cause: EndCause = field(default=EndCause.NOT_MET, compare=False)
-    """The cause, for a job none of whose attempts was judged."""
+    """Cause of the end, for a job none of whose attempts was judged."""
     note: str = field(default="", compare=False)
     """A clause that says why there is no further attempt."""
 

@@ -3,11 +3,13 @@
     presence ──► manager                 orders ──► RUN attempt N: open (on its first node), node
     each second, and at each change                  leave: end the ranks, go home
 
-The agent of each attempt is a child: it starts afresh, and dies with us as its ranks die with it.
-So there is no thread here, and whoever kills this process has killed the node's part of the run.
+The agent of each attempt is a child process: it starts without old state, and dies with the daemon
+as its ranks die with it. So the daemon needs no threads, and killing its process kills the node's
+part of the run.
 
-Standby (`morph standby`) is the agent of the next attempt, started while this one trains, with
-a process that imports, and forks the ranks. It is used by one attempt, or by none:
+Standby (`morph standby`) is the agent of the next attempt, started while the present one trains,
+with a process that imports what ranks need and later forks the ranks. A standby agent is used by
+one attempt, or by none:
 
     daemon ── starts ──► standby: starts what forks ranks (agent/setup/forked_ranks.py)
            ── {"attempt": 3, "node": 1} ──► the agent of attempt 3, as if started for it
@@ -57,8 +59,8 @@ from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import RunFolder
 
 GAP_S = 5.0
-"""A look that comes this late shows that this process stood still, and not that others were
-silent."""
+"""Least delay in seconds of a look that shows that this process itself stood still, and not that
+others were silent."""
 
 
 class ManagerLiveness:
@@ -125,7 +127,7 @@ def run_standby_agent(run: RunFolder, number: int, index: int) -> int:
 
 POLL_S = 0.25
 NODES_PER_POLL_S = 200.0
-"""Polls a second by all nodes of a large run, to spare the file server."""
+"""Polls per second that all nodes of a large run make together, to spare the file server."""
 BEAT_S = 1.0
 BEATS_PER_S = 50.0
 
@@ -198,7 +200,8 @@ class NodeDaemon:
         return_s = 0.0 if plan.morphing is None else plan.morphing.return_s
         self._manager = ManagerLiveness(plan.timing.lost_s + return_s)
         self._is_mute = False
-        """True if our own sign of life could not be written, as may happen to the manager too."""
+        """True if the sign of life of this node could not be written, which may then happen to the
+        manager too."""
         self._manager_beat = 0.0
         self._next: Optional[subprocess.Popen[bytes]] = None
         """The standby agent of the next attempt, whose ranks wait."""

@@ -1,9 +1,9 @@
 """Observer of the nodes: turns files of the run folder into inputs of the state machine.
 
-A sign of life counts when it changed, by our own clock. While ranks train, silence is long before
-it means anything; once an attempt is being stopped, whoever does not end with it is soon known, and
-sooner if its system has closed its connection: one that lives says so in a file at once, and calls
-again.
+A sign of life counts from the time at which a change of it was seen, by this machine's clock. While
+ranks train, only a long silence counts as a loss. Once an attempt is being stopped, a node that
+does not end is detected soon, and sooner if the node's side has closed the connection: a node that
+lives writes a sign of life to its file at once, and connects again.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from varuna_core.records.exits import NOT_READY
 from varuna_core.records.morphing import RUNNING, SAVING, STOPPING, ManagerState, get_seat
 
 SUSPECT_BEATS = 8.0
-"""Missing signs of life that mean a loss while the attempt is ending; nodes then give one at each
-look (`node_daemon.py`)."""
+"""Number of missing signs of life after which a node counts as lost while the attempt is ending;
+nodes then give a sign of life at each poll (`node_daemon.py`)."""
 CLOSED_BEATS = 3.0
-"""The same for a node whose connection was closed from its end."""
+"""Number of missing signs of life after which a node counts as lost while the attempt is ending, if
+the node's side has closed the connection."""
 
 
 class Sight(NamedTuple):
@@ -42,20 +43,20 @@ class Sight(NamedTuple):
     stop: Optional[Dict[str, object]]
     """Content of the attempt's stop.json."""
     refused: Dict[int, str]
-    """Reasons by seat whose preflight refused the node."""
+    """Reasons for which the preflight of a node refused to start, by seat."""
     leave: Dict[int, str]
     """Seats that were asked to leave, with the reason unless a person asked."""
     saved: int
     closed: Mapping[str, int]
-    """Count of the last sign of life of nodes whose connection was closed from their end."""
+    """Count of the last sign of life of each node whose side has closed the connection."""
 
 
 class NodeObserver:
     """Observes nodes, and remembers when the sign of life of each changed last."""
 
     def __init__(self, lost_s: float, beat_s: float, poll_s: float) -> None:
-        """`beat_s` is the time between two signs of life, `poll_s` the same once an attempt is
-        ending."""
+        """`beat_s` is the time between two signs of life of a node, `poll_s` the same time while an
+        attempt is ending."""
         self._lost_s, self._suspect_s = lost_s, SUSPECT_BEATS * poll_s
         self._closed_s = CLOSED_BEATS * poll_s
         self._beat_s = beat_s

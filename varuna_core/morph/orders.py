@@ -1,16 +1,18 @@
-"""Orders and presences: files by which manager and nodes talk, each with one writer.
+"""Orders and presences: the files by which the manager and the nodes communicate, each with a
+single writer.
 
     nodes/<seat>.json        an agent's sign of life: who it is, which attempt it runs or has ended
     epochs/<n>.orders.json   the manager's word to all: which attempt, who takes part, who is out
 
-A seat is a node's index in the run's plan. An agent makes itself a key when it starts, and seat and
-key name it: the agent that takes over a seat is another node, and one that was fenced stays so.
-The session is the one start of the batch script that an agent belongs to. Agents of another job of
-the run (one that joined, the other groups of a split run) are guests: they have no session of their
-own, and take part in that of the orders, one after the other. The epoch is one start of a manager:
-the last one that was claimed counts, and no agent goes back from one (`Newest`). Connections carry
-the same (links.py), so that files are written and read seldom: who can write these files (0600, in
-a folder of 0700), or knows the secret that lies beside them, is the run's own user.
+A seat is a node's index in the run's plan. An agent chooses a random key when it starts, and is
+named by seat and key: an agent that takes over a seat counts as another node, and a fenced node
+stays fenced. A session is one start of the batch script, to which an agent belongs. Agents of
+another job of the run (a job that joined, or the other groups of a split run) are guests: they have
+no session of their own, and take part in the session that the orders name. An epoch is one start of
+a manager: the epoch that was claimed last counts, and an agent never returns to an earlier one
+(`Newest`). Connections carry the same content (links.py), so that files are written and read
+seldom. Whoever can write these files (0600, in a folder of 0700), or knows the secret beside them,
+is the run's own user.
 """
 
 from __future__ import annotations
@@ -59,9 +61,9 @@ class Orders:
     fenced: Tuple[str, ...]
     end: bool
     back: bool = False
-    """At the end, True if the run comes back in another session."""
+    """True if the run ends in this session and continues in another one; only set at the end."""
     beat: float = 0.0
-    """A number that changes as long as the manager lives."""
+    """Number that changes as long as the manager lives."""
     ending: bool = False
     """True if the attempt is being stopped; nodes then give a sign of life at each look."""
     trained: bool = False
@@ -69,8 +71,8 @@ class Orders:
     epoch: int = -1
     """The manager's epoch; orders of the latest one count."""
     first: int = 0
-    """Index of the first of `nodes` in the attempt's plan; over a connection, `nodes` has no other
-    node than its own."""
+    """Index of the first of `nodes` in the attempt's plan. Over a connection, `nodes` contains only
+    the receiving node."""
 
     def find_place(self, node: str) -> Optional[int]:
         """Return the node's index in the attempt's plan; None if it takes no part."""

@@ -206,7 +206,7 @@ ROUND: tuple[tuple[Kind, int], ...] = (
 )  # fmt: skip
 ONE: tuple[tuple[Kind, int], ...] = (("F", 0), ("B", 0))
 BETWEEN: tuple[tuple[Kind, int], ...] = (("f", 0), ("R", 0))
-"""Actions timed while products are kept."""
+"""Actions that are timed while the forward keeps its matrix products."""
 COPIED: tuple[tuple[Kind, int], ...] = (("F", 0), ("O", 0), ("L", 0))
 MOST_COPIED = 2**30
 """Bytes of a graph above which a copy's time is extrapolated from the size before. All ranks of a
@@ -214,7 +214,7 @@ node copy at once, and a host keeps the memory that it has pinned."""
 WARM_UP, LEAST, MOST = 2, 5, 25
 """Numbers of rounds: for the warm-up, the least, and the most."""
 ROUNDS_S = 1.5
-"""Rounds continue for about this many seconds, within these bounds."""
+"""Seconds for which rounds are repeated, as long as their number stays between LEAST and MOST."""
 BuildOptimizer = Callable[[list[nn.Parameter]], Any]
 
 
@@ -246,7 +246,7 @@ class Figures:
     and in the fields below: not measured."""
     selective_host_s: float | None = None
     kept_bytes: float | None = None
-    """Bytes kept for such a recompute, besides the input."""
+    """Bytes that a forward keeps for a recompute with kept products, besides the input."""
     offload_s: float | None = None
     load_s: float | None = None
 
@@ -439,7 +439,8 @@ class Bench:
         self.rounds: list[list[float]] = []
         """For each round, the seconds of ROUND's actions."""
         self.host_rounds: list[list[float]] = []
-        """The same by the host's clock; empty if the host does the work itself."""
+        """For each round, the seconds of ROUND's actions by the host's clock; empty if the host
+        does the device's work itself."""
         self.between: list[list[float]] = []
         """Seconds of BETWEEN's actions in the first rounds."""
         self.host_between: list[list[float]] = []

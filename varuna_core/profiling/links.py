@@ -32,7 +32,8 @@ SMALL = 4
 LEAST, MOST = 3, 30
 """The least and the most messages of a size, after one warm-up."""
 SIZE_S = 0.5
-"""Messages of a size continue for about this many seconds, within these bounds."""
+"""Seconds for which messages of one size are repeated, as long as their number stays between LEAST
+and MOST."""
 SLOW_S = 5.0
 """If a message takes this many seconds, larger sizes are not tried."""
 

@@ -35,7 +35,8 @@ class LearningRate:
     decay_steps: int
 
     def at(self, taken: int) -> float:
-        """Return the rate for the step after `taken` steps; the first step's is above zero."""
+        """Return the learning rate for the step that follows `taken` steps; the rate of the first
+        step is above zero."""
         step = taken + 1
         if step <= self.warmup_steps:
             return self.lr * step / self.warmup_steps

@@ -34,7 +34,8 @@ class Policy:
     ahead: tuple[int, ...]
     """For each stage, the maximum number of forwards beyond its input gradients."""
     patience: float = 1.0
-    """A weight gradient waits if it would delay the next arrival by over 1 - patience of itself."""
+    """Measure of how early weight gradients run: one that would delay the next arrival by more than
+    1 - patience of its own duration waits."""
     forward_first: bool = False
     """True to run the forward if a forward and an input gradient are both ready."""
     make_room: bool = False

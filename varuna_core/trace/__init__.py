@@ -60,7 +60,8 @@ NAMES = {
     "recompute": "R",
     "load": "data",
 }
-"""Kinds by their names for spans; `backward` is both gradients, `I` and `W` one of them each."""
+"""Kinds of spans by the names that scripts use; `backward` computes both gradients, `I` and `W` one
+of them each."""
 EVERY = 10
 """Single spans are written in the first two steps and every this many; else only their sums."""
 NUM_FIRST = 2
@@ -286,7 +287,8 @@ class _Span(ContextDecorator):
         self.name, self.kind = name, NAMES.get(name)
         self.own, self.num_bytes, self.sync = (stage, micro_batch), num_bytes, sync
         self.begun: float | None = None
-        """Since when it is open, without the spans of known kinds inside it; None once closed."""
+        """Time at which the span was opened, later by the time of spans of known kinds inside it;
+        None once closed."""
 
     def _recreate_cm(self) -> _Span:
         return _Span(self.name, *self.own, self.num_bytes, self.sync)

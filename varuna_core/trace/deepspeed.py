@@ -21,7 +21,7 @@ class Instructions:
         self._recorder = recorder
         self._num_forwards = 0
         self._held: dict[int, int] = {}
-        """By buffer, the micro-batch whose activations it holds."""
+        """Micro-batch whose activations each buffer holds, keyed by the buffer."""
 
     def apply(self, module: ModuleType) -> None:
         owner = module.PipelineEngine

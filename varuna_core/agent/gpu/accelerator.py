@@ -25,7 +25,8 @@ from varuna_core.facts.known import Evidence, Known, NotKnown, Sure, Value
 from varuna_core.plugins import API, BuiltIn, Seam
 
 CLOSE_LOOK = 6
-"""Of so many samples one asks for what changes rarely, such as links and rows of memory."""
+"""Every so many samples, values that rarely change are read too, such as the state of links and of
+rows of memory."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,14 @@ class GpuSample:
     ecc_errors: Optional[int] = None
     """Uncorrected ECC errors since the driver was loaded."""
     throttle: str = ""
-    """Why its clock is held down, such as `hw_thermal`; empty where nothing is known to do so."""
+    """Why the device's clock is held down, such as `hw_thermal`; empty if no reason is known."""
     uuid: str = ""
     """The device's uuid, by which `Accelerator.processes` is keyed."""
     address: str = ""
     """The PCI address, such as 0000:c1:00.0, by which the kernel's messages name the device."""
     slice: Optional[int] = None
-    """Set for one of the parts in which a GPU is cut (MIG): the driver's number of the part."""
+    """The driver's number of the slice, if the device is one of the slices of a GPU (MIG); None for
+    a whole GPU."""
 
     @property
     def key(self) -> str:
@@ -79,10 +81,11 @@ class Accelerator(Protocol):
     API: int
     name: str
     visible_variable: str
-    """The variable that says which devices a process may use, such as CUDA_VISIBLE_DEVICES."""
+    """The environment variable that names the devices which a process may use, such as
+    CUDA_VISIBLE_DEVICES."""
     smi_command: str
-    """A shell command that prints one reading; empty where there is none. `vjob status` runs it on
-    the nodes of a job that has no agent."""
+    """A shell command that prints one reading of the devices; empty if there is no such command.
+    `vjob status` runs it on the nodes of a job that has no agent."""
 
     def is_here(self) -> bool:
         """Return True if this node has such devices, or the vendor's tools."""
@@ -123,7 +126,8 @@ class NoAccelerator:
     API = API
     name = "none"
     visible_variable = CUDA_VISIBLE
-    """That of the vendor that torch is most often built for; no harm where there is no device."""
+    """The variable of the vendor for which torch is most often built; it does no harm on a node
+    without devices."""
     smi_command = ""
 
     def __init__(self, tried: Sequence[str] = ()) -> None:
@@ -179,7 +183,7 @@ ACCELERATORS = Seam(
 
 
 def find_lost(reading: Known[Sequence[GpuSample]]) -> Tuple[int, ...]:
-    """Return the numbers of devices that the driver has but of which `reading` has no values."""
+    """Return the numbers of devices that the driver lists but for which `reading` has no values."""
     if isinstance(reading, NotKnown):
         return ()
     expected = reading.evidence[0].expected or 0
@@ -187,7 +191,8 @@ def find_lost(reading: Known[Sequence[GpuSample]]) -> Tuple[int, ...]:
 
 
 def make_lost_findings(reading: Known[Sequence[GpuSample]]) -> Tuple[Finding, ...]:
-    """Return a `Fault.LOST` for each of the driver's devices of which `reading` has no values."""
+    """Return a fault `Fault.LOST` for each device that the driver lists but for which `reading` has
+    no values."""
     text = reading.evidence[0].text if reading.evidence else ""
     source = reading.evidence[0].source if reading.evidence else ""
     return tuple(
@@ -196,7 +201,7 @@ def make_lost_findings(reading: Known[Sequence[GpuSample]]) -> Tuple[Finding, ..
 
 
 def list_named(name: str, samples: Sequence[GpuSample]) -> List[GpuSample]:
-    """Return the devices for which a name in a variable of visible devices stands.
+    """Return the devices that a name in a variable of visible devices means.
 
     A name is the number of a GPU, which also stands for the GPU's slices, or a uuid, or the
     beginning of a uuid.

@@ -25,7 +25,8 @@ from varuna_core.plugins import API
 NODES = "class/kfd/kfd/topology/nodes"
 PROCESSES = "class/kfd/kfd/proc"
 DRIVER = "bus/pci/drivers/amdgpu"
-"""It has a folder for each PCI device that the driver holds, named by the device's address."""
+"""Folder in /sys with a subfolder for each PCI device that the driver controls, named by the
+device's address."""
 FILES = (
     f"{NODES}/*/gpu_id",
     f"{NODES}/*/properties",
@@ -41,7 +42,7 @@ FILES = (
     f"{DRIVER}/*:*/hwmon/hwmon*/power1_input",
 )
 CLOSED = "closed"
-"""Used as the text of a file that could not be read."""
+"""Text that stands for the content of a file that could not be read."""
 SENSORS = ("edge", "junction")
 """Temperature sensors in order of preference: Instinct cards from MI200 on have no `edge`."""
 TROUBLES = {
@@ -51,7 +52,7 @@ TROUBLES = {
     "GPU recovery disabled": "no recovery",
     "timeout": "timeout",
 }
-"""Phrases in lines of the driver, the gravest first, and our words for them."""
+"""Phrases in the driver's lines, the gravest first, each with the word that vjob uses for it."""
 _KERNEL = re.compile(
     r"amdgpu ([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d): .{0,80}?"
     r"(uncorrectable hardware error(?!s detected in total)|device lost from bus|GPU reset begin"
@@ -70,9 +71,9 @@ class Device:
     index: int
     gpu_id: str
     address: str
-    """Its PCI address, such as 0000:c1:00.0."""
+    """The PCI address of the GPU, such as 0000:c1:00.0."""
     architecture: str
-    """Such as gfx942; empty where the driver gives none."""
+    """Name of the GPU's architecture, such as gfx942; empty if the driver gives none."""
 
 
 class AmdAccelerator:
@@ -81,7 +82,8 @@ class AmdAccelerator:
     API = API
     name = "amd"
     visible_variable = "ROCR_VISIBLE_DEVICES"
-    """Slurm sets it. A user's own HIP_VISIBLE_DEVICES numbers the devices that it leaves."""
+    """Variable that Slurm sets for the GPUs of a job. If the user also sets HIP_VISIBLE_DEVICES,
+    that variable numbers the devices that this one leaves."""
     smi_command = "test -d /sys/class/kfd/kfd && tail -v -n +1 " + " ".join(
         f"/sys/{pattern}" for pattern in FILES
     )
@@ -144,7 +146,8 @@ class AmdAccelerator:
 
 
 def read_files(root: Path, patterns: Sequence[str]) -> Dict[str, str]:
-    """Return the texts of the files that match these patterns, by their paths below `root`."""
+    """Return the texts of the files that match the patterns in FILES, by their paths below
+    `root`."""
     texts = {}
     for pattern in patterns:
         for path in sorted(root.glob(pattern)):
@@ -256,14 +259,16 @@ def _find_group(path: Path) -> str:
 
 
 def _spell_address(words: Mapping[str, str]) -> str:
-    """Return a GPU's PCI address with function 0: partitions of one GPU differ in that alone."""
+    """Return the PCI address of a GPU, with function 0, since the partitions of one GPU differ only
+    in the function."""
     place = _parse_count(words.get("location_id", "")) or 0
     domain = _parse_count(words.get("domain", "")) or 0
     return f"{domain:04x}:{place >> 8 & 0xFF:02x}:{place >> 3 & 0x1F:02x}.0"
 
 
 def _spell_architecture(version: int) -> str:
-    """Spell 90402 as gfx942, and 90010 as gfx90a."""
+    """Format a version number of the driver as the name of an architecture: 90402 as gfx942, and
+    90010 as gfx90a."""
     major, minor, step = version // 10000, version // 100 % 100, version % 100
     return f"gfx{major}{minor:x}{step:x}" if version else ""
 

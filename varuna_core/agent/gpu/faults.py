@@ -12,7 +12,7 @@ from varuna_core.facts.finding import Finding
 from varuna_core.facts.hardware import Fault, make_fault
 
 MOST = 40
-"""Faults that a sample has."""
+"""Most faults that a sample contains."""
 
 
 class Faults:
@@ -22,13 +22,14 @@ class Faults:
         self._kernel = kernel or KernelLog()
         self._networks = networks or Networks()
         self._addresses: Dict[str, str] = {}
-        """Numbers of GPUs by their PCI address."""
+        """Numbers of the GPUs, keyed by PCI address."""
         self._ecc: Dict[str, int] = {}
-        """Errors that each GPU had at its first sample."""
+        """Number of uncorrected memory errors that each GPU had at its first sample."""
         self._lines: Dict[Tuple[str, str, Any], Finding] = {}
-        """Faults of the kernel's log."""
+        """Faults that lines of the kernel's log reported."""
         self._times: Dict[Tuple[str, str, Any], Tuple[float, float, Optional[int]]] = {}
-        """Of each fault when it came, when it was there last or grew, and its count."""
+        """For each fault, when it was first seen, when it last grew or (without a count) was last
+        seen, and its last count."""
 
     def list_faults(
         self,
@@ -89,6 +90,6 @@ class Faults:
 
 
 def _find_kind(fault: Finding) -> Any:
-    """Return what tells apart the faults of one rule and part: the driver's number for the fault,
-    or else its `detail`."""
+    """Return the value by which faults of the same rule and part are told apart: the driver's
+    number for the fault, or else its `detail`."""
     return fault.values.get("code") or fault.values.get("detail")

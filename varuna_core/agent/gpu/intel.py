@@ -25,9 +25,10 @@ from varuna_core.plugins import API
 XPU_SMI = "xpu-smi"
 SAMPLE_S, COUNT_S = 15.0, 20.0
 LIST = ("discovery", "--dump", "1,2,16")
-"""Number, name and memory of each device."""
+"""Arguments of xpu-smi that print number, name and memory of each device."""
 METRICS = ("dump", "-d", "-1", "-m", "0,1,3,18,30", "-n", "1")
-"""Load, power, temperature, memory and uncorrectable memory errors of each device, once."""
+"""Arguments of xpu-smi that print, once, load, power, temperature, memory and uncorrectable memory
+errors of each device."""
 DEVICE, NAME, MEMORY = "Device ID", "Device Name", "Memory Physical Size"
 
 
@@ -41,7 +42,7 @@ class IntelAccelerator:
 
     def __init__(self) -> None:
         self._devices: Dict[int, Tuple[str, Optional[float]]] = {}
-        """Name and memory by number, once xpu-smi gave them."""
+        """Name and memory of each device by its number, once xpu-smi has printed them."""
         self._findings: Tuple[Finding, ...] = ()
 
     def is_here(self) -> bool:

@@ -5,4 +5,4 @@ from __future__ import annotations
 NVIDIA_SMI = "nvidia-smi"
 CUDA_VISIBLE = "CUDA_VISIBLE_DEVICES"
 DEVICE_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
-"""How the paths of the vendors' device files begin."""
+"""Beginnings of the paths of the vendors' device files."""

@@ -27,13 +27,15 @@ PORT_ERRORS = {
     "excessive_buffer_overrun_errors": 1,
     "symbol_error": 100,
 }
-"""Counters of a port, with the least growth in a minute that is worth a word."""
+"""Error counters of a port, each with the least growth in a minute that is reported."""
 PORT_RETRANSMITS = {"local_ack_timeout_err": 1, "packet_seq_err": 60, "out_of_sequence": 600}
-"""Counters in its hw_counters: messages that had to be sent again."""
+"""Counters in the port's folder hw_counters, of messages that had to be sent again, each with the
+least growth in a minute that is reported."""
 NET_ERRORS = {"rx_errors": 10, "tx_errors": 10, "rx_crc_errors": 1, "tx_carrier_errors": 1}
-"""Counters in the statistics of an Ethernet device."""
+"""Error counters of an Ethernet device, each with the least growth in a minute that is reported."""
 MEMORY_ERRORS = {"ue_count": 1, "ce_count": 100}
-"""Errors that the memory's code could not correct, and those that it could."""
+"""Counters of memory errors: those that the memory's code could not correct, and those that it
+could. Each has the least growth in a minute that is reported."""
 UP = ("4: ACTIVE", "up")
 
 
@@ -43,14 +45,14 @@ class Port:
 
     is_up: bool
     rate: Optional[float] = None
-    """Gbit/s."""
+    """Speed of the port in Gbit/s; None if not known."""
     make: str = ""
-    """Ports of the same make are equals."""
+    """Model of the device; the rates of ports of the same make are compared."""
     counts: Mapping[str, int] = field(default_factory=dict)
     least: Mapping[str, int] = field(default_factory=dict)
-    """Of each counter, the growth in a minute that is worth a word."""
+    """For each counter, the least growth in a minute that is reported."""
     fault: Fault = Fault.PORT_ERRORS
-    """Kind of what the counters count."""
+    """Kind of fault that growing counters mean."""
 
 
 class Networks:
@@ -62,7 +64,8 @@ class Networks:
         self._first: Dict[str, Port] = {}
         self._before: Dict[str, Port] = {}
         self._grown: Dict[str, Dict[str, int]] = {}
-        """Growth of the counters that were worth a word, since the first look."""
+        """Growth since the first reading, by port and counter, of the counters that grew enough to
+        be reported."""
         self._faults: List[Finding] = []
 
     def read(self, now: float) -> List[Finding]:

@@ -35,15 +35,15 @@ MORE = (
     "uuid,ecc.errors.uncorrected.volatile.total,clocks_throttle_reasons.active",
     "",
 )
-"""Fields that versions of nvidia-smi know beside, the newest first; one unknown field spoils a
-query."""
+"""Additional fields to query, for several versions of nvidia-smi, the newest first: one field that
+a version does not know makes the whole query fail."""
 UNKNOWN_FIELD = "not a valid field"
 FORMAT = "--format=csv,noheader,nounits"
 DRIVER = Path("/proc/driver/nvidia/gpus")
-"""A folder a GPU of the machine."""
+"""Folder with a subfolder for each GPU of the machine."""
 KEYS = ("temperature", "utilization", "memory_used_mb", "memory_total_mb", "power_w")
 _LOST = re.compile(r"unable to determine the device handle|gpu is lost", re.IGNORECASE)
-"""A line about one GPU that the driver cannot reach."""
+"""Pattern of a line about one GPU that the driver cannot reach."""
 
 _LOST_ADDRESS = re.compile(
     r"device handle for GPU(?:\d{1,3}:)? ?([0-9a-f]{4,8}:[0-9a-f:.]+[0-9a-f])", re.IGNORECASE
@@ -59,13 +59,14 @@ THROTTLES = {
     0x80: "hw_power_brake",
     0x100: "display_clocks",
 }
-"""The driver's bits for why a clock is held down; 1 is an idle GPU."""
+"""The driver's bits for the reasons why a clock is held down. Bit 1, which is left out, means that
+the GPU is idle."""
 NVML_REASONS = (
     "nvmlDeviceGetCurrentClocksEventReasons",
     "nvmlDeviceGetCurrentClocksThrottleReasons",
 )
 UNCORRECTED, VOLATILE = 1, 0
-"""NVML's numbers for errors that no check could mend, since the driver was loaded."""
+"""NVML's numbers for uncorrected errors, and for counts since the driver was loaded."""
 
 
 class NvidiaAccelerator:
@@ -82,16 +83,16 @@ class NvidiaAccelerator:
         self._is_open = False
         self._num_expected = 0
         self._uuids: Dict[int, str] = {}
-        """Of all GPUs that were ever read, by their numbers."""
+        """The uuids of all GPUs that were ever read, by the GPU's number."""
         self._findings: Tuple[Finding, ...] = ()
         self._num_samples = 0
         self._first: Dict[str, health.GpuState] = {}
         self._states: Dict[str, health.GpuState] = {}
-        """By uuid, as the first and the last close look found them."""
+        """State of each GPU by uuid, as last read; `_first` has the state as first read."""
         self._events: Any = None
-        """NVML's set of events; None where there is none."""
+        """NVML's set of events, from which Xid errors are taken; None if there is none."""
         self._xids: Dict[Tuple[int, int], int] = {}
-        """How often each number came, by GPU and number."""
+        """Number of times that each Xid error was reported, by GPU and number of the error."""
 
     def is_here(self) -> bool:
         return bool(shutil.which(NVIDIA_SMI) or _list_device_files() or Path("/dev/dxg").exists())
@@ -384,7 +385,8 @@ def _open_nvml() -> Tuple[Any, str]:
 
 def _make_ask(nvml: Any, device: Any) -> health.Ask:
     def ask(names: Sequence[str], *words: Any) -> Any:
-        """Return the answer of the first of these functions that this binding and driver have."""
+        """Return the result of the first of these functions that this version of pynvml and this
+        driver have; None if they have none."""
         for name in names:
             try:
                 return getattr(nvml, name)(device, *words)

@@ -1,7 +1,7 @@
-"""The rarely changing state of NVIDIA's GPUs: rows of memory, links, slices (MIG), a wish for a
+"""The rarely changing state of NVIDIA's GPUs: rows of memory, links, slices (MIG), a requested
 reset; and the driver's lines in the kernel's log.
 
-`nvidia-smi -q -x` and `nvidia-smi nvlink` tell it, or NVML does.
+The state is read by `nvidia-smi -q -x` and `nvidia-smi nvlink`, or by NVML.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ MOST_LINKS = 18
 XID_EVENT = 8
 """NVML's number for events that have an Xid."""
 REPLAY, RECOVERY = 0, 1
-"""NVML's numbers for errors of a link after which it had to send again, or to start again."""
+"""NVML's numbers for two errors of a link: data was sent again (replay), or the link was started
+again (recovery)."""
 ACTIONS = {1: "Reset", 2: "Reboot", 3: "Drain P2P", 4: "Drain and Reset"}
-"""What a driver wants done with a GPU; 0 is nothing."""
+"""Actions on a GPU that the driver may request, by NVML's number; 0 means none."""
 RECOVERY_FIELD = 230
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]{1,24})(?: [^)]{0,64})?\): (\d{1,4})\b")
 _FELL = re.compile(
     r"NVRM: (?:The NVIDIA )?GPU ([0-9a-fA-F:.]{3,24}\d)(?::|\\x0a|\n).{0,200}?fallen off the bus",
     re.DOTALL,
 )
-"""One line, or three of one message, whose ends the kernel's log spells `\\x0a`."""
+"""Pattern of the message for a GPU that has fallen off the bus: one line, or three lines, whose
+ends the kernel's log may spell `\x0a`."""
 _GPU = re.compile(r"^GPU (\d+): .*\(UUID: (\S+)\)", re.MULTILINE)
 _SLICE = re.compile(r"^\s+MIG (\S+)\s+Device\s+(\d+): \(UUID: (\S+)\)")
 _LINK = re.compile(r"^\s*Link (\d+): (<inactive>|[\d.]+ GB/s)", re.MULTILINE)
@@ -41,13 +43,13 @@ class Slice:
 
     number: int
     instance: Tuple[int, int]
-    """Numbers of its GPU instance and its compute instance."""
+    """Numbers of the slice's GPU instance and of its compute instance."""
     used_mb: Optional[float] = None
     total_mb: Optional[float] = None
     pids: Tuple[int, ...] = ()
     uuid: str = ""
     profile: str = ""
-    """Such as 3g.20gb."""
+    """Profile of the slice, such as 3g.20gb."""
 
 
 @dataclass(frozen=True)
@@ -56,19 +58,19 @@ class GpuState:
 
     address: str = ""
     is_cut: bool = False
-    """It is in slices, of which there may be none yet."""
+    """True if the GPU is in MIG mode; there may be no slices yet."""
     slices: Tuple[Slice, ...] = ()
     remap_pending: Optional[bool] = None
     remap_failed: Optional[bool] = None
     action: str = ""
-    """What the driver wants done with it; empty for nothing."""
+    """The action that the driver requests for the GPU; empty for none."""
     links: Tuple[bool, ...] = ()
     """True for each link that is up; empty where there are none."""
     link_errors: Optional[int] = None
 
 
 States = Mapping[str, GpuState]
-"""By the uuid of the GPU."""
+"""State of each GPU, keyed by uuid."""
 
 
 def parse_xml(text: str) -> Dict[str, GpuState]:
@@ -249,7 +251,7 @@ def _decode(text: Any) -> str:
 
 
 def cut_into_slices(samples: Sequence[GpuSample], states: States) -> Tuple[GpuSample, ...]:
-    """Return the samples with each GPU that is cut into slices replaced by them.
+    """Replace each GPU that is cut into slices by its slices, and return all samples.
 
     Load and power are known of the whole GPU alone, which other jobs may use too, so they are left
     out.

@@ -57,7 +57,7 @@ class Sampler(threading.Thread):
         self._list_own, self._find_ranks = list_own, find_ranks
         self._faults = faults or Faults(networks=Networks(every_s=CLOSE_LOOK * every_s))
         self._ranks: Dict[str, Tuple[Sequence[int], Sure]] = {}
-        """Ranks on each GPU, as last known."""
+        """Ranks that use each GPU, as last known, and how surely."""
         self._own: Set[int] = set()
         self._not_known: Optional[NotKnown] = None
         """The last reason why GPUs could not be read."""

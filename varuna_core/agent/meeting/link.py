@@ -59,7 +59,8 @@ part of it, which leaves the rest of the time for files."""
 LEAST_SILENT_S = 0.5
 BEATS_PER_SILENCE = 3.0
 CHECKS_PER_SILENCE = 20.0
-"""How often in that time all connections are looked at, however many messages come."""
+"""Number of checks of all connections in the time after which a silent connection is closed,
+however many messages come."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HEX = re.compile(r"[0-9a-f]{64}")

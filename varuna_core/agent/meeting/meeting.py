@@ -28,9 +28,11 @@ from varuna_core.records.runfolder import AttemptFolder
 POLL_S = 0.2
 SLOWEST_POLL_S = 1.0
 NODES_PER_POLL_S, MOST_POLL_S = 2000.0, 5.0
-"""Polls a second by all nodes of a large run, to spare the file server, and the longest pause."""
+"""Polls per second that all nodes of a large run make together, to spare the file server, and the
+longest pause of a node between two polls."""
 LATECOMERS_S = 10.0
-"""How long node 0 waits for the other reports once one of them says no: a table of all helps."""
+"""Seconds that node 0 waits for further reports after one node has reported that it is not ready,
+so that the table of problems is as complete as possible."""
 T = TypeVar("T")
 
 
@@ -216,7 +218,8 @@ def explain_ending(name: str, host: str) -> Tuple[str, int, str, EndCause]:
 
 
 ALL_NODES = 16
-"""Beyond so many nodes only those with something to say have a row."""
+"""Number of nodes up to which a table has a row for each node; in a larger table, only nodes with a
+problem or a note have a row."""
 HEADER = ("node", "host", "group", "address", "interface", "gpus", "state")
 
 

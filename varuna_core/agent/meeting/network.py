@@ -19,12 +19,12 @@ from typing import Iterator, NamedTuple
 from varuna_core.agent.processes.process import run
 
 FIRST_PORT = 61000
-"""Above Linux's default ephemeral range, which ends at 60999."""
+"""First port to try for the master: above Linux's default ephemeral range, which ends at 60999."""
 NUM_PORTS = 4500
 NUM_PORT_TESTS = 3
 PORT_TEST_PAUSE_S = 0.1
 ANYWHERE = "198.51.100.1"
-"""An address set aside for documentation: the route to it is the default route."""
+"""An address that is reserved for documentation, so that the route to it is the default route."""
 
 _SIOCGIFADDR = 0x8915
 _VIRTUAL = re.compile(r"lo|docker|virbr|veth|br-|cni|flannel|podman|tun|tap")

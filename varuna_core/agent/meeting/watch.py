@@ -43,13 +43,14 @@ from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
 POLL_S = 0.25
 NODES_PER_POLL_S = 200.0
-"""Polls a second by all nodes of a large run, to spare the file server."""
+"""Polls per second that all nodes of a large run make together, to spare the file server."""
 
 
 MOST_POLL_S = 1.0
 
 FILE_S = 30.0
-"""Seconds between beats in a file while a connection carries the same."""
+"""Seconds between heartbeats that are written to a file while a connection carries heartbeats
+too."""
 LOOK_S, NODES_LOOK_S = 2.0, 15.0
 """Seconds between the hub's polls of the state folder while all nodes are connected, and that
 time for one node, which is divided by the number of nodes."""
@@ -176,7 +177,7 @@ class AttemptWatch(threading.Thread):
         self._missing = set(range(1, plan.num_nodes))
         """Nodes without a connection whose ranks have not ended."""
         self._is_cut_known, self._next_cut = True, 0.0
-        """True if cut.json tells of them; it is written now and then."""
+        """True if cut.json is up to date with `_missing`; the file is written now and then."""
         self._done: set[int] = set()
         """Nodes that left the hub because their ranks have ended."""
         self._is_linked = False

@@ -72,36 +72,40 @@ from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
 TICK_S = 5.0
 OWN_GAP_S = 12.0
-"""A later tick means that we were held up ourselves."""
+"""Least seconds between two ticks that show that this thread itself was held up."""
 LOOK_S = 15.0
 ANSWER_S = 0.5
-"""For ranks to say where they are."""
+"""Seconds for the ranks to answer where they are in the program."""
 MUTE_S = 15.0
-"""Without an answer: three looks."""
+"""Seconds without an answer, which are three looks, after which a rank counts as mute."""
 LOOK_TIMES = 2.0
 NUM_GAPS = 9
 START_LOOK_S, START_EVERY_S = 30.0, 10.0
-"""Before the first steps, and where none are counted."""
+"""Seconds of silence before the first look at ranks that have not counted enough steps yet, and
+seconds between two looks at them."""
 START_BYTES_S = 32 * 1024
-"""Bytes a second that its connections receive then, or its node's where those are not known: it may
-be downloading."""
+"""Bytes per second that a rank's connections (or its node's, if those are not known) receive before
+the first steps if the rank is downloading."""
 FAULT_BYTES = 128 * 1024
-"""Linux's usual read-ahead."""
+"""Bytes that count as read at each page fault of a mapped file: Linux's usual read-ahead."""
 ABSENT_S = 60.0
-"""Two beats in files of an agent that is connected."""
+"""Seconds without a heartbeat after which an agent counts as absent: the time of two heartbeats in
+files of a connected agent."""
 MOST_JUDGES = 3
 SCHEDULER_S, QUESTION_S = 10.0, 60.0
-"""For Slurm's answer, and between two questions."""
+"""Time limit in seconds for Slurm's answer, and seconds between two queries."""
 LEAST_STEPS = 2
-"""Steps before silence means anything: the first one may compile for long."""
+"""Number of steps that a rank must have done before a silence is judged by its steps: the first one
+may compile for long."""
 IDLE = 0.03
-"""Share of one core that a rank may use and count as idle: its own threads look around."""
+"""Share of one core up to which a rank counts as idle, since the threads that answer the agent use
+some processor time too."""
 MOVED_BYTES_S = 16 * 1024
 """Bytes a second that an idle rank may read and write, besides its answer: rank 0 moves 9 kB while
 its store waits for ranks that do not join."""
 TAIL_BYTES = 8192
 PRINTS_S = 60.0
-"""A line within this time is a sign of life."""
+"""Seconds for which a printed line counts as a sign of life."""
 BACKWARD = "_engine_run_backward"
 DEBUGGERS = ("pdb.py", "bdb.py", "pydevd", "debugpy", "pudb", "IPython", "rpdb", "ipdb")
 _STEP = re.compile(rb'^\{"step": (\d+)', re.MULTILINE)
@@ -145,12 +149,12 @@ class Progress:
     """The steps of one rank, read from its own file."""
 
     token: Any = None
-    """It changes with each step; None before the first."""
+    """Value that changes with each step; None before the first step."""
     steps: int = 0
     mean_s: float = 0.0
-    """Mean time between two of them; 0 where that is not known."""
+    """Mean seconds between two steps; 0 if not known."""
     last_at: Optional[float] = None
-    """End of the last one by this node's clock."""
+    """Time at which the last step ended, by this node's clock."""
 
 
 class RankTrack:
@@ -162,32 +166,38 @@ class RankTrack:
         self.has_stepped = False
         self.longest_s = 0.0
         self.stepped_at: Optional[float] = None
-        """End of its last step, if it is known: `changed_at` is up to a tick late."""
+        """End of the rank's last step, if known; `changed_at` is later by up to the time between
+        two ticks."""
         self.gaps: Deque[float] = deque(maxlen=NUM_GAPS)
-        """The last times between two changes of the count."""
+        """The last few intervals between two changes of the rank's count of steps."""
         self.quiet_s = self.longest_quiet_s = 0.0
-        """Seconds without any change, idle and outside of collectives: in this silence, and the
-        most in a silence that ended with a step."""
+        """Seconds for which the rank was idle and outside of collectives without any change: in the
+        present silence, and the most in an earlier silence that ended with a step."""
         self.was_held = False
-        """In this silence somebody or something stopped it: that teaches nothing."""
+        """True if the rank was stopped, or watched in a debugger, during the present silence, so
+        that the length of the silence is not learned from."""
         self.halted_at: Optional[float] = None
-        """When it was first seen stopped or dead itself."""
+        """Time at which the rank's own process was first seen stopped or dead."""
         self.below_at: Optional[float] = None
-        """When a process that it has started was first seen stopped, in this silence."""
+        """Time at which a process started by the rank was first seen stopped during the present
+        silence."""
         self.still_at = now
         self.cpu: Optional[Tuple[float, float, float]] = None
-        """Seconds of processor time, those of the main thread, and when they were read."""
+        """Seconds of processor time of all the rank's processes, those of its main thread, and the
+        time at which they were read."""
         self.spins = 0
-        """Line of the loop that its main thread cannot leave, by the last answer."""
+        """Line of the loop that the rank's main thread cannot leave, according to the last answer;
+        0 if there is none."""
         self.own_s = 0.0
-        """Seconds of these that answers to the agent took."""
+        """Seconds of processor time that the rank has spent on answers to the agent."""
         self.sight: Any = None
         self.moved, self.moved_at = 0, now
         self.received: Mapping[int, int] = {}
-        """Bytes so far, by connection."""
+        """Bytes that the rank has received so far, by connection."""
         self.received_at = now
         self.heard_at = now
-        """Time of its last answer, or of the last look at which nobody listened in it."""
+        """Time of the rank's last answer, or of the last look at which no thread of the rank
+        listened."""
 
     def note(self, progress: Progress, now: float) -> None:
         """Record the rank's progress if its count of steps has changed."""
@@ -247,13 +257,13 @@ class Guard(threading.Thread):
         self._attempt, self._host = attempt, host
         self._find_mains, self._say, self._look_now = find_mains, say, look_now
         self._last_output_at = last_output_at
-        """Time of a rank's last line."""
+        """Function that returns the time of the last line of a rank."""
         self._gather = gather
-        """Saves evidence about the ranks with these pids; True reads native stacks too, which stops
-        the ranks for a moment."""
+        """Function that saves evidence about the ranks with the given pids; with True it also reads
+        native stacks, which stops the ranks for a moment."""
         self._mains: Mapping[int, int] = {}
         self._num_looks = 0
-        """In this silence."""
+        """Number of looks at the ranks during the present silence."""
         self._ended = threading.Event()
         self._tracks: Dict[int, RankTrack] = {}
         self._ticked: Optional[float] = None

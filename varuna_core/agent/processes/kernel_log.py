@@ -8,15 +8,15 @@ from typing import List, Tuple
 
 KERNEL_LOG = Path("/dev/kmsg")
 MOST_RECORDS = 500
-"""Read at once; a driver in trouble may write thousands."""
+"""Most records that are read at once; a driver in trouble may write thousands."""
 RECORD_BYTES = 8192
-"""More than one record of the kernel's has."""
+"""Size of the read buffer in bytes, which is larger than any record of the kernel."""
 
 
 class KernelLog:
     """Reader of the kernel's log, from this moment on, or of the whole log if `is_whole`.
 
-    Where this user may not read the log, there are no records and `problem` says why.
+    If this user may not read the log, there are no records, and `problem` says why.
     """
 
     def __init__(self, path: Path = KERNEL_LOG, *, is_whole: bool = False) -> None:
@@ -51,8 +51,8 @@ class KernelLog:
 
 
 def parse_records(text: str) -> List[Tuple[float, str]]:
-    """Parse records, each `priority,number,microseconds,flags;text` and lines of values, which are
-    left out."""
+    """Parse records, each `priority,number,microseconds,flags;text`; skip the lines of further
+    values that may follow a record."""
     found = []
     for line in text.splitlines():
         head, mark, said = line.partition(";")

@@ -12,7 +12,7 @@ WENT_ON_S = 5.0
 """An error did not end a rank that wrote to stdout more than this number of seconds after it."""
 _WORD = re.compile(rb"\w")
 _HEADER = re.compile(r":\d+: \w*Warning: ")
-"""Matches a warning of Python's, which writes the line of source below it, with an indent."""
+"""Pattern of a warning that Python prints; the line below it shows the source, indented."""
 
 
 class LastWords:

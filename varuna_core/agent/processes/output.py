@@ -33,7 +33,8 @@ RETRY_S = 5.0
 class Sink:
     """Log file of one writer that never holds up what it logs.
 
-    On a full disk it drops, counts, and tries again. With `says_loss` the file tells what it lacks.
+    On a full disk, lines are dropped and counted, and writing is tried again. With `says_loss`, a
+    line in the file says how much is missing.
     """
 
     def __init__(self, path: Path, *, says_loss: bool = False) -> None:
@@ -80,12 +81,13 @@ class Sink:
 
 LONGEST = 64 * 1024
 LINE_BYTES = 2 * LONGEST
-"""In which a line ends, its tag included."""
+"""Bytes that are searched for the end of a line; a line with its tag is shorter."""
 _COPY_BYTES = 1024 * 1024
 
 
 def cut_middle(path: Path, size: int, most: int, before: Cut | None) -> Cut | None:
-    """Cut the log down, in place: its first half stays, and of the rest the newest lines.
+    """Cut the middle out of a log, in place: the first half of the allowed size stays, and the
+    newest lines.
 
     Return None if nothing can be cut. If the agent is killed meanwhile, the file has some of the
     newest lines twice.
@@ -127,7 +129,7 @@ class LineSplitter:
         self._fed = 0.0
         self._shown = 0.0
         self._cut = False
-        """Whether the line so far was shown before its end came."""
+        """True if a part of the present line was written before the end of the line came."""
 
     def feed(self, data: bytes, now: float) -> list[bytes]:
         """Take data from the pipe; return the lines that it completes, without their line ends."""

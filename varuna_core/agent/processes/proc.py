@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterable, Mapping, NamedTuple, Optional, Set
 
 _TICKS_S = os.sysconf("SC_CLK_TCK")
 _FIRST_PID_SPACE = 0xEFFFFFFC
-"""The kernel's fixed number of the pid name space that it began with."""
+"""The kernel's fixed inode number of the initial pid namespace."""
 
 
 class Stat(NamedTuple):
@@ -21,7 +21,8 @@ class Stat(NamedTuple):
 
     name: str
     state: str
-    """The kernel's letter for its first thread: R, S, D (waits for a disk), T (stopped), Z, ..."""
+    """The kernel's letter for the state of the main thread: R, S, D (waits for a disk), T
+    (stopped), Z, ..."""
     parent: int
     group: int
     ticks: int
@@ -29,7 +30,7 @@ class Stat(NamedTuple):
     started: int
     """Start time in clock ticks; together with the pid it identifies a process uniquely."""
     faults: int = 0
-    """How often it waited for a part of a mapped file."""
+    """How often the process had to wait for a page of a mapped file (major page faults)."""
 
     @property
     def is_alive(self) -> bool:

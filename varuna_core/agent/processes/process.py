@@ -284,8 +284,8 @@ def _decode(data: bytes) -> str:
 
 _PR_SET_CHILD_SUBREAPER = 36
 _SPARED = ("catatonit", "podman pause")
-"""Processes that podman's first start on a node leaves behind: they hold open the user's name
-space, which the user's other containers share."""
+"""Processes that podman leaves behind when it first starts on a node: they keep the user namespace
+open that the user's other containers share."""
 _LEFTOVERS_PATIENCE_S = 5.0
 _LEFTOVERS_POLL_S = 0.05
 

@@ -13,12 +13,14 @@ from typing import Dict, Iterator
 LIMIT_S = 1.0
 SOCK_DIAG, BY_FAMILY, DUMP, DONE = 4, 20, 0x301, 3
 INFO = 2
-"""The number of struct tcp_info, as a request and in the answer."""
+"""The kernel's number of the attribute with a struct tcp_info, in requests and in answers."""
 STATES = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8
-"""Those in which a connection may receive, or has received what is not read yet."""
+"""Bit mask of the TCP states in which a connection may receive data or may hold received data that
+was not read yet."""
 HEAD = struct.Struct("=IHHII")
 PORTS, INODE, BODY, RECEIVED = 4, 68, 72, 128
-"""Places in struct inet_diag_msg, its size, and a place in struct tcp_info."""
+"""Offsets of the ports and the inode in struct inet_diag_msg, the size of that struct, and the
+offset of the received bytes in struct tcp_info."""
 
 
 def list_inodes(pid: int) -> Iterator[int]:
@@ -44,8 +46,9 @@ def has_socket(pid: int, port: int) -> bool:
 
 
 def read_received(besides: int) -> Dict[int, int]:
-    """Return bytes received by each TCP connection of this network namespace, by inode, without
-    those of one port; raise OSError if the kernel does not tell."""
+    """Return the bytes received by each TCP connection of this network namespace, keyed by inode,
+    except connections with the port `besides`; raise OSError if the kernel does not provide the
+    numbers."""
     found = {}
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, SOCK_DIAG) as link:
         link.settimeout(LIMIT_S)

@@ -27,7 +27,7 @@ from varuna_core.records.training import VARIABLES
 ENTRY_VARIABLE = "VJOB_ENTER"
 ENTRY_COMMAND = ("/bin/sh", "-c", f'eval "${ENTRY_VARIABLE}"', "vjob")
 ENTRY_BYTES = 120_000
-"""The kernel takes 128 KiB for one variable."""
+"""Most bytes of one environment variable, a little less than the kernel's limit of 128 KiB."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PLAIN = re.compile(r"[ -~]*\Z")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -107,9 +107,11 @@ def _set(name: str, value: str) -> str:
 
 PROBE_S = 20.0
 _STRAY = re.compile(r"SLURM|SBATCH|PMI|PYTHON|VJOB_|(APPTAINER|SINGULARITY)ENV_")
-"""What the runtime's own process must not see: hooks of images would act on it, or it enters."""
+"""Variables that the container runtime's own process must not see, since hooks of images would act
+on them or they would enter the container."""
 _OF_STEP = re.compile(r"(SLURM|SBATCH|SRUN|SPANK|_SLURM|PMI|PYXIS|ENROOT)|(PWD|OLDPWD|SHLVL|_)$")
-"""What came with us into a container that srun started, and is not the image's."""
+"""Variables that srun or the shell brought into a container that srun started, and that the image
+itself does not set."""
 
 
 def choose_container(site: Site) -> tuple[ContainerPlan | None, list[Check]]:

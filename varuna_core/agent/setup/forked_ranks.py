@@ -27,11 +27,12 @@ from varuna_core.agent.setup.site import Site
 from varuna_core.agent.setup.world import follows_place
 
 FORK, STANDBY = "--fork", "--standby"
-"""The built-in programs take them (varuna_core/programs/forking.py)."""
+"""Options of the built-in programs for ranks that are forked from one process
+(varuna_core/programs/forking.py)."""
 
 
 def can_fork(site: Site, starts: Sequence[RankStart]) -> bool:
-    """True if these ranks of the node may come from one process."""
+    """Return True if these ranks of the node may be forked from a single process."""
     plan = site.plan
     if site.container is not None or plan.prefix or plan.timeline:
         return False
@@ -41,7 +42,8 @@ def can_fork(site: Site, starts: Sequence[RankStart]) -> bool:
 
 
 def fits(model: RankStart, start: RankStart) -> bool:
-    """True if only the last word, the settings, and the rank's place differ."""
+    """Return True if two starts differ only in the last word of the command, which names the
+    settings, and in the rank's place."""
     plain = replace(model, argv=(), env=_strip(model.env)) == replace(
         start, argv=(), env=_strip(start.env)
     )
@@ -90,7 +92,7 @@ class Origin:
         self._said = b""
         self._code: int | None = None
         self.pids: list[int] = []
-        """Of the ranks that it has forked, in their order."""
+        """Process ids of the ranks that were forked so far, in the order of the ranks."""
         os.set_blocking(self._process.stdout, False)
 
     def fits(self, starts: Sequence[RankStart]) -> bool:
@@ -144,7 +146,7 @@ class ForkedRank(RankProcess):
         self.pid, self.stdout, self.stderr = 0, stdout, stderr
         self._code: int | None = None
         self._owed: list[int] = []
-        """Signals from before it had a pid."""
+        """Signals that were sent before the rank had a pid."""
 
     def poll(self) -> int | None:
         if self._code is not None:

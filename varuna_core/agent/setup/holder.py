@@ -27,9 +27,10 @@ from varuna_core.records.nodes import OK, Check
 from varuna_core.records.plan import ContainerPlan
 
 HOLDS = b"vjob-holds"
-"""The line by which it says that it is there; hooks may print others."""
+"""Line that the holder prints once the container is up; hooks may print other lines before it."""
 HOLD_S = 600.0
-"""For the hooks of the site, and for those of other jobs that start on the same root."""
+"""Most seconds for the container to start: for the hooks of the site, and for those of other jobs
+that start on the same unpacked image."""
 KEPT_BYTES = 65_536
 _POLL_S = 0.2
 

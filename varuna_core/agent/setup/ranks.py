@@ -37,7 +37,8 @@ from varuna_core.records.plan import (
 from varuna_core.records.runfolder import RunFolder
 
 STARTUP = "agent.pyz/varuna_core/trace/startup"
-"""In the run folder: what the ranks' Python reads first, to count steps or for a timeline."""
+"""Path in the run folder of the start-up files that the ranks' Python reads first, to count steps
+or to write a timeline."""
 INTERFACE_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 _STRAY = re.compile(
@@ -46,7 +47,8 @@ _STRAY = re.compile(
 )
 _NETWORK = re.compile(r"(NCCL|GLOO|TP)_")
 _OF_HOOKS = re.compile(r"(NVIDIA|MELLANOX)_")
-"""Variables that hooks of container runtimes act on, before anything is inside."""
+"""Variables that control hooks of container runtimes, which act before anything runs inside the
+container."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,10 @@ class RankStart:
     env: dict[str, str]
     cwd: str
     entering: tuple[str, ...]
-    """Names of the variables that enter the container; empty without one."""
+    """Names of the variables that are passed into the container; empty if there is no container."""
     marks: Mapping[str, str] = field(default_factory=dict)
-    """Variables by which to find the rank where it is no child of ours; empty where it is."""
+    """Variables by which the rank's process is found if it is not a child of the agent; empty if it
+    is one."""
 
 
 def build_rank(

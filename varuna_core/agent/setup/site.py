@@ -100,7 +100,8 @@ class Facts:
     gpus: int | None = None
     clock_offset_s: float | None = None
     holder: int | None = None
-    """Pid of what holds the node's container open, where ranks enter one."""
+    """Process id of the process that keeps the node's container open, if ranks enter a single
+    container."""
 
 
 @dataclass(frozen=True)
@@ -116,10 +117,11 @@ class Site:
     env: Mapping[str, str]
     """The agent's own environment."""
     stopping: Callable[[], bool]
-    """Whether the agent has to end: a long command is not waited for then."""
+    """Function that returns True if the agent has to end, so that long commands are not waited
+    for."""
     facts: Facts = field(default_factory=Facts)
     container: ContainerPlan | None = None
-    """The runtime that works here, once it was chosen."""
+    """The container runtime that works on this node, once it has been chosen."""
     accelerator: Accelerator = field(default_factory=choose_accelerator)
 
 
@@ -134,8 +136,9 @@ class Master:
     port: int
     host: str
     opened: float
-    """When it was written; this tells one try of an attempt from the next."""
+    """Time at which master.json was written, which distinguishes one try of an attempt from the
+    next."""
     job_id: str | None = None
-    """The run's first job, as the scheduler calls it."""
+    """The scheduler's id of the run's first job."""
     hosts: Tuple[str, ...] = ()
     """Host of each node, known once all are ready."""

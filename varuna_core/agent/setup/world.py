@@ -24,11 +24,14 @@ from varuna_core.records.plan import UNDER_SLURM, NodePlan, Plan
 
 TORCHRUN, SRUN, PYTHON, NODE = LAUNCHES = ("torchrun", "srun", "python", "node")
 STAND_INS = "local-bin."
-"""In the run folder, on the PATH of such a batch script: a stand-in of srun (jobs/schedulers)."""
+"""Beginning of the name of the folder with a stand-in for srun, which is on the PATH of a batch
+script without Slurm (jobs/schedulers)."""
 STORE_OF_RANK_0 = str(False)
-"""torch's word for it; under torchrun the store is the launcher's."""
+"""Value of torch's variable TORCHELASTIC_USE_AGENT_STORE if rank 0 serves the store; under torchrun
+the launcher serves it."""
 HANDLED = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
-"""torchrun's default; read by what a rank starts with torch's own launcher."""
+"""torchrun's default list of signals to handle, which is read by programs that ranks start with
+torch's own launcher."""
 
 _TORCHRUN = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?RANK$|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE$|NODE_RANK$|ROLE_NAME$|"
@@ -77,13 +80,14 @@ class Rendezvous:
     run_id: str
     attempt: int
     restarts: int
-    """The most restarts that a run may have."""
+    """The most restarts that the run may have."""
     error_file: str
-    """For the exception that ends this rank."""
+    """Path of the file to which a rank writes the exception that ends it."""
     job_id: Optional[str] = None
-    """Slurm's number of the job; None where the run is not under Slurm."""
+    """Slurm's id of the job; None if the run is not under Slurm."""
     cpus: Optional[int] = None
-    """Processors of the node for its ranks; None where nobody asked for some."""
+    """Number of the node's processors that are meant for its ranks; None if no number was
+    requested."""
 
 
 def build_world(launch: str, place: Place, meeting: Rendezvous) -> Dict[str, str]:
@@ -136,7 +140,7 @@ TORCHRUN_NAMES = frozenset(
     build_torchrun_variables(Place(0, 0, 0, (1,)), Rendezvous("", 0, "", 0, 0, ""))
 )
 TORCHRUN_DEFAULTS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
-"""What torchrun sets unless it is set already."""
+"""Variables that torchrun sets unless the environment has them already."""
 
 
 def build_node_variables(place: Place, meeting: Rendezvous) -> Dict[str, str]:

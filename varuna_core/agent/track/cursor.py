@@ -26,13 +26,15 @@ class Cursor:
     opened: float = 0.0
     """Time at which the last attempt that the tool received was opened."""
     places: Dict[str, float] = field(default_factory=dict)
-    """The last place in each stream; of streams by step in that attempt."""
+    """Place of the last point that was sent in each stream; in streams ordered by step, in the last
+    attempt only."""
     lasts: Dict[str, float] = field(default_factory=dict)
-    """The highest place of each stream by step, in any attempt."""
+    """Highest place that was sent in each stream ordered by step, in any attempt."""
     own: Dict[str, Any] = field(default_factory=dict)
     """Data of the tool itself, such as its id of the run."""
     read: Dict[str, Any] = field(default_factory=dict)
-    """Up to where the files were read, as `Reading.save` has it: a reader goes on there."""
+    """Position in the run's files, as `AttemptPoints.save` returns it, from which reading
+    continues."""
 
     def take(self, point: Point) -> Optional[Point]:
         """Return the point in the form to send; None if it has been sent before."""

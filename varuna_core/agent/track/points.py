@@ -35,13 +35,14 @@ from varuna_core.records.training import VARIABLES, read_training
 STEPS, LOSSES, VALIDATION, MEMORY = "steps", "losses", "validation", "memory"
 SAMPLES, EVENTS = "samples", "events"
 BY_STEP = (STEPS, LOSSES, VALIDATION, MEMORY)
-"""Streams in which a step counts once; the others are ordered by time."""
+"""Streams that are ordered by step, in which each step counts once; other streams are ordered by
+time."""
 MOST_NODES = 16
-"""So many nodes' samples are read."""
+"""Most nodes whose samples are read."""
 LOG_BYTES, FILE_BYTES = 256 * 1024, 64 * 1024
-"""Read at once of a log, and of a file of samples or events."""
+"""Bytes that are read at a time from a log, and from a file of samples or events."""
 PIECE = 10_000
-"""So many values are handed over at once."""
+"""Number of values after which the points read so far are returned."""
 NODE_FIELDS = {"cpu_percent": "cpu_percent", "memory_used_mb": "memory_used_mb"}
 GPU_FIELDS = {
     "utilization": "utilization_percent",
@@ -61,12 +62,13 @@ class Point:
     values: Dict[str, float]
     attempt: int
     opened: float
-    """When the attempt was opened: an attempt that was set aside is another one."""
+    """Time at which the attempt was opened; an attempt that was set aside and opened again has
+    another time."""
     place: float
-    """Its place in its stream: rises within an attempt, and is the same when the attempt is read
-    again. Of several points of one step or moment each has its own."""
+    """Place of the point in its stream: it rises within an attempt, and is the same when the
+    attempt is read again. Several points of one step or moment have different places."""
     text: str = ""
-    """An event in words."""
+    """Description of an event; empty for other points."""
 
     @property
     def is_by_step(self) -> bool:
@@ -80,10 +82,10 @@ class LogReading:
     stream: str
     step: int
     at: Optional[float]
-    """When it was written, where that is known."""
+    """Time at which the line was written; None if not known."""
     values: Dict[str, float]
     reading: Optional[StepReading] = None
-    """Of a line about a step."""
+    """The step that the line reports; None if the line is not about a step."""
 
 
 class LogPoints:
@@ -148,11 +150,13 @@ def _name_metrics(line: Iteration) -> Dict[str, float]:
 
 
 Item = Tuple[float, str, Any]
-"""A time, the log or host that it belongs to, and a LogReading, a sample or an event."""
+"""A time, the name of a log or host, and what was read there: a LogReading, a sample or an
+event."""
 
 
 class AttemptPoints:
-    """Points of one attempt: each call reads what is new, and no more than a piece of it."""
+    """Points of one attempt. Each call reads the new lines, and returns about PIECE values at
+    most."""
 
     def __init__(
         self,
@@ -176,7 +180,7 @@ class AttemptPoints:
         self._samples: Dict[str, Follower] = {}
         self._events: Dict[str, Follower] = {}
         self._chosen: str = self._saved.get("chosen", "")
-        """The log whose steps count."""
+        """Name of the log whose steps count."""
         self._step: int = self._saved.get("step", 0)
         self._counts: Dict[str, Tuple[float, int, List[str]]] = {
             stream: (base, num, names)
@@ -185,7 +189,7 @@ class AttemptPoints:
         """The last step or moment of each stream, how many points it had, and their names."""
         self._num_events: Dict[str, int] = dict(self._saved.get("num_events", {}))
         self._look: Optional[Iterator[Item]] = None
-        """What was there at the last look and is not read yet."""
+        """Items that existed at the last look at the files and were not returned yet."""
         self._is_final = False
 
     def read(self, *, final: bool = False) -> Tuple[List[Point], bool]:

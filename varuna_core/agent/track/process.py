@@ -20,10 +20,10 @@ from varuna_core.records.files import PRIVATE_FILE
 from varuna_core.records.record import append_event
 
 END_S = 32.0
-"""For a tracker to end after the ranks did; it takes less by itself."""
+"""Most seconds for the tracker to end after the ranks; it usually takes less."""
 SHORT_END_S = 5.0
-"""Before a morph, or where the scheduler kills us soon: what is not sent yet, the next attempt
-sends."""
+"""Seconds for the tracker to end before a morph, or if the scheduler is about to kill the job;
+points that were not sent are sent in the next attempt."""
 POLL_S = 0.05
 OURS = {"OMP_NUM_THREADS": "1"}
 _ACCESS = re.compile(
@@ -31,8 +31,8 @@ _ACCESS = re.compile(
     r"|(https?|no|all)_proxy$",
     re.IGNORECASE,
 )
-"""Variables by which tools reach their server; some are secret, and go from the agent's own
-environment into the tracker's, and nowhere else."""
+"""Variables by which tracking tools reach their servers. Some are secret: they are passed from the
+agent's own environment to the tracker, and to no other process."""
 
 
 def build_start(site: Site, meeting: Meeting) -> Optional[RankStart]:

@@ -26,9 +26,9 @@ from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.secrets import REDACTED, is_value_secret, withhold
 
 INIT_S = 20
-"""For W&B's server to answer; then it goes on offline."""
+"""Seconds for W&B's server to answer, after which W&B continues offline."""
 MOST_METRICS, MOST_PARAMS, PARAM_CHARS = 1000, 100, 500
-"""Of one request to MLflow's server."""
+"""Limits of one request to MLflow's server: metrics, parameters, and characters of a parameter."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class Tracked:
     track: TrackPlan
     attempt: int
     own: Dict[str, Any]
-    """What this tool kept of earlier attempts, and keeps for later ones."""
+    """Data that the tool stored in earlier attempts, and stores for later ones."""
     say: Callable[[str], None]
     settings: Dict[str, Any] = field(default_factory=dict)
-    """Of the conf's `track.plugins`, for a plug-in."""
+    """Settings from the conf's `track.plugins`, for a tool of a plug-in."""
 
     def list_config(self) -> Dict[str, Any]:
         """List the run's settings as tools show them."""
@@ -69,7 +69,8 @@ class Tool:
 
     name = ""
     is_gauge = False
-    """True where only the newest numbers count: then attempts of before are none of its affair."""
+    """True if only the newest values matter to the tool, so that points of earlier attempts are not
+    sent."""
 
     def __init__(self, tracked: Tracked) -> None:
         self.tracked = tracked

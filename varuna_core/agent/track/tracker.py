@@ -42,12 +42,13 @@ from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
 POLL_S = 1.0
 LAST_LINES_S = 3.0
-"""For the logs of other nodes, after the ranks of this one have ended."""
+"""Seconds to wait for lines in the logs of other nodes after the ranks of this node have ended."""
 FLUSH_S = 25.0
-"""For all tools together, at the end."""
+"""Seconds in which all tools together may send the remaining points at the end."""
 RETRY_S, MOST_RETRY_S = 5.0, 60.0
 MOST_VALUES = 50_000
-"""That wait for a tool, some 10 MB; one that is further behind reads the files itself."""
+"""Most values that wait in memory for the tools, about 10 MB; a tool that is further behind reads
+the files itself."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ class Batch:
 
     points: List[Point]
     read: Optional[Dict[str, Any]]
-    """Where the reader was after them; None where it was not at the end of all files."""
+    """Position of the reader after the points of this batch; None if more was left to read in the
+    files."""
 
     @property
     def weight(self) -> int:
@@ -73,12 +75,12 @@ class Feed:
 
     batches: Deque[Batch] = field(default_factory=deque)
     first: int = 0
-    """So many batches before them were dropped."""
+    """Number of batches that were dropped from the front so far."""
     most: int = MOST_VALUES
     weight: int = 0
-    """Of all that is held."""
+    """Weight of all batches that are held, as counted by `count_values`."""
     places: Dict[str, int] = field(default_factory=dict)
-    """How many batches each tool has seen that goes on."""
+    """Number of batches that each tool has handled, for tools that still receive points."""
     changed: threading.Condition = field(default_factory=threading.Condition)
     is_over: bool = False
     is_well: bool = False
@@ -140,7 +142,7 @@ class Reading:
 
     run: RunFolder
     attempt: AttemptFolder
-    """The last one."""
+    """The last attempt of the run."""
 
     def open(self, number: int, read: Mapping[str, Any]) -> Optional[AttemptPoints]:
         """Return a reader that continues where `read` stopped; None if the attempt has no plan."""

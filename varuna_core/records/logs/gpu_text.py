@@ -18,14 +18,14 @@ from typing import Any, Iterator, Mapping, Match, Optional
 CPU = "cpu"
 """The index of the line for the processors."""
 _UNKNOWN = "-"
-"""A value that is not known, as we write it; gpustat writes `??`."""
+"""Text for a value that is not known, as vjob writes it; gpustat writes `??`."""
 _LINE = re.compile(
     r"\[(\d{1,4}|cpu)\] (.{1,80}?) *\| *(?:(\d{1,9}|\?\?)'C, *)?(\d{1,9}|\?\?|-) ?% *"
     r"\| *(\d{1,9}|\?\?|-) */ *(\d{1,9}|\?\?|-) MB([^\n]*)"
 )
 _HEADING = re.compile(r"\S+ +(\w{3} \w{3} +\d+ \d\d:\d\d:\d\d \d{4})\b")
 _USER = re.compile(r"[\w.-]\(\d+M\)")
-"""The end of a user's name, and the memory after it."""
+"""Pattern for the end of a user's name and the memory of the user's process after it."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class GpuLine:
     memory_used_mb: Optional[float]
     memory_total_mb: Optional[float]
     num_processes: Optional[int]
-    """Known with `gpustat -u`; ours names no users, which does not prove that a GPU is idle."""
+    """Number of processes on the GPU, by the users that `gpustat -u` names; None if the line names
+    no users, as lines of vjob do, which does not prove that the GPU is idle."""
 
 
 def format_line(gpu: Mapping[str, Any]) -> str:

@@ -26,16 +26,19 @@ from varuna_core.records.logs.step_counts import StepCounts
 LEAST_STEPS = 4
 """Fewest steps between two lines that show what the lines count."""
 SAME = 10
-"""From this number on, one line that has the counter's number counts steps too."""
+"""Least number of a step with which a single line shows that lines count steps, if the optimizer's
+counter has about the same number."""
 MANY_STEPS = 16
-"""After this number of steps without a match the lines count something else."""
+"""Number of optimizer steps after which lines whose numbers do not match the counter are taken to
+count something else."""
 UNEVEN = 0.15
 NEAR = 0.1
 """A ratio within this distance of a whole number is that number."""
 TWICE = 0.34
 """Largest error of a ratio: with a larger one, 1 and 2 cannot be distinguished."""
 EXACT = 16
-"""Share of the count by which a multiple of it may be missed, beside a line's lag."""
+"""Divisor of the optimizer's count: the number in a line is a multiple of the count if it misses
+the multiple by at most this part of the count, and by at most the numbers of one step."""
 MOST_PARTS = 100_000
 SURE_STEPS = 1.0
 """An offset that is sure to fewer steps is exact."""
@@ -68,11 +71,12 @@ class Lines:
     """(step, time of writing), the oldest first."""
     file: str = ""
     slack_s: float = 0.0
-    """Error of each time."""
+    """Error in seconds of the times of writing in `points`."""
     unit: str = "step"
     """`epoch` for lines that count only epochs."""
     is_least: bool = False
-    """Their first epoch was not read, and may be number 0 or 1: `step` is by 1."""
+    """True if the first epoch of the lines was not read and may have the number 0 or 1; `step`
+    assumes that it is 1."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,8 @@ class Fit:
     ratio: float
     """Numbers of the lines for one step."""
     offset: Optional[int] = None
-    """The lines' number at which the counter is 0; None if it is not known exactly."""
+    """Number in the lines at the time when the counter of optimizer steps was 0; None if it is not
+    known exactly."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,7 @@ class Steps:
     """Step of the source that was not used, if lines and counter disagree."""
     ranks: Tuple[RankSteps, ...]
     starts_at_least: bool = False
-    """`Lines.is_least` of the lines whose number `step` is."""
+    """True if the lines that gave `step` have `is_least`: their first epoch was not read."""
 
     @property
     def is_counted(self) -> bool:
@@ -124,8 +129,9 @@ class Steps:
 
     @property
     def is_least(self) -> bool:
-        """True where `step` is that of the last line of a resumed program, and steps may have
-        followed that were counted without the program's number, or its first epoch was not read."""
+        """True if `step` is only a lower bound: it is from the last line of a resumed program,
+        after which steps may have been counted without the program's own number, or the first epoch
+        of the lines was not read."""
         if self.starts_at_least:
             return True
         is_same = self.fit is not None and self.fit.unit is Unit.STEP and self.fit.offset is None

@@ -83,17 +83,18 @@ class Counted:
     epoch that may count steps or samples."""
     loss: Optional[float]
     is_evaluation: bool
-    """The line names the step at which something was evaluated."""
+    """True if the line names the step at which something was evaluated."""
     is_from_zero: bool = False
-    """The first epoch has the number 0."""
+    """True if the first epoch has the number 0."""
     is_least: bool = False
-    """The number of the first epoch is not known; `epoch` is right if it is 1, else one less."""
+    """True if the number of the first epoch is not known: `epoch` is right if it is 1, and one too
+    low if it is 0."""
     is_first: bool = False
-    """The first reading of a counter that was just found."""
+    """True for the first reading of a counter that was just found."""
 
 
 _Key = Tuple[Optional[int], str]
-"""Rank and shape of a line."""
+"""Key of a shape: the rank of its lines, and their text without the numbers."""
 _Kept = Tuple[str, Optional[float], float]
 """A line, and when it was written."""
 _STATE = (
@@ -139,9 +140,9 @@ _UNIT = re.compile(
     re.IGNORECASE,
 )
 _STEPS = re.compile(r" (?:iter(?:ation)?s?|steps?|updates?)(?=[,;.)|])", re.IGNORECASE)
-"""Matches after the number, as its unit."""
+"""Pattern of the text after a number that gives steps as its unit, as in `10 steps`."""
 _SAMPLES = re.compile(rf"[{_N}?](?:img|image|sample)s?/s\b")
-"""Rate of a bar of samples, after the bar."""
+"""Pattern of the rate after a progress bar that counts samples."""
 _DONE = re.compile(
     r"loss|nll|\bppl|cost\b|\bce\b|error|rmse|objective|reward|return|grad|\blr\b|learning|\bdt\b|"
     r"it/s|s/it|ms/step|step[_ ]?time|iter[_ ]?time|time/|\bkl\b|\bl[12]:",
@@ -165,27 +166,29 @@ _METRICS = re.compile(
     r"|(?:loss|acc|ppl|error)_(?:val|valid|eval|test|dev)\b",
     re.IGNORECASE,
 )
-"""Metrics of an evaluation, which may stand beside those of the training."""
+"""Pattern of metrics of an evaluation, which may be in one line with metrics of the training."""
 _LOSS = re.compile(
     r"(?:((?<!log)loss)|nll|cost|\bce|objective|rmse|logloss|\bl[12])(?:_train)?['\"]?\W{0,6}$",
     re.I,
 )
 _UNIT_OF_LOSS = re.compile(r" {1,4}(?:[a-zA-Z]{1,20} ){0,2}loss, {0,4}", re.IGNORECASE)
-"""Matches after the number, as a unit: `5.96 avg loss, 0.001 rate`."""
+"""Pattern of the text after a number that shows the number to be a loss, as in `5.96 avg loss,
+0.001 rate`."""
 _LOSS_AT = re.compile(
     r"(?:(loss)|nll|cost)(?: (?:at|after|of|for|in))?(?: (?:global )?(?:step|iter|iteration|update|"
     r"batch))?\W{0,6}$",
     re.IGNORECASE,
 )
 _BETWEEN = re.compile(r"[\])]? ?[:=]? ?")
-"""The name of a loss before the counter, and text between the counter and the loss."""
+"""Pattern of the text between the counter and a loss whose name is before the counter."""
 _NOT_TRAINED = re.compile(r"val|eval|test|dev|best", re.IGNORECASE)
 FILE = re.compile(
     rf"[\w/.+{_N}-]{{1,120}}\.(?:py|c|cc|cpp|cu|h|hpp|rs|go|js|o|so|a|txt|jsonl?|ya?ml|csv|tar|gz|zip|"
     rf"bin|ckpt|pth?|safetensors|npy|parquet|arrow)\b|\b\w{{1,30}}(?:\.\w{{1,30}}){{1,6}}:{_N}"
     r'|"[A-Z]{3,7} /[^"]{0,200}"'
 )
-"""Names of files, of places in code and requests to a server do not tell a line's subject."""
+"""Pattern of names of files, places in code and requests to a server, which do not show what a line
+is about."""
 _FROM_ZERO = re.compile(r"Epoch: {0,2}\[$")
 """torchvision and PyTorch's ImageNet example count their epochs from 0; one
 that begins with epoch 1 does not."""
@@ -235,10 +238,10 @@ class _Number:
     count: int = 1
     ups: int = 0
     ones: int = 0
-    """Growths by exactly one."""
+    """How often the number grew by exactly one."""
     falls: int = 0
     by: float = 0.0
-    """The usual growth."""
+    """The amount by which the number usually grows from one line to the next."""
     even: int = 0
     """Number of growths by about `by`."""
 
@@ -264,11 +267,11 @@ class _Candidate:
     score: float
     at: int
     total: Optional[int]
-    """The constant number after `/` or `of`."""
+    """The constant number after the candidate, joined to it by `/` or `of`."""
     outer: Optional[int]
-    """The number that counts epochs."""
+    """Index of the number that counts epochs."""
     count: int
-    """Readings."""
+    """Number of lines in which the candidate was read."""
 
 
 class _Shape:
@@ -277,7 +280,8 @@ class _Shape:
     def __init__(self, rank: Optional[int], text: str) -> None:
         self.rank, self.text = rank, text
         self.count = self.seen = 0
-        """Lines so far, and the number of the last one in the log."""
+        """Number of lines of this shape so far, and the position of the last one among all lines of
+        the log."""
         self.numbers: List[_Number] = []
         self.bounded: Dict[int, Dict[int, _Number]] = {}
         """Numbers before a `/`, keyed by place and by the number after it, since bars of an
@@ -543,12 +547,14 @@ class Learner:
     """Finds the number that counts steps in one log, by reading its lines one after another."""
 
     def __init__(self, *, is_partial: bool = False) -> None:
-        """`is_partial`: steps are only compared with each other: the first epoch may be missing."""
+        """With `is_partial` the first epoch may be missing, so steps are only compared with each
+        other."""
         self.said: Optional[int] = None
         """Number of steps in an earlier line; 0 if lines had different numbers."""
         self.said_epochs: Optional[int] = None
         self.is_doubled = self.is_baseless = self.is_lost = False
-        """Another counter is about as likely; the first epoch was not read; the counter stopped."""
+        """True if another counter is about as likely, if the first epoch was not read, or if the
+        counter stopped, in this order."""
         self._is_partial = self.is_cut = is_partial
         """True if lines before the first one are missing."""
         self._shapes: Dict[_Key, _Shape] = {}
@@ -558,7 +564,7 @@ class Learner:
         self._num_lines = self._num_vain = 0
         self._chosen: Optional[_Key] = None
         self._counted: Tuple[Optional[float], Optional[int]] = (None, None)
-        """The last step and epoch."""
+        """The step and the epoch that were read last."""
         self._is_open, self._had_loss = True, False
         """True if a row with a loss may follow, and if one did."""
         self._begin: Optional[str] = None
@@ -830,9 +836,9 @@ def _are_same(one: _Shape, first: _Candidate, two: _Shape, second: _Candidate) -
 
 
 _ROUNDED = re.compile(r"\d(?:\.\d{1,6})?[eE]\+\d{1,3}|\d{1,4}(?:\.\d{1,3})?[kKM]")
-"""Large whole numbers as tables and bars shorten them: 3.13e+03, 2.69k."""
+"""Pattern of large whole numbers in the short form of tables and bars: 3.13e+03, 2.69k."""
 _NO_MARKS = str.maketrans("", "", ",_'")
-"""Marks between thousands."""
+"""Translation table that removes the marks between thousands."""
 
 
 def _is_whole(word: str) -> bool:

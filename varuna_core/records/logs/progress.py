@@ -54,7 +54,7 @@ SHORTER = 400
 
 _COLOUR = re.compile(r"(?:\x1b|\\x1b)\[[0-9;]*m|[\x08\x0c]+|(?:\\x08)+")
 _NESTED = re.compile(r"(?:\x1b|\\x1b)\[A")
-"""Follows a bar of tqdm that is below another one, such as an evaluation's."""
+"""Pattern of the text that follows a bar of tqdm below another bar, such as an evaluation's."""
 _TAG = re.compile(r"(?:(\d{1,7}): |\[(?:default|rank)(\d{1,7})\]:? ?|\[(\d{1,7})\]: ?)")
 _WORD = r"[-+]?(?:nan|inf(?:inity)?)(?![a-zA-Z])"
 _NUMBER = rf"([-+]?(?:\d[\d,]{{0,30}}(?:\.\d{{0,30}})?|\.\d+)(?:[eE][-+]?\d+)?|{_WORD})"
@@ -67,7 +67,8 @@ _STEP = re.compile(
 )
 _PAIR = re.compile(r"(?<![\d/.])\d{1,9}/\d{1,9}(?![\d/.])")
 _OPTIMIZER_STEP = re.compile(r" step (\d{1,15}) \|")
-"""litgpt names the pass over a micro-batch first, and then the step."""
+"""Pattern of the step in lines of litgpt, which name the pass over a micro-batch before the
+step."""
 _NOT_DONE = re.compile(
     r"(?<![\w./-])(?:resum(?:e|ed|es|ing)|restor(?:e|ed|ing)|(?:re)?load(?:ed|ing)?|checkpoint|"
     r"best|warm(?:ing)?[ _-]?up|evaluat(?:e|ed|ing|ion)|validat(?:e|ed|ing|ion)|sanity|"
@@ -79,7 +80,7 @@ _NOT_DONE = re.compile(
     r"(?:test|dev|micro|sub|inner|dummy|episode)[ _-]*)$",
     re.IGNORECASE,
 )
-"""Precedes a step that the line mentions but that was not done."""
+"""Pattern of words before a step that the line mentions but that was not done."""
 _BAR = re.compile(
     r"^(.{0,80}?)[ :]*(\d{1,3})%\|[^|]{0,400}\| *(\d[\d,]{0,14})/(\d[\d,]{0,14}) "
     r"\[[\d:]+<[^,\]]{1,20}(?:, *(\d{1,30}(?:\.\d{0,30})?|\?) ?([^\s,\]]{1,20}))?([^\]]*)"
@@ -96,7 +97,7 @@ _BAR_OF_OTHERS = re.compile(
     re.IGNORECASE,
 )
 _VALUES = re.compile(r"(?:[a-zA-Z][\w .-]{0,20}[:=] {0,9}[-+.\deE]{1,12}%?[;,| ]*){2,12}")
-"""Values instead of a name, as GANs have them: `d: 1.2; g: 0.9`."""
+"""Pattern of values in the place of a bar's name, as GANs print them: `d: 1.2; g: 0.9`."""
 _ASSIGNED = re.compile("[:=]")
 _KERAS = re.compile(
     r"^\W{0,4}(\d{1,9})/(\d{1,9}) (?:[━─=>.\[\] ]{3,80} ?(?:- )?(?:ETA: )?|- )[\d:]{1,9}s?(?= )(.*)"
@@ -112,11 +113,11 @@ _EPOCH = re.compile(
 _EPOCH_LAST = re.compile(r"(?<![\d./])(\d{1,6})(?:/(\d{1,6})) ?epochs?\b")
 _DICT = re.compile(r"\{[^{]*'(?:train_)?loss': ")
 _SHARE = re.compile(r"'epoch': '?(\d{1,6}(?:\.\d{1,18})?)(?![\d.eE])")
-"""Epochs that Hugging Face has done, most often with a fraction."""
+"""Pattern of the number of epochs that Hugging Face prints as done, most often with a fraction."""
 _AFTER = re.compile(
     r"\b(?:eval|valid|validation|validate|test)[_ ]?(?:loss|step)|'train_runtime'", re.IGNORECASE
 )
-"""Words of an evaluation, or of all steps once the training is over."""
+"""Pattern of words in lines of an evaluation, or of all steps once the training is over."""
 _BEST = r"(?:(?<!new )best|lowest|highest|(?<!\d )(?:min|max)(?:imum)?)"
 """Words before a metric that repeats an earlier one. A new best is the last evaluation's; a test
 of the best model is an evaluation of its own."""
@@ -144,7 +145,8 @@ _HEADED = re.compile(
 _PART = re.compile(
     r"train|best|lowest|batch|(?<![\d/.])[\d.]{1,9}(?:it)?/\d{1,9}(?![\d/.])", re.IGNORECASE
 )
-"""Words and counts of a line that does not have only the loss of the whole evaluation."""
+"""Pattern of words and counts that show that the loss in a line is not only that of the whole
+evaluation."""
 _SPLITS = {"training": "train", "vali": "val", "valid": "val", "validation": "val"}
 
 # How trainers spell what a step has.
@@ -192,7 +194,7 @@ _TIME = re.compile(
 _RATE = re.compile(r"(\d{1,30}(?:\.\d{0,30})?) ?(it/s|s/it|steps?/s|iters?/s)\b")
 _HEAD = re.compile(r"\biteration +\d+/ *\d+ *\|")
 _CLOSED = ("elapsed time per ", "lm loss", *LABELS)
-"""Fields that Megatron ends with a bar: without one, the number may be truncated."""
+"""Pattern of fields that Megatron ends with a bar: without the bar, the number may be truncated."""
 
 
 def split_tag(text: str) -> Tuple[Optional[int], str]:
@@ -209,7 +211,7 @@ def clean(text: str) -> str:
 
 
 def is_nested(text: str) -> bool:
-    """Return True for a bar below another one."""
+    """Return True for a progress bar that is drawn below another one."""
     return "[A" in text and _NESTED.search(text) is not None
 
 

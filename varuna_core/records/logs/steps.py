@@ -83,7 +83,7 @@ class StepReading:
     num_timed: Optional[int]
     """Number of steps whose mean the time is, if it comes from the times of writing."""
     strength: int
-    """EPOCHS to LINE."""
+    """Reliability of the source of the reading, one of EPOCHS to LINE."""
     earlier: Tuple["StepReading", ...] = ()
     """Earlier lines of a counter that this line proves."""
 
@@ -165,21 +165,22 @@ class StepReader:
         self._rank: Optional[int] = None
         self._places: Dict[Optional[int], _RankPlace] = {}
         self._raw: Optional[Tuple[int, Optional[int]]] = None
-        """The last step and number of steps as printed in the line."""
+        """The last step, and the number of steps, as printed in the line."""
         self._base = 0
         self._epoch: Optional[int] = None
         self._num_epochs: Optional[int] = None
         self._is_new_epoch = False
         self._anchor: Optional[Tuple[int, float, float]] = None
-        """Step, time of writing and the error of that time."""
+        """Step, time of writing and error of that time for the line at which the present
+        measurement of step times began."""
         self._recent: Deque[float] = deque(maxlen=RECENT)
         self.evaluated: Optional[Iteration] = None
         """Metrics of an evaluation in the last line that was read; NO_STEP if it names no step."""
         self._has_losses = False
         self.unit = "step"
-        """`epoch` where only epochs are known."""
+        """What the steps count: `step`, or `epoch` if only epochs are known."""
         self._is_untrained = False
-        """A counter was found before any line about training."""
+        """True if a counter was found before any line about training."""
         self.trains = False
         """True once a line contained a word that trainings print."""
         self._is_partial, self._is_lost = is_partial, False
@@ -190,11 +191,11 @@ class StepReader:
         self._first_epoch: Optional[int] = None
         """Number of the first epoch, 0 or 1, of bars that name theirs."""
         self._is_cut = is_partial
-        """Lines before the first bar may be missing."""
+        """True if lines before the first bar may be missing."""
         self._num_pairs = 0
         """Lines of an epoch and a step that look like a step and a total."""
         self._spent_ms = 0.0
-        """The longest time of a bar without a name."""
+        """The longest time that a bar without a name has taken, in milliseconds."""
         self._aside: Optional[Tuple[int, int, int]] = None
         """Step and number of steps of a shorter loop, and how often it began."""
         self._is_through = False
@@ -205,7 +206,8 @@ class StepReader:
         """True if the user's own lines began with a later epoch; those before are counted from
         1."""
         self._waiting: List[Tuple[Iteration, Optional[int], Optional[float], float]] = []
-        """First lines of the user's own, of a later epoch."""
+        """First lines that the user's own pattern matches, kept while they name a later epoch than
+        the first and are too few to judge."""
         self._learner = Learner(is_partial=is_partial)
         self._tables = Tables()
 
@@ -227,7 +229,8 @@ class StepReader:
 
     @property
     def _is_unnamed(self) -> bool:
-        """True if the only steps are of repeated bars without a name, as of generated images."""
+        """True if the only steps known are those of bars without a name that are repeated, such as
+        bars for generated images."""
         return self.strength == UNNAMED and self._base > 0 and not self.trains
 
     @property

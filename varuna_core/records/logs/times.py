@@ -28,7 +28,8 @@ from varuna_core.records.files import open_file
 
 MARK_S = 0.25
 BAR_SLACK_S = 0.5
-"""The state of a progress bar is written once the bar has not changed for a while."""
+"""Seconds by which the recorded time of a progress bar may be late, since its state is written once
+it has not changed for a while."""
 
 
 @dataclass(frozen=True)

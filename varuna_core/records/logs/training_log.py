@@ -59,7 +59,8 @@ LABELS = {
     "number of skipped iterations": "skipped",
     "number of nan iterations": "nan",
 }
-"""Labels with their own field; losses and the elapsed time are found by their words."""
+"""Labels that have a field of their own, by label; losses and the elapsed time are found by words
+in their labels."""
 _INTEGERS = ("consumed_samples", "global_batch_size", "skipped", "nan")
 UNITS_MS = {"ms": 1.0, "s": 1000.0, "sec": 1000.0, "secs": 1000.0, "seconds": 1000.0}
 _HEAD = re.compile(r"\biteration +(\d{1,18})/ *(\d{1,18}) *\|(.*)", re.DOTALL)
@@ -68,14 +69,15 @@ _VALIDATION = re.compile(
     re.DOTALL,
 )
 _AUXILIARY = re.compile(r"(?:load_balancing|\bz|indexer|\bmtp_\d{1,9})[_ ]loss")
-"""Losses of experts, attention's indexer and further tokens, first if a step was skipped."""
+"""Pattern of the losses of experts, of attention's indexer and of further tokens, which come first
+in a line if a step was skipped."""
 _DATE = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6})\] iteration ")
 _ELAPSED = re.compile(r"elapsed time per (?:iteration|step) *(?:\((\w+)\))?")
 _WHOLE_TIME = re.compile(r" *elapsed time per iteration \(ms\): +\d+\.\d\s*")
 """The elapsed time as Megatron prints it, with one decimal."""
 _MEMORY = re.compile(r"\(after (\d{1,18}) iterations?\) memory \(MB\)([^\n]*)")
 _MEMORY_RANK = re.compile(r"\[Rank (\d{1,9})\][^|\[]*\Z")
-"""Matches at the end of the text before the memory."""
+"""Pattern of the rank at the end of the text that precedes the memory."""
 _MEMORY_FIELD = re.compile(r"(max )?(allocated|reserved): *([0-9.eE+-]+)")
 _PHASE = re.compile(r"\[([^\]]{1,200})\] datetime: (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
 _JOB_INFO = re.compile(rf"{TAG}({'|'.join(JOB_INFO)}): ?(.*)")
@@ -105,16 +107,17 @@ class Iteration:
     tokens_per_s: Optional[float] = None
     """Tokens per second as printed: of one device for torchtitan, of all devices for others."""
     is_bar: bool = False
-    """The line is a progress bar, which counts steps and measures them roughly."""
+    """True if the line is a progress bar, which counts steps and measures them roughly."""
     is_named: bool = True
     """False for a bar that may count something other than steps."""
     epoch: Optional[int] = None
     """The epoch in the line; if there is one, `step` may be counted within each epoch."""
     num_epochs: Optional[int] = None
     is_from_zero: bool = False
-    """The program is known to count its epochs from 0."""
+    """True if the program is known to count its epochs from 0."""
     is_least: bool = False
-    """The first epoch was not read: if its number is 0, `step` is one epoch more."""
+    """True if the first epoch was not read: if its number is 0, one more epoch of steps was done
+    than `step` says."""
     unit: str = "step"
     """The unit that the line counts: `step`, `epoch` or `sample`."""
     evaluations: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -352,12 +355,14 @@ TIMER_NUMBERS = re.compile(
     rb"\n%b(?:  %b:| {5}rank +(\d{1,9}): +?%b| {4}%b ?\.*: (?:\(%b, %b\)|%b)) *\r?(?=\n)"
     % (TAG.encode(), _NAME, _NUMBER, _NAME, _NUMBER, _NUMBER, _NUMBER)
 )
-"""Groups: a timer's name; a rank and its ms; a name with min and max, or with max only."""
+"""Pattern of the numbers of timers. Its groups: a timer's name; a rank and its ms; a name with min
+and max, or with max only."""
 TIMER_CALLS = re.compile(
     rb"\n%b(?: {5}rank +(\d{1,9}): [^\n]*| %b (start|end) time lst:([^\n]*))(?=\n)"
     % (TAG.encode(), _NAME)
 )
-"""Groups: a rank; or a timer's name, start or end, and the list, of the rank before."""
+"""Pattern of the calls of timers. Its groups: a rank; or a timer's name, start or end, and the list
+of times, for the rank before."""
 
 
 def _read_number(text: str) -> Optional[float]:
