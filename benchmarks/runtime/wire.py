@@ -3,8 +3,8 @@
     python -m benchmarks.runtime.wire [--rounds 5]
 
 On GPUs where there are any: by NCCL with a GPU for each rank, through pinned memory and gloo where
-they share one, and then through its own memory (VARUNA_CUDA_IPC=1) too. TESTS_DEVICE=cpu measures
-on processors, between which messages go through memory.
+they share one, and then through its own memory (tests/ranks/ipc_wire.py) too. TESTS_DEVICE=cpu
+measures on processors, between which messages go through memory.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks.pipeline.ranks import run_ranks, serve
-from tests.ranks.device import VARIABLE, choose_device, find_kind, synchronize
+from tests.ranks.device import GPU_MEMORY, VARIABLE, choose_device, find_kind, synchronize
 from varuna_core import Profiler
 from varuna_core.profiling.links import measure_network
-from varuna_core.runtime.comm.ipc_wire import VARIABLE as IPC_VARIABLE
 
 SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 24)
 """Bytes."""
@@ -124,7 +123,7 @@ def main() -> None:
     way = "through memory that both map" if kind == "cpu" else f"by {found['backend']}"
     print(render(found, f"tensors {way}"))
     if kind == "cuda" and found["backend"] == "gloo":
-        found = run_ranks("benchmarks.runtime.wire", 2, given, environment={IPC_VARIABLE: "1"})
+        found = run_ranks("benchmarks.runtime.wire", 2, given, environment={GPU_MEMORY: "1"})
         print("\n" + render(found, "tensors through the memory of the GPU that they share"))
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.ranks import precision_rank
-from tests.ranks.device import CPU, choose_device
+from tests.ranks.device import CPU, GPU_MEMORY, choose_device
 from tests.ranks.start import collect, find_problems, start_ranks
 from tests.ranks.train_rank import Case, write_cases
 from tests.varuna_core import test_varuna as full
@@ -132,7 +132,7 @@ def test_layouts_train_through_the_memory_of_the_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As between GPUs of their own no host waits for the GPU before it sends."""
-    monkeypatch.setenv("VARUNA_CUDA_IPC", "1")
+    monkeypatch.setenv(GPU_MEMORY, "1")
     chosen = choose(BY_IPC, full.ALL)
     for world_size in (2, 4):
         inside = tmp_path / str(world_size)

@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 VARIABLE = "TESTS_DEVICE"
+GPU_MEMORY = "TESTS_GPU_MEMORY"
+"""Set to 1, messages go through the memory of the one GPU that all ranks share."""
 CPU = torch.device("cpu")
 
 
@@ -34,6 +36,10 @@ def choose_device(environ: Mapping[str, str] = os.environ) -> torch.device:
     rank = dist.get_rank() if dist.is_initialized() else 0
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
+    if environ.get(GPU_MEMORY) == "1":
+        from tests.ranks import ipc_wire
+
+        ipc_wire.install()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     return device
 

@@ -34,8 +34,6 @@ IN_A_STEP = {
     "CUDA's own waits do not end where one is gone",
     "runtime/comm/channel.py:_receive_layout": "a description, in host memory",
     "runtime/comm/channel.py:_is_head_of": "a head, in host memory",
-    "runtime/comm/ipc_wire.py:receive": "a header, in host memory",
-    "runtime/comm/ipc_wire.py:_open_slot": "a description, in host memory",
     "runtime/comm/wire.py:send": "ranks that share a GPU: gloo sends from host memory",
     "runtime/comm/wire.py:bring": "the same, in the receiver's thread and on its stream",
     "runtime/engine/adapting.py:agree_on_times": "one step of four, in host memory",

@@ -25,8 +25,6 @@ import torch.distributed as dist
 
 GLOO = "gloo"
 BOTH = "cpu:gloo,cuda:nccl"
-IPC = "cuda-ipc"
-"""Backend that is gloo, but with channels through memory of the one GPU that all ranks share."""
 Device = int | str | torch.device
 
 
@@ -84,10 +82,9 @@ class RankGpu:
     host: str = ""
     may_share: bool = False
     has_nccl: bool = True
-    wants_ipc: bool = False
 
 
-def describe_gpu(device: torch.device, shared: bool, wants_ipc: bool = False) -> RankGpu:
+def describe_gpu(device: torch.device, shared: bool) -> RankGpu:
     if device.type != "cuda":
         return RankGpu(uuid="")
     return RankGpu(
@@ -96,7 +93,6 @@ def describe_gpu(device: torch.device, shared: bool, wants_ipc: bool = False) ->
         host=os.environ.get("VJOB_NODE") or socket.gethostname(),
         may_share=shared,
         has_nccl=dist.is_nccl_available(),
-        wants_ipc=wants_ipc,
     )
 
 
@@ -106,7 +102,7 @@ def choose_backend(
     """Return the backend and a description of which ranks share GPUs; both are equal on every rank.
 
     The backend is NCCL unless a rank has no GPU or two ranks share one, which NCCL does not
-    support; CPU tensors always use gloo. It is IPC if all ranks request IPC and share one GPU.
+    support; CPU tensors always use gloo.
     Raise ValueError on all ranks if ranks share a GPU and the user did not ask for sharing.
     """
     if not gpu.uuid or not gpu.has_nccl:
@@ -117,27 +113,24 @@ def choose_backend(
         store.set(f"{mine}/{turn}", json.dumps([rank, gpu.host, gpu.name, gpu.may_share]))
         if turn == 2:
             store.set(f"{key}/shared/{store.add(f'{key}/shared', 1)}", gpu.uuid)
-    if gpu.wants_ipc:
-        store.add(f"{key}/ipc", 1)
     if store.add(f"{key}/arrived", 1) == world_size:  # all that the others wrote is there
-        store.set(f"{key}/answer", json.dumps(_decide(store, key, world_size)))
+        store.set(f"{key}/answer", json.dumps(_decide(store, key)))
     backend, shared, refusal = json.loads(store.get(f"{key}/answer"))
     if refusal:
         raise ValueError(refusal)
     return backend, shared
 
 
-def _decide(store: Any, key: str, world_size: int) -> tuple[str, str, str]:
+def _decide(store: Any, key: str) -> tuple[str, str, str]:
     """Read all ranks' GPUs from the store; return backend, sharing ranks and an error text."""
     num_shared = store.add(f"{key}/shared", 0)
-    shared, refused, all_on_one = [], [], False
+    shared, refused = [], []
     for number in range(1, num_shared + 1):
         gpu = f"{key}/{store.get(f'{key}/shared/{number}').decode()}"
         sharers = [json.loads(store.get(f"{gpu}/{turn + 1}")) for turn in range(store.add(gpu, 0))]
         _, host, name, _ = sharers[0]
         who = f"ranks {', '.join(str(rank) for rank, *_ in sorted(sharers))} of {host}"
         shared.append(f"{who} share {name}")
-        all_on_one = len(sharers) == world_size
         if not all(sharer[3] for sharer in sharers):
             refused.append(f"{who} would all take {name}")
     is_alone = not num_shared and not store.add(f"{key}/without", 0)
@@ -150,10 +143,7 @@ def _decide(store: Any, key: str, world_size: int) -> tuple[str, str, str]:
             "or give more ranks than gpus in cluster.nodes"
         )
     )
-    backend = BOTH if is_alone else GLOO
-    if all_on_one and store.add(f"{key}/ipc", 0) == world_size:
-        backend = IPC
-    return backend, "; ".join(shared), refusal
+    return BOTH if is_alone else GLOO, "; ".join(shared), refusal
 
 
 def wake_autograd(device: torch.device) -> None:

@@ -335,8 +335,7 @@ def connect(
         device, store, f"{key}/gpu", rank, dist.get_world_size(), may_share=may_share
     )
     if transport.shared and rank == 0:
-        what = "sums go" if transport.has_ipc else "messages and sums go"
-        log.warning("%s: %s through host memory", transport.shared, what)
+        log.warning("%s: messages and sums go through host memory", transport.shared)
     links = Links(
         stage_map=stage_map,
         place=place,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +10,9 @@ import torch
 import torch.distributed as dist
 
 from varuna_core.runtime.comm.channel import Arrivals, Receiver, ReceivingEnd, Sender, SendingEnd
-from varuna_core.runtime.comm.devices import BOTH, GLOO, IPC, choose_backend, describe_gpu
-from varuna_core.runtime.comm.ipc_wire import VARIABLE, IpcWire
+from varuna_core.runtime.comm.devices import BOTH, GLOO, choose_backend, describe_gpu
 from varuna_core.runtime.comm.memory_channel import meet
 from varuna_core.runtime.comm.wire import NcclWire, PinnedWire, Wire
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +26,6 @@ class Transport:
     shared: str = ""
     """Description of which ranks share GPUs."""
 
-    has_ipc: bool = False
-
     @property
     def has_nccl(self) -> bool:
         return self.backend != GLOO
@@ -44,8 +38,6 @@ class Transport:
         place = dist.get_group_rank(group, peer)
         if self.device.type != "cuda":
             return Wire(group, place)
-        if self.has_ipc:
-            return IpcWire(group, place, self.device)
         make = NcclWire if self.has_nccl else PinnedWire
         return make(group, place, self.device)
 
@@ -66,12 +58,8 @@ def choose_transport(
     device: torch.device, store: Any, key: str, rank: int, size: int, *, may_share: bool = False
 ) -> Transport:
     """Choose the transport together on all ranks; for `may_share` see devices.may_share."""
-    wants_ipc = os.environ.get(VARIABLE) == "1"
-    gpu = describe_gpu(device, may_share, wants_ipc)
-    answer, shared = choose_backend(store, key, rank, size, gpu)
-    if answer == BOTH:  # torch's own way with a lost rank is to kill this one, without a word
+    gpu = describe_gpu(device, may_share)
+    backend, shared = choose_backend(store, key, rank, size, gpu)
+    if backend == BOTH:  # torch's own way with a lost rank is to kill this one, without a word
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-    if wants_ipc and answer != IPC:
-        log.warning("%s=1 is ignored unless all ranks set it and share one GPU", VARIABLE)
-    backend = GLOO if answer == IPC else answer
-    return Transport(device=device, backend=backend, shared=shared, has_ipc=answer == IPC)
+    return Transport(device=device, backend=backend, shared=shared)

@@ -4,7 +4,6 @@
     cpu         one host      memory that both map               no wire (memory_channel.py)
     cpu         several       gloo                               yes
     cuda        shared GPUs   gloo, pinned memory                yes
-    cuda        one GPU       its own memory, if asked for       yes (ipc_wire.py)
     cuda        a GPU each    NCCL                               no: heads are not in its stream
 
 Heads and descriptions are always sent by gloo; with NCCL, a group has both backends. On a GPU, the

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from tests.varuna_core.runtime.comm.counting import Counting
 from varuna_core.runtime.comm.devices import (
     BOTH,
     GLOO,
-    IPC,
     RankGpu,
     choose_backend,
     describe_gpu,
@@ -124,19 +122,6 @@ def test_all_ranks_refuse_where_some_share_a_gpu_unasked() -> None:
     assert len(set(answers)) == 1
     assert answers[0].startswith("ranks 0, 1, 3 of n1 would all take cuda:0: start one rank a GPU")
     assert 'device="cuda:0"' in answers[0] and "LOCAL_RANK" in answers[0]
-
-
-@pytest.mark.parametrize(
-    ("uuids", "wanting", "backend"),
-    [("aaa", 3, IPC), ("aaa", 2, GLOO), ("aab", 3, GLOO), ("abc", 3, BOTH)],
-)
-def test_the_gpus_own_memory_is_for_ranks_that_all_ask_and_share_one(
-    uuids: str, wanting: int, backend: str
-) -> None:
-    made = make_gpus(uuids, [True] * 3)
-    gpus = [replace(gpu, wants_ipc=rank < wanting) for rank, gpu in enumerate(made)]
-    store = dist.HashStore()
-    assert {answer[0] for answer in agree(gpus, [store] * 3)} == {backend}
 
 
 def test_nccl_is_not_chosen_where_torch_has_none() -> None:

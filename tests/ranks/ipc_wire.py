@@ -4,8 +4,8 @@
     gloo                            └─ which slot, how many bytes ─► receiver       │
     receiver's stream                                    event ─► slot ─► tensor ─► counter
 
-Neither side's host waits for the GPU to send. This transport serves to try layouts on one GPU with
-the stream order of several GPUs, not to train: set VARUNA_CUDA_IPC=1 on all ranks to use it.
+Neither side's host waits for the GPU to send, so layouts of ranks on one GPU meet the stream order
+of several GPUs: `install` gives this rank such wires, and all ranks must call it.
 
 A slot is shared once, by a description sent before its first message; later messages send only the
 slot's number. The receiver counts copied messages in memory that both processes map (a memfd of the
@@ -24,8 +24,10 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from varuna_core.runtime.comm.transport import Transport
 from varuna_core.runtime.comm.wire import (
     Look,
     Wire,
@@ -36,7 +38,6 @@ from varuna_core.runtime.comm.wire import (
     see_nothing,
 )
 
-VARIABLE = "VARUNA_CUDA_IPC"
 HEADER_MARK = 0x0101010101010101
 """Marker at the end of each header. A byte sent in place of a tensor leaves zeros there, which
 indicates that a head has arrived (channel.py)."""
@@ -231,3 +232,12 @@ class IpcWire(Wire):
 
 def as_bytes(flat: Tensor) -> Tensor:
     return flat.reshape(-1).view(torch.uint8)
+
+
+def _make_wire(transport: Transport, group: Any, peer: int) -> Wire:
+    return IpcWire(group, dist.get_group_rank(group, peer), transport.device)
+
+
+def install() -> None:
+    """Send this rank's messages through the memory of the GPU that all ranks share."""
+    Transport.make_wire = _make_wire  # type: ignore[method-assign]

@@ -14,10 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.ranks import ipc_wire
+from tests.ranks.device import GPU_MEMORY, VARIABLE, choose_device
+from tests.ranks.ipc_wire import Counter, IpcWire, Slot
 from tests.varuna_core.runtime.comm.test_channel import make_gloo_pairs
 from varuna_core.runtime.comm.channel import BYE, POISON, Arrivals, Receiver, Sender
+from varuna_core.runtime.comm.devices import GLOO
 from varuna_core.runtime.comm.failure import ChannelClosed
-from varuna_core.runtime.comm.ipc_wire import Counter, IpcWire, Slot
+from varuna_core.runtime.comm.transport import Transport
 from varuna_core.runtime.comm.wire import Look
 
 CPU = torch.device("cpu")
@@ -153,3 +157,15 @@ def test_another_process_reads_the_counter() -> None:
     os.waitpid(child, 0)
     assert counter.read() == 7
     counter.close()
+
+
+def test_ranks_that_ask_get_such_wires(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Transport.make_wire
+    monkeypatch.setattr(Transport, "make_wire", made)  # as it was, after the test
+    for word in ("device_count", "set_device"):
+        monkeypatch.setattr(torch.cuda, word, lambda *_: 1)
+    monkeypatch.setattr(ipc_wire, "IpcGpu", lambda device: LateGpu())
+    monkeypatch.setattr(torch.distributed, "get_group_rank", lambda group, peer: peer)
+    device = choose_device({VARIABLE: "cuda", GPU_MEMORY: "1"})
+    wire = Transport(device=device, backend=GLOO).make_wire(None, 1)
+    assert isinstance(wire, IpcWire) and wire.place == 1
