@@ -244,6 +244,14 @@ BENCHMARKS: Sequence[Benchmark] = (
         quick=("--rounds", "1", "--steps", "50", "--long", "5000"),
     ),
     Benchmark(
+        name="trace_hook",
+        module="runtime.trace_hook",
+        title="A timeline of an engine that is not ours",
+        peer="the same training without one",
+        needs=("torch",),
+        quick=("--pairs", "10"),
+    ),
+    Benchmark(
         name="tensor",
         module="runtime.tensor",
         title="Shared layers",
