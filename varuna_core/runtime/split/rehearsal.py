@@ -17,8 +17,8 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -474,6 +474,18 @@ def _is_checkpointed() -> bool:
     return False
 
 
+@contextmanager
+def _silent_fakes() -> Iterator[None]:
+    """Drop what torch logs if an operation fails on fake tensors: a traceback on standard error of
+    each rank, although the run on real tensors that follows may be well."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    was_disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = was_disabled
+
+
 def rehearse(
     model: nn.Module,
     inputs: Mapping[str, Any],
@@ -486,8 +498,9 @@ def rehearse(
     `types` holds the dtypes of parameters and buffers, by id, that differ from the model's own.
     """
     try:
-        rehearsal = Rehearsal(model, device, False, types, kept)
-        record = rehearsal.run(inputs)
+        with _silent_fakes():
+            rehearsal = Rehearsal(model, device, False, types, kept)
+            record = rehearsal.run(inputs)
     except SplitError:
         raise
     except (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from tests.models import small as models
 from tests.models.small import LEGAL, Gpt, chain, chain_backward, make_inputs, sum_gradients
 from tests.segments import announce_segments
+from varuna_core.runtime.split.cut import CutPoint
 from varuna_core.runtime.split.split import Split, split_model
 from varuna_core.runtime.split.stage import Stage
 
@@ -224,6 +226,40 @@ def test_the_model_itself_is_left_alone() -> None:
 def test_code_that_looks_at_values_is_run_for_real() -> None:
     assert split_model(models.BranchGpt(), make_inputs(), 2).record.real
     assert not split_model(Gpt(), make_inputs(), 2).record.real
+
+
+class Experts(nn.Module):
+    """Multiplies groups of rows at once, as transformers' mixtures of experts do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cut = CutPoint()
+        self.weights = nn.Parameter(torch.randn(2, 16, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        ends = torch.tensor([2, 4], dtype=torch.int32)
+        x = torch._grouped_mm(x, self.weights, offs=ends)
+        x = torch._grouped_mm(self.cut(x), self.weights, offs=ends)
+        return x.square().mean()
+
+
+def test_a_failure_on_fake_tensors_is_not_logged_if_the_real_run_is_well() -> None:
+    class Listening(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            logged.append(record.getMessage())
+
+    logged: list[str] = []
+    listening = Listening()
+    torchs = logging.getLogger("torch._subclasses.fake_tensor")
+    torchs.addHandler(listening)
+    try:
+        split = split_model(Experts(), {"x": torch.randn(4, 16)}, 2)
+    finally:
+        torchs.removeHandler(listening)
+    if not split.record.real:
+        pytest.skip("torch takes these tensors as fake ones too")
+    assert logged == []
+    assert not torchs.disabled
 
 
 def test_autocast_is_seen_by_the_dry_run() -> None:
