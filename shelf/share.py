@@ -420,7 +420,8 @@ def _explain(run: RunFolder) -> Iterator[None]:
         yield
     except OSError as error:
         raise VjobError(
-            f"{error.filename or run.path}: {error.strerror}; files not shared by then stay private"
+            f"{error.filename or run.path}: {error.strerror}; files that were not shared before "
+            "stay private"
         ) from None
 
 

@@ -165,7 +165,7 @@ def run_queue(session: Session, lab: Lab) -> None:
     words = ["sbatch", "--parsable", "--output=/dev/null", "-pgpu1", "-N2", "--exclusive"]
     held = lab.run([*words, "--wrap=sleep 300"])
     session.run("submit waits.yaml", "as job")
-    session.wait_for("last", "no nodes are free for it yet|higher priority", 60)
+    session.wait_for("last", "no nodes are free for the job yet|higher priority", 60)
     session.run("status last --once", "PENDING +PENDING")
     session.run("cancel last", "cancelled")
     lab.run(["scancel", held.stdout.strip()])

@@ -364,7 +364,7 @@ class Parallel:
     tensor: Degree = 1
     """Ranks that share each layer; all in one node."""
     sequence_parallel: bool = False
-    """With tensor, share each sequence between the shared layers too: less memory."""
+    """With tensor, also share each sequence in the parts between sharded layers: less memory."""
     context: Degree = 1
     """Replicas that share each sample, each with a part of its sequence, for sequences whose
     activations are too large for one rank."""
@@ -682,7 +682,7 @@ class JobConf:
     parallel: Parallel = field(default_factory=Parallel)
     """The layout."""
     cluster: Cluster = field(default_factory=Cluster)
-    """Where it runs."""
+    """The machines and the scheduler that the run uses."""
     container: Container = field(default_factory=Container)
     """The container that ranks run in."""
     workdir: str | None = None
@@ -711,7 +711,8 @@ class JobConf:
     track: Track = field(default_factory=Track)
     """Tools in which the run is shown: W&B, MLflow, TensorBoard, Prometheus."""
     log_folder: str = "log"
-    """Where run folders are made (relative to the conf's folder), on the shared file system."""
+    """Folder in which run folders are made (relative to the conf's folder), on the shared file
+    system."""
 
 
 @dataclass(frozen=True, kw_only=True)

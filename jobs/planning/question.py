@@ -63,7 +63,7 @@ class Question:
     cluster: Cluster
     wishes: Wishes
     basis: str
-    """Source of the figures, in words."""
+    """Source of the figures, as a phrase."""
     is_estimate: bool
     """True if nothing was measured."""
     steps: int

@@ -84,7 +84,7 @@ class Resolved:
     """Places of the written keys."""
     site: Site = NO_SITE
     queues: Mapping[str, str] = field(default_factory=dict)
-    """By group that left its queue to vjob, why it got its queue."""
+    """Reason for the queue of each group that left the choice to vjob, keyed by group."""
 
     @property
     def conf(self) -> JobConf:

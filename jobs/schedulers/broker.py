@@ -61,7 +61,8 @@ class Answer:
     """Time just before the query: later changes may be missing from the text. 0 if there is no
     answer."""
     confirmed: float = 0.0
-    """Like `asked`, for the last cheaper query that showed no change since."""
+    """Time just before the last cheaper query that showed no change since `asked`; 0 if there was
+    none."""
     took_s: float = 0.0
     failed: float = 0.0
     """Time of the last failed query; 0 if the last query was answered."""

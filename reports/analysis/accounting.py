@@ -98,7 +98,7 @@ class Accounting:
     was_cancelled: bool = False
     """True if a cancel ended the last attempt."""
     may: Mapping[str, float] = field(default_factory=dict)
-    """By class, the seconds of `unknown` that may belong to it: to steps, the start or the end."""
+    """Seconds of `unknown` that may belong to each class: to steps, the start or the end."""
     slack_s: float = 0.0
     """Error of the seconds of `steps`: the true value may be smaller by this much, since the times
     at which log lines were written are not exact."""

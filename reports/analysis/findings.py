@@ -418,7 +418,7 @@ def _on_pipeline(job: Job, analysis: Analysis) -> Iterator[Finding]:
     measured = sum(bubble.measured for bubble in step.bubbles) / count
     ideal = sum(bubble.ideal for bubble in step.bubbles) / count
     even = sum(bubble.ideal_even for bubble in step.bubbles) / count
-    where = f"step {step.step}, the nearest to the median of those with details"
+    where = f"step {step.step}, of the steps with details the nearest to the median step"
     shares, all_steps = analysis.bubbles["bubble_share"].dropna(), ""
     if len(shares) > 1:
         all_steps = f" ({percent(float(shares.median()))} in the median of {len(shares)} steps)"
@@ -530,9 +530,10 @@ def _on_balance(job: Job, analysis: Analysis) -> Iterator[Finding]:
             f"{in_units(found.slowest_then_s)} instead of {in_units(found.slowest_now_s)} a step, "
             f"{percent(found.gain)} less."
         ),
-        evidence="layers taken to be alike, each at its present cost on its stage; "
+        evidence="all layers are assumed to be alike, and to cost on each stage what they now cost "
+        "there; "
         + (
-            "the head counted by its operations, the embedding not at all"
+            "the head counts by its operations, the embedding not at all"
             if job.training is not None
             else "no layer is taken from the first or the last stage"
         )
@@ -595,7 +596,7 @@ def _on_outliers(job: Job, analysis: Analysis) -> Iterator[Finding]:
     total = float((analysis.times["took_s"] * analysis.times["count"]).sum())
     excess = sum((one.took_s - one.median_s) * one.num_steps for one in analysis.outliers)
     worst = analysis.outliers[0]
-    cause = f", most of the difference {worst.kind} of rank {worst.rank}" if worst.kind else ""
+    cause = f", most of the difference from {worst.kind} of rank {worst.rank}" if worst.kind else ""
     count = len(analysis.outliers)
     is_single = all(found.num_steps == 1 for found in analysis.outliers)
     left_out = analysis.goodput.source != TRACE and not analysis.curves.evaluations.empty
@@ -772,8 +773,8 @@ def _on_memory(job: Job, analysis: Analysis) -> Iterator[Finding]:
         rule="memory",
         values={"who": str(worst["who"]), "used_mb": float(worst["used_mb"])},
         weight=0.5 if share > TIGHT else 0.0,
-        sentence=f"{worst['who']} uses most memory: {worst['used_mb']:.0f}{of} MB; the least "
-        f"used is {least:.0f} MB.",
+        sentence=f"{worst['who']} uses the most memory: {worst['used_mb']:.0f}{of} MB; the "
+        f"lowest use is {least:.0f} MB.",
         evidence=f"{len(table)} ranks and GPUs: memory from the log and from samples",
         key="parallel.recompute or train.micro_batch_size" if share > TIGHT else "",
     )
@@ -1407,7 +1408,7 @@ def _on_limit(job: Job, analysis: Analysis) -> Iterator[Finding]:
         sentence=f"The time limit was {in_units(limit * 60)}, {limit * 60 / ran:.0f} times the "
         f"{in_units(ran)} of the run"
         + (f", which waited {in_units(waited)} in the queue" if has_waited else "")
-        + ": with a shorter one it may start sooner.",
+        + ": with a shorter limit the run may start sooner.",
         evidence="the conf, and the first start to the last end",
         key=f"cluster.walltime_min: {max(10, _round_up(1.5 * ran / 60))}",
         cause="limit" if has_waited else "",

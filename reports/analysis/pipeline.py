@@ -48,7 +48,8 @@ class Order:
 
     @cached_property
     def senders(self) -> Column:
-        """By action, the index of the action that sent its message; -1 if it takes no message."""
+        """Index of the action that sent the message which each action takes; -1 if it takes no
+        message."""
         found = [self.find_sender(action) for action in self.actions]
         return np.array([-1 if action is None else self.places[action] for action in found])
 

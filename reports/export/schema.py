@@ -107,10 +107,24 @@ TABLES = {
         (
             _ATTEMPT,
             _STEP,
-            Column("begin", "time", "end of the step before, or begin on all ranks; else missing"),
-            Column("took_s", "float", "until its end on all ranks; mean of `num_steps`", "s"),
+            Column(
+                "begin",
+                "time",
+                "end of the step before, or else begin on all ranks; missing if not known",
+            ),
+            Column(
+                "took_s",
+                "float",
+                "time until the step ends on all ranks; mean over `num_steps`",
+                "s",
+            ),
             Column("num_steps", "int", "steps that the row is about, the last of which is `step`"),
-            Column("pipeline_s", "float", "first action to last, mean of the replicas", "s"),
+            Column(
+                "pipeline_s",
+                "float",
+                "from the first action to the last; mean over the replicas",
+                "s",
+            ),
             Column("bubble_share", "float", "part of `pipeline_s` without work", "0 to 1"),
             Column("is_repeated", "bool", "true if a later attempt did the step again"),
         ),
@@ -126,8 +140,8 @@ TABLES = {
             _STEP,
             Column("begin", "time", "begin of the step on rank 0's clock"),
             Column("took_s", "float", "begin to end", "s"),
-            Column("first", "time", "begin of its first action of the schedule"),
-            Column("last", "time", "end of its last action"),
+            Column("first", "time", "begin of the rank's first action of the schedule"),
+            Column("last", "time", "end of the rank's last action"),
             Column("wait_s", "float", "time that actions waited for messages", "s"),
             Column("work_s", "float", "actions worked", "s"),
             *(Column(name, "float", f"work: {doc}", "s") for name, doc in KIND_COLUMNS.values()),
@@ -167,16 +181,18 @@ TABLES = {
             _REPLICA,
             Column("device", "text", "device on which it computes"),
             Column("num_events", "int", "events in its trace"),
-            Column("clock_doubt_s", "float", "largest error of its clock against rank 0's", "s"),
+            Column(
+                "clock_doubt_s", "float", "largest error of the rank's clock against rank 0's", "s"
+            ),
             Column("steps", "int", "optimizer steps that were counted"),
             Column("steps_s", "float", "time of the steps without pauses", "s"),
             Column("pauses_s", "float", "pauses between steps, as for a checkpoint", "s"),
             Column("started", "time", "its process started"),
-            Column("ended", "time", "when its process ended; missing while it runs"),
-            Column("exit_code", "int", "exit code of its process; missing after a signal"),
+            Column("ended", "time", "when the rank's process ended; missing while it runs"),
+            Column("exit_code", "int", "exit code of the rank's process; missing after a signal"),
             Column("signal", "int", "signal that ended it"),
-            Column("was_stopped", "bool", "true if it was ended because another rank failed"),
-            Column("last_error", "text", "last line of an error that it wrote"),
+            Column("was_stopped", "bool", "true if the rank was ended because another rank failed"),
+            Column("last_error", "text", "last line of an error that the rank wrote"),
         ),
     ),
     "nodes": Table(
@@ -198,7 +214,9 @@ TABLES = {
             _ATTEMPT,
             _NODE,
             Column("time", "time", "time of the sample; missing in gpustat's text without a date"),
-            Column("gpu", "text", "its index; `cpu` for the processors of a node without GPUs"),
+            Column(
+                "gpu", "text", "index of the GPU; `cpu` for the processors of a node without GPUs"
+            ),
             Column("name", "text", "its model"),
             Column("temperature_c", "float", "temperature", "°C"),
             Column("busy_percent", "float", "time in which a kernel ran", "%"),
@@ -313,7 +331,9 @@ TABLES = {
             _ATTEMPT,
             _NODE,
             Column("phase", "text", "its words"),
-            Column("time", "time", "its date, read in the time zone of the reading machine"),
+            Column(
+                "time", "time", "date of the line, read in the time zone of the reading machine"
+            ),
         ),
     ),
     "not_read": Table(

@@ -221,7 +221,7 @@ class Job:
     """The run's state and why, as `vjob list` shows them; None where no record says it."""
 
     chosen_partitions: Mapping[str, Partition] = field(default_factory=dict)
-    """By attempt, the partition that Varuna chose for a script's model, in segments."""
+    """The partition, in segments, that Varuna chose for a script's model in each attempt."""
 
     def find_partition(self, attempt: str) -> Partition | None:
         """Return the blocks of an attempt's stages, counted as in its log; None if not known."""

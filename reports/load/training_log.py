@@ -124,11 +124,11 @@ class LogTables:
     timers_by_step: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     """For (timer, step): minimum and maximum over all ranks, in ms."""
     skipped: dict[str, int] = field(default_factory=dict)
-    """By file, the number of lines that begin like ours but do not parse."""
+    """Number of lines in each file that begin like a line of vjob but cannot be parsed."""
     nothing_to_do: str = ""
     """The line of a program that found all its steps done."""
     left_out: dict[str, int] = field(default_factory=dict)
-    """By file, the bytes that a log lacks according to its own note."""
+    """Bytes that each log lacks according to a note in the log itself, by file."""
 
     def build_tables(self) -> dict[str, pd.DataFrame]:
         by_rank = [

@@ -164,7 +164,9 @@ def send_files(
 ) -> None:
     for name in wanted:
         if name not in files:  # whatever is there, it gets no other file
-            raise VjobError(f"{login} asked for {name!r}, which was not offered; nothing was run")
+            raise VjobError(
+                f"{login} asked for the file {name!r}, which was not offered; nothing was run"
+            )
     with tarfile.open(fileobj=stdin, mode="w|") as tar:
         for name in wanted:
             add_file(tar, name, (root / name).read_bytes())

@@ -126,7 +126,7 @@ def translate_source(source: Source, environ: Mapping[str, str]) -> tuple[str, l
         for one in recording.launches:
             if started.count(one.raw) > 1:
                 draft.note(
-                    f"{one.where}: the script starts it {started.count(one.raw)} times; a conf "
+                    f"{one.where}: the script starts this {started.count(one.raw)} times; a conf "
                     f"starts it once: {redact_string(_shorten(one.raw))}"
                 )
         for text, where in recording.loops.items():

@@ -29,9 +29,9 @@ from vjob.shelf.view.job import View
 
 HINT = 1
 ONE_PANE = 9
-"""With fewer lines than this, only the active pane is shown."""
+"""Number of lines below which only the active pane is shown."""
 GPU_PANE = 20
-"""With fewer lines than this, GPUs are shown only if their pane is active."""
+"""Number of lines below which GPUs are shown only if their pane is active."""
 PANES = ("nodes", "gpus", "log")
 
 

@@ -37,7 +37,7 @@ class Row:
     text: str
     """The answer as it was measured, or `not known: ` and the reason."""
     values: dict[str, Any] = field(default_factory=dict)
-    """The same answer for programs, with units in the names."""
+    """The answer as values for programs, with units in the names."""
 
 
 @dataclass(kw_only=True)

@@ -35,7 +35,7 @@ def test_a_run_starts_once_all_of_the_one_before_has_ended_well(vjob: Vjob, layo
     run = vjob.submit(conf(nodes=ONE), "--after", first.name)
     wait_for(lambda: "waits for" in vjob.status(run.name)["verdict"]["reason"], 60)
     said = vjob("status", run.name).stdout
-    assert f"it waits for {first.name} to end well" in said
+    assert f"the job waits for {first.name} to end well" in said
     done.touch()
     assert vjob.wait_over(first)["verdict"] == "COMPLETED"
     assert vjob.wait_over(run)["verdict"] == "COMPLETED", vjob.explain(run)

@@ -26,14 +26,12 @@ A batch script uses it in this order:
   agent.pyz open  --run DIR --attempt N            once, on the first node
   agent.pyz node  --run DIR --attempt N            on every node, under srun
   agent.pyz close --run DIR --attempt N --status $?  once; its last line is the exit code
-and, whenever the attempt has to end:
-  agent.pyz stop  --run DIR --attempt N --reason TEXT
-or the ranks are to hear a signal:
+Further commands end the attempt, send the ranks a signal, print the stacks of a node's ranks, and
+open a shell in the ranks' container:
+  agent.pyz stop   --run DIR --attempt N --reason TEXT
   agent.pyz signal --run DIR --attempt N --name USR1
-or somebody wants to know what they are at, on each node:
-  agent.pyz stacks --run DIR --attempt N
-or to look around there, in the ranks' container:
-  agent.pyz shell --run DIR --attempt N [COMMAND ...]
+  agent.pyz stacks --run DIR --attempt N           on each node
+  agent.pyz shell  --run DIR --attempt N [COMMAND ...]
 """
 
 _EPILOG = """\
@@ -124,7 +122,8 @@ def build_parser() -> argparse.ArgumentParser:
     add.add_argument(
         "--tether",
         action="store_true",
-        help="also end when standard input closes or goes silent: the starting process holds it",
+        help="also end when standard input, which the starting process keeps open, closes or goes "
+        "silent",
     )
     add.set_defaults(run_command=_run_node)
 
@@ -133,9 +132,9 @@ def build_parser() -> argparse.ArgumentParser:
         parents=[shared, group],
         help="judge how the attempt ended and print its exit code",
         description="Read the ranks' exits, write outcome.json, say on stderr in one line who "
-        "failed, and print the exit code as the last line of stdout, or `requeue` where the job is "
-        "to come again. Where the attempt is to be started again (cluster.restarts) two words "
-        "follow: the next attempt's number, and seconds to wait before it. Exits 0 itself.",
+        "failed, and print the exit code as the last line of stdout, or `requeue` if the job is to "
+        "be requeued. If the attempt is to be restarted (cluster.restarts), two words follow: the "
+        "next attempt's number, and the seconds to wait before it. Exits 0 itself.",
     )
     add.add_argument("--status", required=True, type=int, metavar="RC", help="srun's exit code")
     add.add_argument(
@@ -153,7 +152,7 @@ def build_parser() -> argparse.ArgumentParser:
         "way",
         help="print whether the job of an ended batch script goes back into the queue",
         description="Print go-on, requeue, leave or ended: what the batch script does next. "
-        "Asks scontrol where that matters.",
+        "Asks scontrol if the answer depends on the job's state.",
     )
     add.add_argument("--said", required=True, metavar="CODE", help="what `close` printed")
     add.add_argument("--ended", default="", metavar="NAME", help="signal that ended the script")
@@ -193,7 +192,7 @@ def build_parser() -> argparse.ArgumentParser:
         "track",
         parents=[shared],
         help="show the run in the tools of `track`; the first node's agent starts it",
-        description="Read the attempt's logs as they grow and hand what they tell to W&B, MLflow, "
+        description="Read the attempt's logs as they grow and send their values to W&B, MLflow, "
         "TensorBoard and Prometheus, until the ranks of the first node have ended.",
     )
     add.set_defaults(run_command=_run_track)
@@ -202,7 +201,7 @@ def build_parser() -> argparse.ArgumentParser:
         "stacks",
         parents=[shared],
         help="print the stacks of this node's ranks, in parcels for `vjob stacks`",
-        description="Have py-spy look at each rank of this node, and print what it sees.",
+        description="Run py-spy on each rank of this node, and print the stacks.",
     )
     add.add_argument(
         "--node",
@@ -219,7 +218,8 @@ def build_parser() -> argparse.ArgumentParser:
         "shell",
         parents=[shared],
         help="run a shell, or COMMAND, in the container of this node's ranks, for `vjob shell`",
-        description="Become a shell, or COMMAND, with what the ranks of this node have.",
+        description="Replace this process by a shell, or by COMMAND, with the environment, mounts "
+        "and working directory of the ranks of this node.",
     )
     add.add_argument("--node", type=int, metavar="INDEX", help="index in the plan")
     add.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND")

@@ -1,8 +1,8 @@
 """`shell`: a command beside the ranks of a node, in their container where they have one.
 
-It has what a rank has, but no rank's number: environment, working directory, mounts. Where ranks
-enter one container of the node it enters the same by the pid of one of them; where each has its
-own, it starts another of the kind.
+The command has the environment, working directory and mounts of a rank, but no rank's number. If
+the ranks of the node share a container, the command enters that container by the pid of one of
+them; if each rank has its own container, the command starts another one of the same kind.
 """
 
 from __future__ import annotations

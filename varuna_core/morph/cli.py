@@ -35,15 +35,16 @@ from varuna_core.records.record import read_record
 from varuna_core.records.runfolder import MorphFolder, RunFolder
 
 _DESCRIPTION = """\
-A run whose nodes may come and go: one manager, beside the batch script, and one `stay` a node.
+Commands of a run whose nodes may come and go: one manager, beside the batch script, and one `stay`
+on each node.
 
   agent.pyz morph stay   --run DIR --session S    on every node, under srun; S is empty in a job
-                                                  that has no manager: it follows the one there is
-  agent.pyz morph manage --run DIR --session S    once, on the first node; killed, it is run again
+                                                  without a manager, whose nodes follow the run's
+  agent.pyz morph manage --run DIR --session S    once, on the first node; run again if it is killed
   agent.pyz morph answer --run DIR --session S    prints `requeue`, the exit code, or `replaced`
-                                                  where the run goes on in another job
+                                                  if the run continues in another job
   agent.pyz morph leave  --run DIR --node INDEX   asks a node to leave at the next checkpoint
-  agent.pyz morph leave  --run DIR --group NAME   all of a group
+  agent.pyz morph leave  --run DIR --group NAME   asks all nodes of a group to leave
   agent.pyz morph others --run DIR --session S    prints the ids of the run's other jobs
 """
 

@@ -226,7 +226,7 @@ def _try_to_start(
         return state, [Start(state.attempt, chosen)]
     if not is_late:
         return state, []
-    what = f"{len(free)} nodes are here, and no plan for at least {rules.min_nodes} fits them"
+    what = f"{len(free)} nodes are here, but no plan for {rules.min_nodes} or more fits them"
     safe = f"; the checkpoint of iteration {state.whole} is safe" if state.whole >= 0 else ""
     last = f"; before that: {state.why}" if state.why else ""
     state = replace(state, after=_weightier(state.after, REQUEUE))

@@ -267,7 +267,7 @@ class NodeDaemon:
         self._knows_session = self._knows_session or is_ours
         waited = time.monotonic() - self._begun
         if (self._is_guest or not self._knows_session) and waited > self._plan.timing.join_s:
-            self._leave(f"no word from the manager for {waited:.0f} s")
+            self._leave(f"no message from the manager for {waited:.0f} s")
             return
         if self._is_guest and not is_ours:
             return
@@ -279,7 +279,7 @@ class NodeDaemon:
                 self.is_orphaned = True
                 silent_s = self._manager.limit_s
                 self._leave(
-                    f"the manager gave no sign of life for {silent_s:g} s: nobody owns the run"
+                    f"the manager gave no sign of life for {silent_s:g} s: the run has no manager"
                 )
                 return
         if orders is not None and orders.ending and is_ours:

@@ -90,7 +90,9 @@ class NodeObserver:
             if name in known or item.state == GONE:
                 continue
             if item.host in hosts:  # files have names of hosts: one of them would be lost
-                said.append(Lost(name, f"{item.host} takes part already by another job"))
+                said.append(
+                    Lost(name, f"{item.host} already takes part, by another job of the run")
+                )
             else:
                 hosts.add(item.host)
                 said.append(Joined((name,)))

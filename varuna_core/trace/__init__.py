@@ -267,10 +267,10 @@ def _warn_of_step() -> None:
 
 
 class _Span(ContextDecorator):
-    """A span, and while it is open its place among those around it.
+    """A span and, while it is open, its position among the open spans around it.
 
-    The wrapped functions of an engine pass here thousands of times, each time with caches that hold
-    the engine's data: what counts is how much code and how many objects are touched.
+    The wrapped functions of an engine open spans thousands of times, while the processor's caches
+    hold the engine's data: so little code may run here, and few objects may be touched.
     """
 
     def __init__(

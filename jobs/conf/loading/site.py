@@ -63,7 +63,7 @@ class Site:
     user's file."""
 
     files: Mapping[str, str] = field(default_factory=dict)
-    """By path of each file that was read, its source: site or user."""
+    """Source (site or user) of each file that was read, keyed by path."""
     cluster: str = ""
     message: str = ""
     defaults: Table = NOTHING

@@ -331,7 +331,9 @@ def follow_lines(lines: RunLines, *, with_states: bool = True) -> int:
                 state = view.state + why
                 if with_states:
                     never = any(map(is_permanent, view.infos))
-                    waits = ", but its job cannot start; waiting for its end" if never else ""
+                    waits = (
+                        ", but the job cannot start; waiting for the run to end" if never else ""
+                    )
                     say(f"-- {run.name} is {state}{waits}")
             over = view.record.state in (records.ENDED, records.REFUSED)
             is_known = is_known or check_nodes(run, run.attempts(), wanted, wait=not over)

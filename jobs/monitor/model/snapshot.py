@@ -150,14 +150,14 @@ class Progress:
     done: int | None = None
     """Optimizer steps of this attempt, if they were counted."""
     is_counted: bool = False
-    """True if `step` is the same as `done`, since no line has the program's own number of the step,
-    which differs if the program continued from a checkpoint."""
+    """True if `step` is only `done`: no line has the program's own number, which differs if the
+    program continued from a checkpoint."""
     is_least: bool = False
-    """True if `step` is only a lower bound: later steps, or one epoch more, may have been done."""
+    """True if later steps, or one epoch more, may have been done."""
     unit: str = "step"
     """What the lines count: `step`, `epoch` or `sample`."""
     other: int | None = None
-    """Step according to the other source, if lines and the counter of optimizer steps disagree."""
+    """Step of the other source, if log lines and the counter of optimizer steps disagree."""
     longest_s: float | None = None
     """Seconds of the longest step of this attempt, by the counter of optimizer steps."""
     median_s: float | None = None
@@ -331,8 +331,8 @@ class Rank:
     pid: int | None = None
     """Process id on its node, outside containers."""
     process_state: str = ""
-    """The kernel's letter for the state of the process: R, S, D (waits for a disk or a dead mount),
-    T (stopped), Z."""
+    """The kernel's letter for the process: R, S, D (waits for a disk or a dead mount), T (stopped),
+    Z."""
     cpu_percent: float | None = None
     """Use of one core, between the node's last two heartbeats."""
     step: int | None = None
@@ -465,8 +465,7 @@ class AttemptView:
     errors: tuple[Line, ...] = ()
     """Lines of a known kind, the likely earliest first; equal lines of ranks once."""
     fatal: Line | None = None
-    """The line of a fatal error after the last step, in a bare folder of logs, which does not show
-    how ranks ended."""
+    """The line of a fatal error after the last step, only in a bare folder of logs."""
     stop: Mapping[str, Any] | None = None
     """The request to end the attempt, with the reason and who made it."""
     outcome: Outcome | None = None
@@ -511,7 +510,7 @@ class Snapshot(AttemptView):
     walltime_s: float | None = None
     """The value of `time_limit` in seconds; None if it is not known or unlimited."""
     time_limit: Known[float] = NO_LIMIT
-    """The time limit that the job has now, according to the scheduler, whatever was asked for."""
+    """The time limit that the job has now, according to the scheduler."""
     warn_s: float = 0.0
     """Seconds before the time limit at which ranks get SIGUSR1; 0 if they do not."""
     comes_back: bool = False
@@ -527,7 +526,7 @@ class Snapshot(AttemptView):
     morph: str = ""
     """`8 x 4 to 6 x 4` while the run changes its nodes."""
     waits_for_room: str = ""
-    """The folder on a full disk; the run's next attempt waits until the disk has room."""
+    """The folder without room for which the run's next attempt waits."""
     left_out: tuple[str, ...] = ()
     """Sentences on why a run that may morph does not use nodes that are or were present."""
     morphs: tuple[str, ...] = ()
@@ -622,9 +621,9 @@ class Verdict:
     advice: str = ""
     """The remedies of `main`: what to do next."""
     facts: tuple[str, ...] = ()
-    """`details` in words."""
+    """The findings in `details` as sentences."""
     remarks: tuple[str, ...] = ()
-    """`others` in words, with their remedies."""
+    """The findings in `others` as sentences, with their remedies."""
 
     @property
     def rule(self) -> str:

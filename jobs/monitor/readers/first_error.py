@@ -71,7 +71,7 @@ CHARS_OF_LINE = 50
 """Fixed cost of reading a line, expressed in characters."""
 NOT_THE_CAUSE: Mapping[str, str] = {
     Doubt.CAUGHT.value: "caught: this error did not end its process",
-    Doubt.OTHER_RANK.value: "not the cause: the line's rank did not fail, or only after another",
+    Doubt.OTHER_RANK.value: "not the cause: the line's rank did not fail, or failed after another",
     Doubt.OLD.value: "not the cause: the line was written long before the end",
     Doubt.WENT_ON.value: "not the cause: steps were done after this line",
 }

@@ -149,7 +149,7 @@ def _refused(values: Values) -> str:
 
 def _submitting(values: Values) -> str:
     if values["is_cut_off"]:
-        return f"its submit began {format_duration(values['age_s'])} ago and left no job"
+        return f"the submit began {format_duration(values['age_s'])} ago and left no job"
     if values["state"] == "intent":
         return "it is being submitted"
     return "it was submitted just now"
@@ -165,10 +165,10 @@ def _never_starts(values: Values) -> str:
 def _requeued(values: Values) -> str:
     state = values["state"]
     if state == "starts":
-        return "the scheduler restarted it; its next attempt is about to begin"
+        return "the scheduler restarted the job; the next attempt is about to begin"
     if state == "restarts":
         number = f"{values['number']} of {values['most']}"
-        return f"it restarts in a moment (restart {number}), after: {values['after']}"
+        return f"the run restarts in a moment (restart {number}), after: {values['after']}"
     if state == "saved":
         return str(values["said"])
     why = f", after: {values['after']}" if _is_known(values["after"]) else ""
@@ -191,9 +191,11 @@ def _wait(values: Values) -> str:
     if not _is_known(reason):
         return "the scheduler gives no reason"
     if values["after_well"] or values["after_any"]:
-        return f"{reason}: it waits for {format_chain(values['after_well'], values['after_any'])}"
+        return (
+            f"{reason}: the job waits for {format_chain(values['after_well'], values['after_any'])}"
+        )
     if values["dependency"]:
-        return f"{reason}: it waits for {values['dependency']}"
+        return f"{reason}: the job waits for {values['dependency']}"
     return join([reason, values["meaning_of_reason"]], ": ")
 
 
@@ -223,7 +225,7 @@ def _done(values: Values) -> str:
 
 def _abandoned(values: Values) -> str:
     silence = format_duration(values["silence_s"])
-    stopped = f"no sign of life for {silence}; it stopped at {_step(values)}"
+    stopped = f"no sign of life for {silence}; the run stopped at {_step(values)}"
     if not values["is_end_known"]:
         return f"{stopped}; how it ended is not known"
     return f"{_line(values['line'])}; {stopped}" if "line" in values else stopped
@@ -411,7 +413,7 @@ def _stalled(values: Values) -> str:
 def _starting(values: Values) -> str:
     state, since = values["state"], _time(values, "age_s", " for {}")
     if state == "configuring":
-        return "the scheduler makes its nodes ready"
+        return "the scheduler is preparing the job's nodes"
     if state == "late warm-up":
         quiet = _time(values, "quiet_s", ", the logs are quiet {}")
         return f"running{since}; no step seen{quiet}{_suspect(values, ': ')}"
@@ -595,7 +597,8 @@ def _node_not_well(values: Values) -> str:
 
 def _preempted(values: Values) -> str:
     left = _time(values, "left_s", ", and ends this job in {}")
-    return f"the scheduler began at {values['since']} to take its nodes for another job{left}"
+    taken = "the scheduler has been taking the job's nodes for another job"
+    return f"since {values['since']} {taken}{left}"
 
 
 def _time_limit_near(values: Values) -> str:
@@ -689,7 +692,7 @@ def _no_checkpoint(values: Values) -> str:
     folders = values["folders"]
     if not folders:
         return "vjob does not know whether the program saved anything"
-    return f"whether {format_names(folders)} has a checkpoint of the program's own is not known"
+    return f"it is not known whether {format_names(folders)} has a checkpoint of the program itself"
 
 
 def _hung(values: Values) -> str:
@@ -709,7 +712,9 @@ SENTENCES: Mapping[str, Callable[[Values], str]] = {
     "refused": _refused,
     "submitting": _submitting,
     "no room": _no_room,
-    "morphing": lambda v: f"it changes from {v['change']}, on which it resumes its last checkpoint",
+    "morphing": lambda v: (
+        f"the run changes from {v['change']} and then resumes its last checkpoint"
+    ),
     "done": _done,
     "dead": lambda v: str(v["reason"]),
     "never starts": _never_starts,
@@ -804,9 +809,9 @@ SENTENCES: Mapping[str, Callable[[Values], str]] = {
         if v["step"] >= 0
         else "the loss is not a number in the last line that shows a loss"
     ),
-    "stopped early": lambda v: "it stopped before its last step",
+    "stopped early": lambda v: "the run stopped before its last step",
     "logs lack lines": lambda v: (
-        f"{v['num_bytes']:,} bytes of its logs could not be written, so later steps are not known"
+        f"{v['num_bytes']:,} bytes of the logs could not be written, so later steps are not known"
     ),
     "checkpoint": _last_checkpoint,
     "no checkpoint": _no_checkpoint,

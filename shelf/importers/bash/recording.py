@@ -232,13 +232,15 @@ class Recording:
     of one run is used."""
 
     drawn: dict[str, set[str]] = field(default_factory=dict)
-    """For each of `once`, the parts of recorded commands that another output changes."""
+    """Parts of recorded commands that change with the output of a command in `once`, keyed by that
+    command."""
 
     wrote: dict[str, str] = field(default_factory=dict)
     """Files that the script writes, with their places."""
 
     task: tuple[str, str] | None = None
-    """Where the script uses the number of its task of a job array, and the number that it got."""
+    """Place at which the script uses the number of its task in a job array, and the number that it
+    got."""
 
     loops: dict[str, str] = field(default_factory=dict)
     """Programs that the script starts again and again in an endless loop, with their places."""

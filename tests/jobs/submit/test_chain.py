@@ -67,7 +67,7 @@ def test_a_run_waits_for_another_ones_good_end_and_says_so(vjob: Vjob) -> None:
     run = vjob.submit(conf("-1", "exit:0"), "--after", "last")
     wait_for(lambda: "Dependency" in vjob.status("last")["verdict"]["reason"], 30)
     said = vjob("status", "last").stdout
-    assert f"it waits for {first.name} to end well" in said
+    assert f"the job waits for {first.name} to end well" in said
     assert f"next: wait; vjob status {first.name}" in said
     assert not run.attempts()
     said = vjob("submit", "conf.yaml", "--after", first.name, "--dry-run").stdout

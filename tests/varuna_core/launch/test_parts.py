@@ -119,12 +119,12 @@ RECORDED = [
     (
         "No ED25519 host key is known for [localhost]:7 and you have requested strict checking.\n"
         "Host key verification failed.",
-        "its host key is not known here",
+        "the machine's host key is not known here",
     ),
     (
         "@@@@@@@@\n@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\n@@@@@@@@\n"
         "Host key verification failed.",
-        "its host key is not the one in known_hosts",
+        "the machine's host key is not the one in known_hosts",
     ),
     ("ssh: connect to host b port 7: Connection refused", "it cannot be reached"),
     ("ssh: connect to host b port 22: No route to host", "it cannot be reached"),

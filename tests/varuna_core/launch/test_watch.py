@@ -197,7 +197,9 @@ def test_what_is_wrong_with_a_machine_is_told_with_the_remedy(
     stage.start("closed", "stranger", "unknown")
     stage.wait_for_word("closed (closed): it cannot be reached: run `ssh closed` to see")
     stage.wait_for_word("stranger (stranger): it refused the login: run `ssh stranger`, which")
-    stage.wait_for_word("unknown (unknown): its host key is not known here: run `ssh unknown` once")
+    stage.wait_for_word(
+        "unknown (unknown): the machine's host key is not known here: run `ssh unknown` once"
+    )
     assert stage.said.count("trying again in 15 s if it is still listed") == 3
     assert stage.read("started") == []
 

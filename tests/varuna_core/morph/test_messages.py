@@ -197,7 +197,7 @@ def test_a_host_takes_part_once_whatever_jobs_are_on_it() -> None:
     observed = Observed(TRAINS)
     twin = replace(ME, seat=5, key="twin")
     (lost,) = observed.observe(presences={2: ME, 5: twin})
-    assert lost == Lost("5/twin", "h2 takes part already by another job")
+    assert lost == Lost("5/twin", "h2 already takes part, by another job of the run")
     other = replace(ME, seat=6, key="o", host="h6")
     both = {6: other, 7: replace(other, seat=7)}
     first, second = observed.observe(presences={2: ME, **both})

@@ -128,7 +128,7 @@ def test_nodes_give_the_job_back(tmp_path: Path) -> None:
         manager.kill()
         for node in nodes:
             _, err = node.communicate(timeout=120 + return_s)[:2]
-            assert "gave no sign of life for 11 s: nobody owns the run" in err
+            assert "gave no sign of life for 11 s: the run has no manager" in err
         assert sum(path.exists() for path in given) == 1
     finally:
         elastic.end()

@@ -21,7 +21,11 @@ def check_gpus(site: Site) -> list[CheckResult]:
     if isinstance(counted, NotKnown):
         return [CheckResult(FAIL if group.gpus else WARN, counted.reason)]
     if group.gpus == 0 and counted.value == 0:  # a conf with devices alone, tried without GPUs
-        return [CheckResult(WARN, f"no GPU seen ({counted.evidence[0].source}), but some listed")]
+        return [
+            CheckResult(
+                WARN, f"no GPU was found ({counted.evidence[0].source}), but the plan lists some"
+            )
+        ]
     count, how = counted.value, counted.evidence[0].source
     needed = group.gpus
     if group.devices is not None:

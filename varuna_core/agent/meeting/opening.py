@@ -103,7 +103,8 @@ def advise_hosts_line(host: str, named: list[str], address: str | None) -> str:
 
 
 MOST_HEEDED = 50
-"""Ports in a row whose names may be taken."""
+"""Number of ports that are tried while names reserved by other users are respected; after that the
+ports themselves are tested."""
 
 
 def pick_port(

@@ -10,9 +10,9 @@
     a hang        state/hang.json, and with `on_hang.do` stop.json: ranks are ended as after a
                   failure, and what follows is decided where it is for a failure
 
-Each time by which the thread itself was held up (a suspended job, a file server that hangs) is no
-silence of the ranks. It acts on nothing while a rank is in a debugger, nor while `vjob guard`
-has paused it.
+Time for which the thread itself was held up (a suspended job, a file server that hangs) does not
+count as silence of the ranks. The thread takes no action while a rank is in a debugger, nor while
+`vjob guard` has paused it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Processes as /proc shows them: state, parents, processor time; those of a rank in a container.
 
-Where a container runtime stays in between, the agent's child is the runtime's client, and the rank
-is a grandchild, or a child of some daemon. Clients pass signals on in ways of their own (rootless
-podman 4.3.1: TERM twice, USR1 not at all), and one that is killed leaves the rank running. So ranks
-are found by what only they have in their environment: the runtime's processes have but the one
-variable that enters."""
+If a container runtime stays between the agent and the rank, the agent's child is the runtime's
+client, and the rank is a grandchild or a child of some daemon. Clients do not pass on signals
+reliably (rootless podman 4.3.1: TERM twice, USR1 not at all), and a client that is killed leaves
+the rank running. So ranks are found by variables that only their environment has: the runtime's own
+processes have just the one variable from which the others are set.
+"""
 
 from __future__ import annotations
 

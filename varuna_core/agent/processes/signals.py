@@ -1,8 +1,9 @@
 """Signals of the agent: noted by handlers, acted on by whoever waits in the main thread.
 
-Over ssh there is one more way to hear that all is over: the tether, the standard input whose other
-end the run's master holds. It writes a byte now and then; the end of the input means that it or the
-ssh between us was killed, silence that its machine or the network went away.
+An agent that was started over ssh also learns from its standard input, the tether, that it must
+end. The run's master holds the other end and writes a byte now and then. The end of the input means
+that the master or the ssh between them was killed; silence means that the master's machine or the
+network is gone.
 """
 
 from __future__ import annotations

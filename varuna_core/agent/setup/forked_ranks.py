@@ -3,13 +3,14 @@
     agent ── PROGRAM SETTINGS --fork ──► origin: imports, forks each rank, reports its pid, ends
       └──── adopts the ranks: each is its child then, in a session and with pipes of its own
 
-For the built-in programs alone, outside of containers, where the ranks' environments differ in
-nothing that is read at import (`fits`). An origin that ends before it has forked is the end of its
-ranks; what it could not import the ranks import again, and say what is wrong.
+The process that forks the ranks is called their origin. It is used only for the built-in programs,
+outside of containers, if the ranks' environments differ in nothing that is read at import (`fits`).
+If the origin ends before it has forked, its ranks count as ended. Modules that the origin could not
+import are imported again by the ranks, which report the error.
 
 With `--standby` an origin is started while an earlier attempt trains: it imports at once, waits,
 and is used by one attempt, or by none. It is a child of the agent of that attempt, and dies with
-it.
+this agent.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The single container of a node's ranks: started before any rank, entered by each, ended after the
 last.
 
-Ranks that each start their own wait for each other's hooks and locks, and have a /tmp of their own.
+If each rank started a container of its own, the ranks would wait for each other's hooks and locks,
+and would not share a /tmp.
 
     prepare ─► hold ─► says HOLDS, reads its input to the end ···························► ended
                           rank 0: START %{holder} PROGRAM ─► its own pid, pipes and end

@@ -1,7 +1,8 @@
 """Environment and command line of a rank. Pure.
 
-Later ones win: the agent's own environment, our defaults, the plan's, the group's, and at last
-what makes a rank this rank, which nobody may override.
+Variables come from these sources, of which a later one overrides an earlier one: the agent's own
+environment, vjob's defaults, the plan, the group, and the variables that give the rank its place,
+which nobody may override.
 """
 
 from __future__ import annotations

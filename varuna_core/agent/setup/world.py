@@ -6,9 +6,9 @@
     python     one in all    none          of a job with one task
     node       one a node    none          as srun with a task a node sets them
 
-This is the one place that decides it, and what of the agent's own environment a rank does not get:
-an outer launcher's variables, and those of the agent's own task, for srun starts one agent a node.
-Pure.
+Only this module chooses these variables. It also chooses which variables of the agent's environment
+a rank does not get: those of an outer launcher, and those of the agent's own task, since srun
+starts one agent on each node. Pure.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def render_text(time: float, step: int, tag: str, text: str) -> bytes:
 class EventFile:
     """One event file, to which whole records are appended.
 
-    A record that could not be written whole is cut off again, so that readers do not stay at it.
+    A record that could not be written whole is cut off again, so that readers do not stop there.
     """
 
     def __init__(self, path: Path, time: float) -> None:

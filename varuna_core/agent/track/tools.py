@@ -1,7 +1,7 @@
-"""The tools that a run can be tracked in; each hands points over and knows nothing of the others.
+"""The tools that a run can be tracked in; each class sends points to one tool.
 
-wandb and mlflow are imported in `open`, in the tool's own thread. Whatever goes wrong is raised:
-the thread (`tracker`) says it once and tries again.
+wandb and mlflow are imported in `open`, in the tool's own thread. Every error is raised: the thread
+(`tracker`) reports it once and tries again.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
                    list, from which those go that all tools have seen
     a thread each  hands its tool what is new in the list, says once what went wrong, tries again
 
-The list is short. A tool that falls behind it, or has yet to see attempts of before, has a reader
-of its own until it has caught up: what waits for it are the files.
+The list is short. A tool that falls behind, or that has not received earlier attempts yet, gets a
+reader of its own, which reads the files again until the tool has caught up.
 
-It ends by itself some seconds after the ranks of its node, and whatever a tool is doing then.
+The process ends by itself some seconds after the ranks of its node, even if a tool is still busy.
 """
 
 from __future__ import annotations
@@ -286,7 +286,7 @@ def explain(tool: str, error: BaseException) -> str:
 
 
 class Tracker:
-    """The process: reads, and waits for the end."""
+    """Main loop of the tracker: reads new points, and waits for the end of the ranks."""
 
     def __init__(
         self, run: RunFolder, plan: Plan, track: TrackPlan, attempt: AttemptFolder

@@ -47,8 +47,8 @@ LATEST = "latest_checkpointed_iteration.txt"
 FILES = ("model_optim_rng.pt", "model_rng.pt")
 COMMON = "common.pt"
 COMMON_STATE = "common_state/shard_0_1"
-"""The same arguments among the pieces, as Core writes them since 0.19; Core still reads the file.
-"""
+"""Name under which Core, since 0.19, writes the arguments among the pieces; Core still reads the
+file common.pt too."""
 FORMAT = "metadata.json"
 TORCH_DIST = {
     **{"sharded_backend": "torch_dist", "sharded_backend_version": 1},

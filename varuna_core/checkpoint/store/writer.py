@@ -117,7 +117,8 @@ class Staging:
         """Samples that show changes that torch does not count, such as those through `.data`."""
 
         self._ready: dict[torch.device, Any] = {}
-        """By GPU, the event after which the tensors still to be copied have their values."""
+        """For each GPU, the event after which the tensors that are still to be copied have their
+        values."""
 
     def take(self, segments: Mapping[int, Sequence[Entry]], *, later: bool = False) -> None:
         """Copy the entries to the buffer, overwriting the previous copy.

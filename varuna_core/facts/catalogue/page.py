@@ -14,7 +14,7 @@ from varuna_core.facts.sentences import describe_end
 HEAD = """\
 # Causes of an end
 
-`end` in `record.json`, and `end.json` beside the `outcome.json` of an attempt, name why it ended:
+`end` in `record.json`, and `end.json` beside the `outcome.json` of an attempt, name why it ended by
 one of the words below, with who ended it, the exit code, the signal, the rank, the node and the
 evidence. The sentence is what vjob says where nothing more is known; a rank's last line, a node's
 name or the words of a check make it longer. The remedies are those of the cause itself, in the
@@ -23,9 +23,10 @@ words of each kind of job; what a line of a log advises comes before them.
 `make docs` writes this page; `python -m benchmarks.ends` compares it with staged ends.
 
 ## Witnesses
-The first witness of this order that speaks tells the cause. It has to be of the job, the node or
-the rank that ended, and of that time: no witness is an exception that a program caught and printed,
-the line of a rank that did not fail first, a line of source, or one of an earlier attempt.
+A witness is a source of evidence: the first one in this order that has some decides the cause. Its
+evidence must be about the job, node or rank that ended, and from that time: an exception that a
+program caught and printed does not count, nor the line of a rank that did not fail first, a line of
+source, or one of an earlier attempt.
 
 | | witness | where |
 |---|---|---|

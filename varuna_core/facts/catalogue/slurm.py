@@ -50,7 +50,7 @@ LOG_LINES = (
     cause(
         "preempted",
         r"DUE TO PREEMPTION|\bjob \S+ (was )?preempted\b",
-        "a job of higher priority took its nodes",
+        "a job of higher priority took the nodes of this job",
         Remedy(Action.RESUME),
         fatal=True,
         cause=EndCause.PREEMPTED,
@@ -90,7 +90,7 @@ LOG_LINES = (
     cause(
         "cancelled",
         r"\*\*\* JOB \S+ ON \S+ CANCELLED AT ",
-        "somebody cancelled it: you, with vjob cancel or scancel, or an admin",
+        "somebody cancelled the job: you, with vjob cancel or scancel, or an admin",
         fatal=True,
         cause=EndCause.CANCELLED,
     ),
@@ -235,7 +235,8 @@ REASONS = (
     _never(
         Waiting.QUEUE_LIMIT,
         "PartitionConfig",
-        "its queue has fewer nodes or nodes with fewer CPUs, or allows less time than it asks for",
+        "the job's queue has fewer nodes, or nodes with fewer CPUs, than the job asks for, or "
+        "allows less time",
         look_at("sinfo -o '%P %D %c %l'", "for nodes, CPUs and the time limit"),
         FEWER_NODES,
         Remedy(Action.LOWER, Target.CPUS, instead=True),
@@ -245,10 +246,15 @@ REASONS = (
     _never(
         Waiting.QUEUE_LIMIT,
         "PartitionNodeLimit",
-        "its queue has, or allows, fewer nodes",
+        "the job's queue has, or allows, fewer nodes than the job asks for",
         FEWER_NODES,
     ),
-    _never(Waiting.QUEUE_LIMIT, "PartitionTimeLimit", "its queue allows less time", LESS_TIME),
+    _never(
+        Waiting.QUEUE_LIMIT,
+        "PartitionTimeLimit",
+        "the job's queue allows less time than the job asks for",
+        LESS_TIME,
+    ),
     _never(
         Waiting.CONSTRAINT,
         "BadConstraints",
@@ -278,7 +284,7 @@ REASONS = (
     _never(
         Waiting.DEPENDENCY,
         "DependencyNeverSatisfied",
-        "the job it depends on failed",
+        "a job that this job depends on failed",
         Remedy(Action.CANCEL),
         cause=EndCause.DEPENDENCY_FAILED,
     ),
@@ -292,76 +298,80 @@ REASONS = (
     _never(
         Waiting.DEADLINE,
         "DeadLine",
-        "it cannot end before its deadline",
+        "the job cannot end before its deadline",
         Remedy(Action.CHANGE, Target.DEADLINE),
         cause=EndCause.DEADLINE,
     ),
     _never(
         Waiting.RESERVATION,
         "ReservationDeleted",
-        "its reservation is gone",
+        "the job's reservation is gone",
         Remedy(Action.CHANGE, Target.RESERVATION),
     ),
     _never(
         Waiting.BURST_BUFFER,
         "BurstBufferOperation",
-        "its burst buffer failed, and it is held",
-        ask_admin("to look at it"),
+        "the job's burst buffer failed, and the job is held",
+        ask_admin("to look at the burst buffer"),
     ),
-    _never(Waiting.HELD_BY_USER, "JobHeldUser", "it is held", RELEASE),
+    _never(Waiting.HELD_BY_USER, "JobHeldUser", "the job is held", RELEASE),
     _never(
         Waiting.HELD_AFTER_REQUEUE,
         "JobHoldMaxRequeue",
-        "it was requeued too often (max_batch_requeue), and is held",
+        "the job was requeued too often (max_batch_requeue), and is held",
         do("find out why it fails"),
         RELEASE,
     ),
     _never(
         Waiting.HELD_AFTER_REQUEUE,
         "launch.failed.requeued.held",
-        "no node could start it",
+        "no node could start the job",
         SHARE_LOG_FOLDER,
         RELEASE,
         cause=EndCause.LAUNCH_FAILED,
     ),
-    _never(Waiting.HELD_AFTER_REQUEUE, "job.requeued.in.held.state", "it is held", RELEASE),
+    _never(Waiting.HELD_AFTER_REQUEUE, "job.requeued.in.held.state", "the job is held", RELEASE),
     _never(
         Waiting.HELD_BY_ADMIN,
         "JobHeldAdmin",
-        "it is held by an administrator",
+        "the job is held by an administrator",
         ask_admin("to release it"),
     ),
-    _passes(Waiting.PRIORITY, "Priority", "jobs of higher priority are before it"),
-    _passes(Waiting.RESOURCES, "Resources", "no nodes are free for it yet"),
-    _passes(Waiting.RESOURCES, "Constraints", "no nodes that have what it asks for are free yet"),
-    _passes(Waiting.DEPENDENCY, "Dependency", "it waits for another job"),
-    _passes(Waiting.BEGIN_TIME, "BeginTime", "it waits for its begin time"),
-    _passes(Waiting.RESERVATION, "Reservation", "it waits for its reservation"),
+    _passes(Waiting.PRIORITY, "Priority", "jobs of higher priority come first"),
+    _passes(Waiting.RESOURCES, "Resources", "no nodes are free for the job yet"),
+    _passes(
+        Waiting.RESOURCES, "Constraints", "no nodes that have what the job asks for are free yet"
+    ),
+    _passes(Waiting.DEPENDENCY, "Dependency", "the job waits for another job"),
+    _passes(Waiting.BEGIN_TIME, "BeginTime", "the job waits for its begin time"),
+    _passes(Waiting.RESERVATION, "Reservation", "the job waits for its reservation"),
     _passes(
         Waiting.MAINTENANCE,
         "ReqNodeNotAvail,.Reserved.for.maintenance",
-        "nodes that it needs are reserved for maintenance",
+        "nodes that the job needs are reserved for maintenance",
     ),
     _passes(
         Waiting.RESOURCES,
         "ReqNodeNotAvail,.May.be.reserved",
-        "nodes that it needs are kept for another job",
+        "nodes that the job needs are kept for another job",
     ),
     _passes(
         Waiting.NODES_DOWN,
         "ReqNodeNotAvail",
-        "nodes that it needs are down, drained or in use",
+        "nodes that the job needs are down, drained or in use",
         SINFO,
     ),
     _passes(
         Waiting.NODES_DOWN,
         "Nodes.required.for.job.are.DOWN",
-        "nodes that it needs are down or drained, or are kept for jobs of a queue of higher "
+        "nodes that the job needs are down or drained, or are kept for jobs of a queue of higher "
         "priority",
         SINFO,
     ),
-    _passes(Waiting.QUEUE_CLOSED, "PartitionDown|PartitionInactive", "its queue is closed for now"),
-    _passes(Waiting.NODES_DOWN, "NodeDown", "a node that it needs is down", SINFO),
+    _passes(
+        Waiting.QUEUE_CLOSED, "PartitionDown|PartitionInactive", "the job's queue is closed for now"
+    ),
+    _passes(Waiting.NODES_DOWN, "NodeDown", "a node that the job needs is down", SINFO),
     _passes(Waiting.LICENSES, "Licenses", "no licence is free"),
     _passes(
         Waiting.BUDGET,
@@ -381,17 +391,17 @@ REASONS = (
     _passes(
         Waiting.ARRAY_LIMIT,
         "JobArrayTaskLimit",
-        "its sweep already has as many running jobs as are allowed",
+        "the job's sweep already has as many running jobs as are allowed",
     ),
     _passes(
         Waiting.BURST_BUFFER,
         "BurstBufferResources|BurstBufferStageIn",
-        "its burst buffer is not ready yet",
+        "the job's burst buffer is not ready yet",
     ),
     _passes(
         Waiting.SCHEDULER,
         "None|Cleaning|Prolog|FedJobLock|SchedDefer",
-        "the scheduler has not considered it yet, or has to clean up",
+        "the scheduler has not considered the job yet, or has to clean up",
     ),
     _ended(
         "JobLaunchFailure|launch.failed",
@@ -407,11 +417,11 @@ REASONS = (
         cause=EndCause.NO_OUTPUT,
         name="no output",
     ),
-    _ended("TimeLimit", "it has already reached its time limit", cause=EndCause.TIME_LIMIT),
-    _ended("OutOfMemory", "it has already run out of memory", cause=EndCause.OOM_JOB),
+    _ended("TimeLimit", "the job has already reached its time limit", cause=EndCause.TIME_LIMIT),
+    _ended("OutOfMemory", "the job has already run out of memory", cause=EndCause.OOM_JOB),
     _ended(
         r"InactiveLimit|NonZeroExitCode|SystemFailure|RaisedSignal\S*",
-        "it has already ended this way",
+        "the job has already ended this way",
     ),
 )
 """All reasons in Slurm's job_reason_codes.html, and the sentences that slurmctld writes in place of

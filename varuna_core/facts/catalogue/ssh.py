@@ -24,7 +24,7 @@ ROWS = (
     failure(
         "changed key",
         r"REMOTE HOST IDENTIFICATION HAS CHANGED",
-        "its host key is not the one in known_hosts",
+        "the machine's host key is not the one in known_hosts",
         do(
             "remove the old key with `ssh-keygen -R MACHINE`",
             when="the machine was reinstalled",
@@ -34,7 +34,7 @@ ROWS = (
     failure(
         "unknown key",
         r"Host key verification failed|host key is known",
-        "its host key is not known here",
+        "the machine's host key is not known here",
         LOG_IN,
         do("compare the key"),
     ),

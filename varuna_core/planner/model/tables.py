@@ -87,7 +87,8 @@ class TimeTables:
     weight_grad: Array
     recompute: Array
     action: dict[str, float]
-    """By figure of the profile, the part of an action's time that does not depend on segments."""
+    """Part of an action's time that does not depend on the segments, keyed by the figure of the
+    profile."""
     optimizer: Array
     graph_bytes: Array
     work_bytes: Array

@@ -263,7 +263,8 @@ class Cell:
     action_s: tuple[float, ...] = (0.0,) * len(TIMES)
     """For each of TIMES, the seconds that an action adds, however many segments it runs."""
     action_host_s: tuple[float, ...] = (0.0,) * len(TIMES)
-    """For each of HOST_TIMES, the host's seconds that an action adds in the same way."""
+    """For each of HOST_TIMES, the host's seconds that an action adds, however many segments it
+    runs."""
     spread: Spread | None = None
     """Spread of the times; None if not known, as for estimates and old profiles."""
     source: Source = "measured"
@@ -346,7 +347,8 @@ class Profile:
         return gpu
 
     def estimate_cell(self, kind: str, micro_batch: int, tensor: int = 1) -> Cell:
-        """Return a measured cell, or one interpolated or extrapolated from two, labelled so."""
+        """Return a measured cell, or a cell interpolated or extrapolated from two measured ones;
+        the cell's source says which."""
         cells = self.find_gpu(kind).cells
         exact = cells.get((micro_batch, tensor))
         if exact is not None:

@@ -37,7 +37,8 @@ UNEXPLAINED = 0.03
 benchmarks/results/simulator.md."""
 DRAWS = 200
 MOST_FACTORS = 4_000_000
-"""For long schedules fewer steps are drawn, within this many factors but at least FEWEST."""
+"""Most factors that are drawn for all steps together: for a long schedule fewer steps are drawn,
+but at least FEWEST."""
 FEWEST = 40
 FEWEST_TOGETHER, MOST_TOGETHER = 4, 20
 """Drawn steps of all replicas that share links: the least and the most number."""

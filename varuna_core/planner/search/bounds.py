@@ -107,7 +107,8 @@ class Cells:
             stage.optimizer + sums.exchange
             for stage, sums in zip(chain.stages, chain.sums, strict=True)
         ]
-        """By stage, the time of optimizer and weights' transfer, by begin and end."""
+        """For each stage, the time of optimizer and weights' transfer, by begin and end of its
+        segments."""
         pipeline = chain.bound - chain.tail
         low, high = self._compute_least_tail(), limit - pipeline
         tail_edges = np.linspace(low, max(low, high), tails + 1)
@@ -226,13 +227,13 @@ class _Windows:
     limits: Array
     """Times of runs of segments."""
     held: Array
-    """By kind of place and limit, the longest run within the limit."""
+    """The longest run of segments within each time limit, by kind of place and limit."""
     bonus: Array
-    """By limit, the additional segments of last stages, which need no recompute or copy."""
+    """Number of additional segments on last stages, which need no recompute or copy, by limit."""
     once: float
     """Work of one micro-batch, each segment where it is fastest."""
     single: Array
-    """By kind of place, work of one micro-batch in the fastest inner segment."""
+    """Work of one micro-batch in the fastest inner segment, by kind of place."""
     ends: float
     """Work of one micro-batch in the first and last segment."""
     ratio: float

@@ -40,7 +40,7 @@ def ignore_calls() -> None:
 def list_ours(
     calls: Iterable[signal.Signals], environ: Mapping[str, str] = os.environ
 ) -> list[signal.Signals]:
-    """Return those of these signals that the user has not left to NCCL."""
+    """Return the given signals without those that the user has left to NCCL."""
     not_ours = {environ.get(name) for name in NCCL_DUMPS}
     return [number for number in calls if str(int(number)) not in not_ours]
 
@@ -53,7 +53,7 @@ class SignalCalls:
         """The first signal that has not been handled yet, or 0."""
 
         self.own: dict[int, Handler] = {}
-        """The user's handlers that ours have replaced."""
+        """The user's handlers that Varuna's handlers have replaced."""
 
         self._kept: dict[int, Any] = {}
         self._pid = os.getpid()
@@ -65,8 +65,8 @@ class SignalCalls:
             self._put(number)
 
     def claim_handlers(self) -> None:
-        """Reinstall our handlers if the user has since set others, or if a native library has
-        replaced ours, as NCCL did with SIGUSR1 before it had a variable for this."""
+        """Reinstall Varuna's handlers if the user has since set others, or if a native library has
+        replaced them, as NCCL did with SIGUSR1 before it had a variable for this."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in CALLS:

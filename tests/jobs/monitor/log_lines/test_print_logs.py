@@ -86,7 +86,7 @@ def test_a_follower_of_a_job_that_never_starts_says_that_it_waits(
     monkeypatch.setattr(print_logs_module, "view_run", lambda run: views.pop(0))
     said: list[str] = []
     assert follow_lines(RunLines(run, said.append, LineFilter())) == 1
-    waits = ", but its job cannot start; waiting for its end"
+    waits = ", but the job cannot start; waiting for the run to end"
     assert said[:2] == [f"-- r is PENDING ({reason}){waits}", "-- r is CANCELLED"]
 
 

@@ -59,7 +59,7 @@ def test_steps_that_could_not_be_printed_on_a_full_disk_may_have_been_done() -> 
     own = RankExit(0, "n000", 0, None, False, 1.0, 2.0, "", unwritten=3_000_000)
     lossy = replace(short, ranks=(replace(short.ranks[0], exit=own), *short.ranks[1:]))
     assert judge(lossy).facts == (
-        "3,000,000 bytes of its logs could not be written, so later steps are not known",
+        "3,000,000 bytes of the logs could not be written, so later steps are not known",
     )
 
 
@@ -85,14 +85,16 @@ def test_a_number_that_is_only_a_least_one_may_stand_for_the_last_step() -> None
     points = make_points([STEP_S] * 29)[::5]
     for num_steps, is_short in ((points[-1].step + 5, False), (points[-1].step + 6, True)):
         read = with_points(ended, points, num_steps=num_steps, is_least=True)
-        assert ("it stopped before its last step" in judge(read).facts) is is_short
+        assert ("the run stopped before its last step" in judge(read).facts) is is_short
 
 
 def test_a_script_that_counts_from_0_did_not_stop_before_its_last_step() -> None:
     ended = over(healthy(), "COMPLETED", outcome=make_outcome(0, "all ranks exited 0"))
     points = make_points([STEP_S] * 29)
     said = judge(with_points(ended, points, num_steps=30))
-    assert said.facts == ("it stopped before its last step",) and "ended well" not in said.reason
+    assert (
+        said.facts == ("the run stopped before its last step",) and "ended well" not in said.reason
+    )
     asked = judge(with_points(ended, points, num_steps=30, is_asked=True))
     assert (asked.health, asked.facts) == (Health.DONE, ()), "the conf's number of steps"
 

@@ -48,7 +48,7 @@ def test_a_pending_job_has_its_reason_and_start() -> None:
 def test_a_job_that_cannot_run_says_so_and_what_to_do() -> None:
     verdict = judge(waiting("PartitionNodeLimit"))
     assert (verdict.health, verdict.never_starts, verdict.exit_code) == (Health.PENDING, True, 12)
-    assert "its queue has, or allows, fewer nodes" in verdict.reason
+    assert "the job's queue has, or allows, fewer nodes" in verdict.reason
     assert verdict.advice == "vjob cancel 4711; lower count of the node group; submit again"
 
 
@@ -81,14 +81,14 @@ def test_the_start_after_a_requeue_is_the_one_that_slurm_expects() -> None:
     """It was said to be some two minutes away, beside Slurm's own time for it."""
     said = judge(waiting("BeginTime", restarts=1, start="2024-05-01T12:00:06")).reason
     assert said.endswith(
-        "BeginTime: it waits for its begin time, expected to start 2024-05-01T12:00:06"
+        "BeginTime: the job waits for its begin time, expected to start 2024-05-01T12:00:06"
     )
     assert "minutes" not in judge(waiting("BeginTime", restarts=1)).reason
 
 
 def test_a_job_that_waits_for_jobs_names_them() -> None:
     said = judge(waiting("Dependency", dependency="afterok:3(unfulfilled)")).reason
-    assert "Dependency: it waits for afterok:3(unfulfilled)" in said
+    assert "Dependency: the job waits for afterok:3(unfulfilled)" in said
 
 
 @pytest.mark.parametrize(

@@ -192,8 +192,8 @@ def _swap_host_key(vjob: Vjob, sshd: Sshd) -> None:
     [
         (_close_port, "localhost:1: it cannot be reached: run `ssh"),
         (_take_wrong_key, "gpu-1: it refused the login: run `ssh"),
-        (_forget_host, "gpu-1: its host key is not known here: run `ssh"),
-        (_swap_host_key, "gpu-1: its host key is not the one in known_hosts"),
+        (_forget_host, "gpu-1: the machine's host key is not known here: run `ssh"),
+        (_swap_host_key, "gpu-1: the machine's host key is not the one in known_hosts"),
     ],
 )
 def test_a_machine_that_cannot_serve_is_one_clear_line(
