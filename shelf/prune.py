@@ -66,7 +66,7 @@ class Candidate:
     run: str
     state: str
     written: float
-    """Time of the last write in it, by the file system's clock."""
+    """Time of the last write in the run folder, by the file system's clock."""
     size_bytes: int
     num_files: int
     folder: str

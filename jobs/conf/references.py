@@ -194,7 +194,7 @@ _DERIVED: Mapping[str, Callable[[JobConf], Any]] = {
         * require_number(conf.parallel.pipeline)
     ),
 }
-"""Values of keys whose default is derived from other keys."""
+"""Functions that compute the value of a key whose default is derived from other keys."""
 
 
 def find_value(conf: JobConf, key: str, *, is_closed: bool = False) -> Any:

@@ -17,7 +17,7 @@ from vjob.jobs.conf.write import dump_yaml
 from vjob.recipes import FOLDER
 
 MOST_OTHERS = 8
-"""The most further kinds of nodes that are named."""
+"""Maximum number of further kinds of nodes that a starter conf names."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,14 +40,15 @@ class Root:
     state: str
     """`idle`, `in use`, `being prepared`, or `left over` from an unpacking that was killed."""
     image: str
-    """The image that it was unpacked from; empty if not known."""
+    """The image from which the tree was unpacked; empty if not known."""
     in_place: bool
     """True for a link to an image folder, which is used in place."""
     is_stale: bool
-    """True if the image has changed since, so that the next run unpacks it again."""
+    """True if the image has changed since it was unpacked, so that the next run unpacks it
+    again."""
     bytes: int
     used: float
-    """When a run last asked for it, in seconds since 1970."""
+    """Time at which a run last asked for the image, in seconds since 1970."""
 
 
 @dataclass(frozen=True, kw_only=True)

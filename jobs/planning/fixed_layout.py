@@ -32,7 +32,8 @@ from vjob.jobs.planning.question import PlanOptions, Question, load_question
 
 LIMIT_S = 10.0
 MOST_NODES = 2_000
-"""Nodes of branch and bound for each of the other layouts."""
+"""Maximum number of nodes of the branch and bound search for each layout of another number of
+nodes."""
 
 
 def plan_fixed_layout(question: Question, conf: JobConf) -> ShapePlan:

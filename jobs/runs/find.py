@@ -388,7 +388,8 @@ def adopt(run: RunFolder, record: RunRecord) -> RunRecord:
 
 
 _cut_off: dict[str, float] = {}
-"""When this process first saw that the submit of a run is no longer running, by run."""
+"""Time at which this process first saw that the submit of a run is no longer running, keyed by
+run."""
 
 
 def _refuse(record: RunRecord, message: str) -> RunRecord:

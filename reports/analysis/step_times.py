@@ -331,7 +331,7 @@ class Goodput:
     source: str
     slowdown: Slowdown | None
     unwritten: int = 0
-    """Bytes that are missing from its logs, as they could not be written."""
+    """Number of bytes that the attempt's logs lack because they could not be written."""
     clock: str = ""
     """Why no times of day can be compared; empty if they can."""
 

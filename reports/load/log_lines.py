@@ -20,7 +20,7 @@ LEAST_BYTES = 1 << 12
 MOST_LINES = 1_000_000
 """Maximum number of lines kept of a log, since many of them may be short."""
 LONGEST_LINE = 1 << 16
-"""Longer lines are truncated to this length."""
+"""Maximum number of characters of a line; longer lines are truncated."""
 
 
 def read_log_lines(sources: Sources, most_bytes: int = MOST_BYTES) -> pd.DataFrame:

@@ -35,7 +35,7 @@ class AttemptSources:
     """The files of one start of the ranks."""
 
     label: str
-    """`0`, or `0.earlier-1`; empty in a bare folder."""
+    """Name of the attempt, such as `0` or `0.earlier-1`; empty in a bare folder."""
     folder: Path
     logs: tuple[tuple[str, Path], ...]
     """(node, file of its standard output)."""

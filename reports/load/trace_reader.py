@@ -43,7 +43,7 @@ class LeftOut:
     first: int
     last: int
     num_whole: int
-    """The number of ranks with all of their calls."""
+    """The number of ranks whose calls are complete in these steps."""
     num_ranks: int
 
 
@@ -55,7 +55,7 @@ class ClockConflict:
     first: int
     last: int
     seconds: float
-    """The smallest possible size of the contradiction."""
+    """The smallest number of seconds by which the times contradict each other."""
 
 
 @dataclass(kw_only=True)

@@ -188,7 +188,7 @@ class LogReader:
         """Iterations from lines without a step, with the times at which these were written."""
         self._step, self._time_ms = -1, 0.0
         self._opening: str | None = None
-        """The first line of a start, until the second is read."""
+        """The first line of a start, kept until the second one is read."""
         self._num_steps = 0
         """Steps between the last two lines; 0 means not known."""
         self._open: _Timers | None = None

@@ -15,7 +15,7 @@ from vjob.shelf.importers.bash.recording import Command, Recording
 from vjob.shelf.importers.bash.wrappers import locate_program
 
 KEPT = ("apptainer", "singularity", "timeout", "nice", "ionice", "stdbuf", "sudo")
-"""Wrappers without a key in the conf: a command that has one is kept word for word."""
+"""Wrappers that no key of the conf replaces: a command with one of them is kept word for word."""
 
 
 @dataclass(kw_only=True)

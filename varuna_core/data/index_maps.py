@@ -40,7 +40,8 @@ SEPARATE_BELOW = 0.80
 class IndexMaps:
     document: Array
     sample: Array
-    """Rows (index into `document`, offset in that document), one more row than samples."""
+    """Begin of each sample as (index into `document`, offset in that document), and the end of the
+    last."""
     shuffle: Array
 
     @property

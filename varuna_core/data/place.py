@@ -68,7 +68,8 @@ class DataPlace:
         self.step = 0
         """Number of steps done, which is the next step's number."""
         self._from = (0, 0)
-        """A step at which the batch size may change, and the samples taken before it."""
+        """Step at which the state was loaded, where the batch size may have changed, and the number
+        of samples taken before that step."""
 
     @property
     def consumed(self) -> int:
@@ -134,7 +135,7 @@ class DataPlace:
         return max(consumed + (step - known) * self.batch_size, 0)
 
     def _find(self, at: int) -> int:
-        """Return the sample at position `at` of the endless order."""
+        """Return the number of the sample at position `at`, counted through all epochs."""
         epoch, index = divmod(at, self.num_samples)
         if not self.shuffle:
             return index

@@ -81,7 +81,8 @@ class Step:
         self._run, self._plan = run, plan
         self._attempt = run.attempt(number)
         self._wait_s = wait_s
-        """Seconds after the first node's end in which the last one must end; 0 means no limit."""
+        """Seconds from the first node's end within which all other nodes must end; 0 means no
+        limit."""
         self._signals = Signals()
         self._nodes: list[Node] = []
         self._next_beat = 0.0

@@ -28,7 +28,7 @@ LOOK_BYTES = 64 * 1024
 SHARE = 8
 """The number of ranks assumed to share a node's log."""
 EPOCH = 10**9
-"""A number larger than the steps of an epoch."""
+"""Number by which an epoch is weighed, larger than the number of steps of any epoch."""
 
 
 class Furthest:
@@ -38,11 +38,12 @@ class Furthest:
         self._run = run
         self._pattern: Optional[Pattern[str]] = read_pattern(plan.progress)
         self._marks: Tuple[bytes, ...] = (*MARKS, b"poch")
-        """Words of which each usable line has one; empty if all lines are tried."""
+        """Words of which every line about a step contains at least one; empty if all lines must be
+        parsed."""
         if self._pattern is not None:
             self._marks = find_marks(self._pattern.pattern)
         self._known: Dict[int, int] = {}
-        """Furthest step by ended attempt."""
+        """The furthest step of each ended attempt, keyed by the attempt's number."""
 
     def find(self, number: int) -> int:
         """Return the furthest step of all ended attempts up to this one; -1 without any.

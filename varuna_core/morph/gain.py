@@ -42,7 +42,8 @@ class Forecast:
 
     ratio: float
     is_predicted: bool
-    """True if the planner predicted it at submit, False for a count of slots and ranks."""
+    """True if the planner predicted the ratio at submit, False if it follows from counts of
+    ranks."""
 
 
 def forecast(

@@ -23,13 +23,15 @@ class LayoutRequest:
     """Inputs for choosing a layout."""
 
     shares: int
-    """Tensor groups for which the nodes have room; each is one share of a pipeline."""
+    """Number of tensor groups for which the nodes have room; each group runs one place of a
+    pipeline."""
     pipeline: int
     """Pipeline depth that the user asked for."""
     layers: Optional[int]
-    """Layers to divide, at least one for each stage; None keeps the depth."""
+    """Number of layers to divide, at least one for each stage; None keeps the depth of the
+    pipeline."""
     micro_batches: Optional[int]
-    """Micro-batches of a whole batch, which are divided whole so that the batch size stays. None
+    """Number of micro-batches in a whole batch, which is the maximum number of replicas; None
     allows any number of replicas."""
     chunks: int = 1
     """Stages on each rank of a pipeline."""

@@ -179,7 +179,8 @@ class ManagerLink:
         self._hub.answer(name, {"topic": "orders", "value": asdict(own)})
 
     def tell_requests(self, number: int, asked: Any, stop: Any) -> None:
-        """Send the attempt's signal and stop, as they are in its folder."""
+        """Send the members the attempt's signal and stop request, as they are in the attempt's
+        folder."""
         if self._hub is not None:
             self._hub.say("attempt", {"attempt": number, "stop": stop, "signal": asked})
 

@@ -11,9 +11,9 @@
              ▲        fenced, at stop_s the latest                                         │
              └────────────────────── ranks of all nodes ended by themselves ──────────────┘
 
-One attempt at a time: the next one starts from GATHERING, and that comes after JUDGING, when each
-node of the last one has ended its ranks or is fenced. No input ever raises: what does not fit the
-phase (a late word of a node that is fenced) changes nothing.
+There is one attempt at a time: the next one starts from GATHERING, which comes after JUDGING, when
+each node of the last attempt has ended its ranks or is fenced. No input raises an exception: an
+input that does not fit the phase (a late message of a fenced node) changes nothing.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _apply_input(state: ManagerState, said: Input, now: float, rules: Rules) -> 
 
 
 def _apply_time(state: ManagerState, now: float, rules: Rules, choose: Choose) -> Step:
-    """Apply what follows from the time and the new state."""
+    """Apply the actions that are due by the time and the new state, such as after a deadline."""
     is_late = state.deadline is not None and now >= state.deadline
     actions: List[Action] = []
     if state.phase in (RUNNING, SAVING) and is_late and state.living:

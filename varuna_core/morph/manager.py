@@ -4,12 +4,14 @@
                                                             │
                               a manager that was killed: ───┘ reads it, does its actions again
 
-Each start of a manager claims an epoch (records/morphing.py), and one that sees a later epoch ends:
-it may wake at any instruction when another job owns the run, so it writes to nothing but its own
-epoch's files, attempts whose number it has claimed, and the log of events.
+Each start of a manager claims an epoch (records/morphing.py), and a manager that sees a later epoch
+ends. Since a suspended manager may wake up at any instruction while another job owns the run, a
+manager writes only to its own epoch's files, to attempts whose number it has claimed, and to the
+log of events.
 
-It decides nothing itself. The state lands before its actions are done, and each action may be done
-twice, so it can be killed at any instruction; the batch script starts it again.
+All decisions are the state machine's. The state is written before its actions are done, and each
+action may be done twice, so the manager can be killed at any instruction; the batch script then
+starts another one.
 """
 
 from __future__ import annotations
@@ -112,8 +114,8 @@ from varuna_core.records.training import TrainingFacts
 SAVE_LOOK_S = 1.0
 """Seconds between looks at the folder of checkpoints."""
 REST_PER_TURN, MOST_REST_S = 4.0, 2.0
-"""How long the manager rests after a turn while all is calm or nodes gather: a multiple of the
-turn's time, and the most."""
+"""Pause of the manager after a pass of its loop while nothing changes or nodes gather: this
+multiple of the duration of the pass, up to the given maximum."""
 HOME_S = 5.0
 """Seconds for nodes to see that the run has ended, before the batch script ends them."""
 KEY = "manager-save"
@@ -156,7 +158,8 @@ class Manager:
         self._saved = -1
         self._furthest = Furthest(run, plan)
         self._fit: set[Path] = set()
-        """Checkpoints that were complete when they were new, or when ranks last ended."""
+        """Checkpoints that were complete when the manager first saw them, or when ranks last
+        ended."""
         self._look_at = 0.0
         self._has_room = False
         self._heard = [f"SIG{name}" for name in heard]
@@ -214,7 +217,7 @@ class Manager:
 
     def _rest(self, turn_s: float) -> None:
         """Serve only the connections for a while. Otherwise each sign of life of thousands of nodes
-        would begin a turn, and nodes that connect at once would wait for turns."""
+        would start a pass of the loop, and nodes that connect at once would wait for passes."""
         until = time.monotonic() + min(REST_PER_TURN * turn_s, MOST_REST_S)
         while (left_s := until - time.monotonic()) > 0 and not self._link.is_asked:
             self._signals.wait(left_s, self._link.fds)
@@ -374,7 +377,8 @@ class Manager:
         return pick_nodes(self._plan, self._facts, nodes)
 
     def _land(self) -> None:
-        """Write the state before any action, once a poll: thousands of nodes may join in one."""
+        """Write the state, before its actions are done and only once per poll, since thousands of
+        nodes may join in one poll."""
         if self._state != self._landed:
             write_state(self._run.morph, self._epoch, self._state)
             self._landed = self._state
@@ -499,9 +503,9 @@ class Manager:
     def _is_done(self, attempt: AttemptFolder) -> bool:
         """Return True if ranks that exited with 0 reached the end of the training.
 
-        A built-in program then has a checkpoint of its last step. A script left if it was asked to,
-        unless it printed the last step that its conf names, else it is done; any other that
-        finished just then will exit again at once.
+        A built-in program has reached the end if it has a checkpoint of its last step, and a script
+        if it printed the last step that its conf names. Any other script counts as done unless it
+        was asked to leave; if it was asked and was done nevertheless, it will exit again at once.
         """
         steps, mark = self._facts.steps, self._saved
         if self._facts.is_own and (printed := self._furthest.find(attempt.number)) < EPOCH:
@@ -511,8 +515,8 @@ class Manager:
         return self._facts.is_own and read_signal(attempt) is None
 
     def _measure(self, attempt: AttemptFolder, *, has_left: bool) -> Saved:
-        """Return the progress of a script with its own checkpoints: its printed steps, plus one if
-        it left when asked to, since it saved then."""
+        """Return the progress of a script with its own checkpoints: the last step that it printed,
+        or one step more than before if it left when asked to, since it saved then."""
         mark = self._furthest.find(attempt.number)
         if has_left:
             mark = max(mark, self._state.mark + 1)
@@ -574,7 +578,7 @@ class Manager:
         self._say(f"the job {what}: {action.reason}")
 
     def _see_home(self) -> None:
-        """Wait a little for the nodes to leave by themselves."""
+        """Wait up to HOME_S for the daemons of the nodes to end by themselves."""
         deadline = time.monotonic() + HOME_S
         while time.monotonic() < deadline:
             before = self._count_signs()

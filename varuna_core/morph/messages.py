@@ -23,22 +23,25 @@ class Rules:
     expected: int
     """Nodes that the scheduler gave, which are waited for when a job begins."""
     gather_s: float
-    """Wait for expected nodes before the run starts with fewer."""
+    """Seconds to wait for expected nodes before the run starts with fewer."""
     wait_s: float
-    """How long the run may stand still with fewer nodes than it needs."""
+    """Seconds for which the run may stand still with fewer nodes than it needs."""
     save_s: float
-    """Wait for a requested checkpoint before ranks are ended without it."""
+    """Seconds to wait for a requested checkpoint before ranks are ended without it."""
     stop_s: float
-    """Wait for ranks that were asked to end before their node counts as lost."""
+    """Seconds to wait for ranks that were asked to end before their node counts as lost."""
     finish_s: float
-    """Wait for other nodes after the ranks of one have ended by themselves; 0 means no limit."""
+    """Seconds to wait for other nodes after the ranks of one node have ended by themselves; 0 means
+    no limit."""
     may_requeue: bool
     settle_s: float = 3.0
-    """Wait for more nodes after one joined during training, for one morph for all of them."""
+    """Seconds to wait for more nodes after one has joined during training, so that one morph
+    includes all of them."""
     most_fruitless: int = MOST_FRUITLESS
-    """Attempts in a row without a new checkpoint, the first one included."""
+    """Limit of attempts in a row without a new checkpoint, the first one included."""
     counts_steps: bool = False
-    """True if a script's further steps count as progress, for lack of a checkpoint."""
+    """True if further steps of a script count as progress, since the script's checkpoints are not
+    known."""
 
 
 # Inputs. A node is named by seat and key (`orders.name_node`): one that comes back is another one.

@@ -200,13 +200,13 @@ class NodeDaemon:
         return_s = 0.0 if plan.morphing is None else plan.morphing.return_s
         self._manager = ManagerLiveness(plan.timing.lost_s + return_s)
         self._is_mute = False
-        """True if the sign of life of this node could not be written, which may then happen to the
-        manager too."""
+        """True if this node could not write its sign of life; the manager may then have the same
+        problem."""
         self._manager_beat = 0.0
         self._next: Optional[subprocess.Popen[bytes]] = None
-        """The standby agent of the next attempt, whose ranks wait."""
+        """The process of the next attempt's agent, which waits on standby with its ranks."""
         self._next_since = -1
-        """The attempt during which a standby was last started: at most one in each."""
+        """The attempt during which a standby was last started; each attempt starts at most one."""
         self._knows_session = False
         self._newest = Newest()
         self._history = run.morph.history(me.seat, me.key)

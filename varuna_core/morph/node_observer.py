@@ -61,9 +61,10 @@ class NodeObserver:
         self._closed_s = CLOSED_BEATS * poll_s
         self._beat_s = beat_s
         self._signs: Dict[str, Tuple[int, float]] = {}
-        """The last count of each node, and the time at which it changed."""
+        """The last counter in the signs of life of each node, and the time at which it changed."""
         self._closed: Dict[str, Tuple[int, float]] = {}
-        """Closed connections with their count, and the time at which each became known."""
+        """The counter in the last sign of life of each node that closed its connection, and the
+        time at which the closing became known."""
         self._observed: Optional[float] = None
 
     def observe(self, state: ManagerState, sight: Sight, now: float) -> List[Input]:

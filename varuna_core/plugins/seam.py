@@ -28,9 +28,9 @@ class BuiltIn:
 
     name: str
     help: str
-    """One line, shown without importing the part."""
+    """Help text of one line, which is shown without importing the part."""
     target: str
-    """`module:attribute`."""
+    """Place of the part's object, as `module:attribute`."""
 
 
 class Seam:

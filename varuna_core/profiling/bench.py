@@ -155,9 +155,9 @@ class Inlet:
     def __init__(self) -> None:
         self.tensors: tuple[Tensor | None, ...] = ()
         self.batch = ""
-        """Empty: there is no sender, and the engine's batch shapes are not set."""
+        """Description of the sender's batch shapes, always empty, since there is no sender."""
         self.copying = False
-        """True to give each message memory of its own, as from a channel."""
+        """True to copy each message to memory of its own, as a channel does."""
 
     def take(self) -> Crossing:
         made = (

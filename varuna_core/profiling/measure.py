@@ -147,11 +147,11 @@ def _find_quantiles(weighted: Sequence[tuple[float, float]]) -> tuple[float, ...
 
 T = TypeVar("T")
 EMPTY = 1
-"""The empty stage's index, between the first segment and the others."""
+"""Index at which the empty stage is inserted, between the first segment and the others."""
 NOTHING = -1
-"""The key of the empty stage's figures, instead of a segment."""
+"""Key of the empty stage's figures, in the place of a segment's index."""
 HANG_S = 300.0
-"""Seconds that ranks that share layers wait for one another."""
+"""Seconds for which ranks that share layers wait for each other."""
 MakeInputs = Callable[[int], Mapping[str, Any]]
 
 

@@ -25,7 +25,8 @@ class Detail:
     gpu: str
     tensor: int
     equals: list[list[int]]
-    """Classes of equal segments: measured segments have their own figures, the others medians."""
+    """Classes of equal segments: the measured ones have their own figures, the others the median of
+    the class."""
     measured: dict[str, list[int]]
     """Measured segments by micro-batch size."""
     largest_micro_batch: int

@@ -612,8 +612,8 @@ _PAIRS = (
     "545645695c934364c34389a8aa", "2768177837a76757b667888999", "276636842a857446a4468877b9",
     "454533764c9667639652767558", "55564577498443528533766866", "3767178739b76847b757777867",
 )  # fmt: skip
-"""Bits of each letter after none, after a, after b ...: counted over 43,000 words of programs, of
-this one and of Python's library ."""
+"""Bits of information of each letter at the beginning of a word, after an a, after a b and so on,
+counted over 43,000 words of programs: this one and Python's library."""
 _LETTER_BITS = {
     before + letter: int(bits, 16)
     for before, row in zip("^" + _LETTERS, _PAIRS)  # noqa: B905
@@ -623,7 +623,8 @@ _KIND_BITS = {
     "^l": 0.9, "^u": 1.6, "^d": 3.0, "ll": 0.1, "lu": 5.1, "ld": 4.7, "ul": 1.7, "uu": 0.6,
     "ud": 5.5, "dl": 2.0, "du": 5.5, "dd": 0.5,
 }  # fmt: skip
-"""Bits of a lower-case letter, a capital or a digit after each of these kinds."""
+"""Bits of information in the kind of a character (l lower case, u capital, d digit), keyed by the
+kind of the character before (`^` at the beginning of a word) and its own."""
 _DIGIT_BITS = 3.3
 _SIZES = {"l": 26, "u": 26, "d": 10}
 LEAST_SURPRISE = 8.0

@@ -1,4 +1,4 @@
-"""Steps and named spans of one's own script, for `vjob status` and `vjob report`.
+"""Mark the steps and named spans of a script, for `vjob status` and `vjob report`.
 
     from varuna_core import trace
 
@@ -12,17 +12,19 @@
             with trace.span("optimizer"):
                 optimizer.step()
 
-Written is `VJOB_TRACE`, which the agent sets for each rank (varuna_core/records/logs/trace.py has
-the format); where it is not set, all this does nothing. Once the script uses a GPU, a span lasts
-until that has done what the span gave it (device.py): nothing waits for it. Spans of other threads
-than that of the steps, and all without a GPU, are those of the CPU's clock. `sync=` is called at
-both ends of a span or step, for devices that torch.cuda does not know. torch is not imported.
+The trace is written to the file in the variable `VJOB_TRACE`, which the agent sets for each rank
+(varuna_core/records/logs/trace.py describes the format). Without this variable, these functions do
+nothing. Once the script uses a GPU, a span ends when the GPU has finished the work that was queued
+in the span (device.py); the script does not wait for this. Spans in threads other than the thread
+of the steps, and all spans of a script without a GPU, are measured by the CPU's clock. A function
+passed as `sync` is called at both ends of a span or step, for devices that torch.cuda does not
+know. This module does not import torch.
 
-Nested spans: the time of a known kind (NAMES) is taken out of the span around it, so that sums
-count every moment of a thread once. A span by any other name is shown, and summed up as `other` if
-it stands alone.
+If a span of a known kind (NAMES) encloses another one, the inner one's time is subtracted from the
+outer one's, so that sums count every moment of a thread once. A span with any other name is shown,
+but counts in a sum, as `other`, only if no span encloses it and it encloses none of a known kind.
 
-Children of a rank's process write nothing: a data loader's workers would spoil their rank's file.
+Child processes of a rank write nothing: a data loader's workers would corrupt the rank's file.
 """
 
 from __future__ import annotations
@@ -60,13 +62,15 @@ NAMES = {
     "recompute": "R",
     "load": "data",
 }
-"""Kinds of spans by the names that scripts use; `backward` computes both gradients, `I` and `W` one
-of them each."""
+"""Maps the names that scripts use to kinds of spans. A `backward` computes both gradients, an `I`
+only those of inputs, a `W` only those of weights."""
 EVERY = 10
-"""Single spans are written in the first two steps and every this many; else only their sums."""
+"""Default interval, in steps, at which single spans are written, besides the first two steps; of
+all other steps only sums are written."""
 NUM_FIRST = 2
 _OWNER = "VJOB_TRACE_PID"
-"""The variable with the id of the writing process, for its children, which inherit VJOB_TRACE."""
+"""Variable with the id of the process that writes the trace. Its child processes inherit VJOB_TRACE
+too, and see from this variable that they must not write."""
 
 _TIMELINE = VARIABLES["profile.timeline"]
 Function = TypeVar("Function", bound="Callable[..., Any]")
@@ -110,7 +114,8 @@ is_guessed = False
 
 
 def write_to(path: str) -> None:
-    """Write this rank's trace to `path` although no agent asked for one; call this first."""
+    """Write this rank's trace to `path`, also without vjob's agent. Call this before all other
+    functions of this module."""
     global _is_off
     os.environ["VJOB_TRACE"] = path
     _is_off = os.environ.get(_TIMELINE) == "0"
@@ -123,11 +128,11 @@ def start(
     stages: Sequence[int] | None = None,
     replica: int | None = None,
 ) -> None:
-    """Open the trace with other settings, before the first step or span does.
+    """Open the trace with these settings, before the first step or span opens it with the defaults.
 
-    `every`: how often single spans are written, 1 for all steps; by default the conf's
+    Single spans are written in every `every`-th step (1 means all steps); the default is the conf's
     `train.log_every`, or 10. `stage` (or `stages`, for a rank with several) and `replica` are this
-    rank's, by default the conf's.
+    rank's; by default, those that vjob has given to the rank.
     """
     _find_writer(every, stages if stage is None else [stage], replica)
 
@@ -137,7 +142,8 @@ def step(
 ) -> _Step | _Nothing:
     """Mark an optimizer step, as a `with` block or a decorator; steps without a number are counted.
 
-    A block that raises is no whole step: its spans are kept, but it has no pace.
+    If the block raises an exception, its spans are kept, but its duration does not count as a
+    step's.
     """
     global has_own
     has_own = True
@@ -154,8 +160,8 @@ def span(
 ) -> _Span | _Nothing:
     """Mark a named span of time, as a `with` block or a decorator, in any thread.
 
-    With `micro_batch`, forwards and backwards of several stages are joined to a pipeline. Spans
-    between two steps belong to the later one.
+    With `micro_batch`, reports join the forwards and backwards of several stages to a pipeline.
+    Spans between two steps belong to the later step.
     """
     global has_own
     has_own = True
@@ -170,8 +176,8 @@ def open_span(
     since: float | None = None,
     what: str = "",
 ) -> _Span | _Nothing:
-    """Open a span for an engine. `since`, a `time.perf_counter`, is when the span began to wait for
-    its input; `what` gives a further name.
+    """Open a span for an engine. `since` is the `time.perf_counter` at which the engine began to
+    wait for the span's input; `what` is a further name.
 
     Nothing is recorded before the trace is open, since the rank's stage is not known yet.
     """
@@ -203,7 +209,8 @@ def sharing(frames: Frames) -> Iterator[None]:
 
 
 def get_folder() -> str:
-    """Return the attempt's folder for traces, torch.profiler's too; `.` outside a run."""
+    """Return the folder for traces of this attempt, also those of torch.profiler; `.` outside a
+    run."""
     return os.path.dirname(os.environ.get("VJOB_TRACE", "")) or "."
 
 
@@ -287,8 +294,9 @@ class _Span(ContextDecorator):
         self.name, self.kind = name, NAMES.get(name)
         self.own, self.num_bytes, self.sync = (stage, micro_batch), num_bytes, sync
         self.begun: float | None = None
-        """Time at which the span was opened, later by the time of spans of known kinds inside it;
-        None once closed."""
+        """Begin of the part of the span that is not yet written: the time at which the span was
+        opened or, for a span of a known kind, at which the last such span inside it ended. None
+        once closed."""
 
     def _recreate_cm(self) -> _Span:
         return _Span(self.name, *self.own, self.num_bytes, self.sync)
@@ -341,7 +349,7 @@ class _Span(ContextDecorator):
         self.begun = None
 
     def _write(self, writer: TraceWriter, now: float, kind: str, what: str) -> None:
-        """Write the part of this span since its begin, or since the end of a span inside it."""
+        """Write the part of this span since `begun`."""
         ready = now if self.begun is None else self.begun
         begin, num_bytes = ready, self.num_bytes
         if self.num_pieces:
@@ -361,7 +369,8 @@ def _find_known(frames: Frames) -> _Span | None:
 
 
 def read_every() -> int:
-    """Return the distance of steps with details: the conf's `train.log_every`, or EVERY."""
+    """Return the interval, in steps, at which single spans are written: the conf's
+    `train.log_every`, or EVERY."""
     text = os.environ.get(VARIABLES["train.log_every"], "")
     return int(text) if text.isdecimal() and int(text) else EVERY
 
@@ -376,7 +385,8 @@ def _find_writer(
 
 
 def open_once(open_writer: Callable[[], TraceWriter]) -> TraceWriter | None:
-    """Return the rank's writer for Varuna, opening it if the script has not; None without a trace.
+    """Return the rank's writer for Varuna; open it with `open_writer` unless the script has opened
+    one. Return None if no trace is written.
 
     Spans of the script are then written to the same file.
     """
@@ -389,7 +399,7 @@ def open_once(open_writer: Callable[[], TraceWriter]) -> TraceWriter | None:
 
 
 def _is_child() -> bool:
-    """Return True in a child of a rank's process, which would spoil its rank's file.
+    """Return True in a child of a rank's process, which would corrupt the rank's file.
 
     If one process starts all ranks of a node, the first of these ranks writes for the node.
     """
@@ -422,7 +432,8 @@ def _read_number(name: str) -> int:
 
 
 def _find_device() -> dict[str, str]:
-    """Return the GPU that the script already uses; reports compare ranks on the same kind."""
+    """Return the name of the GPU if the script already uses one; reports compare ranks on the same
+    kind of GPU."""
     torch = sys.modules.get("torch")
     try:
         if torch is not None and torch.cuda.is_initialized():

@@ -1,7 +1,8 @@
-"""python -m varuna_core.trace run train.py [ARGUMENT ...]: a script with a timeline, without vjob.
+"""Trace a script's timeline without vjob: python -m varuna_core.trace run train.py [ARGUMENT ...]
 
 Under torchrun: `torchrun --nproc-per-node 4 -m varuna_core.trace run train.py`. Each rank writes
-trace/<rank>.jsonl in the current folder, or in VJOB_TRACE_FOLDER; `vjob report .` draws them.
+the file <rank>.jsonl in the folder `trace`, or in the folder that VJOB_TRACE_FOLDER names; `vjob
+report .` draws the timeline from the folder `trace`.
 """
 
 from __future__ import annotations

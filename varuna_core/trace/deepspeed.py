@@ -90,7 +90,8 @@ class Engine:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._first: weakref.ref[Any] | None = None
-        """The engine whose steps are counted, while it lives; a script may have several."""
+        """Weak reference to the engine whose steps are counted, the first one if a script has
+        several."""
 
     def apply(self, module: ModuleType) -> None:
         owner = module.DeepSpeedEngine

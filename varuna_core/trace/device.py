@@ -1,15 +1,16 @@
-"""Find when a GPU has done the work that it was given, on the clock of the host.
+"""Find when a GPU has finished its queued work, by the clock of the host.
 
     host     F0 F1 F2                    a call returns as soon as its work is queued
                |  |  |                   marks: events behind what was queued before them
     stream   ...F0...|...F1...|...F2...|
                      0        1        2 when each is done: the end of F0, F1, F2
 
-Nothing here waits for the stream during training: once a step the events are asked whether they
-are done. The time from a reference event to another is exact. The moment of the reference itself
-is unknown, but no event is done before it is recorded. The latest moment that follows from this is
-that of an event recorded on an idle stream, as there is wherever the host waits for a result. It
-is moved back by DRIFT for clocks that run apart.
+Nothing here waits for the stream during training: once a step, the events are queried. CUDA tells
+exactly how long after a reference event another event was done, but not when the reference event
+itself was done by the host's clock. Since no event is done before the host has recorded it, each
+event gives a lower bound for this time. The highest bound is exact if its event was recorded on an
+idle stream, as happens wherever the host waits for a result. The bound is lowered by DRIFT per
+second, since the two clocks may drift apart.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ log = logging.getLogger(__name__)
 
 DRIFT = 5e-5
 RENEW_S = 30.0
-"""The reference event is replaced after this time, since elapsed times are 32-bit milliseconds."""
+"""Seconds after which the reference event is replaced, since CUDA returns elapsed times as 32-bit
+numbers of milliseconds."""
 PATIENCE_S = 30.0
-"""An event that is not done after this time is given up; only its own time is lost."""
+"""Seconds after which an event that is not done is discarded; no other event's time is affected."""
 MOST_PENDING = 20_000
 CLOSE_S = 2.0
 """Seconds to wait for the last events at the end of the process."""
@@ -56,7 +58,8 @@ class DeviceClock:
         now: Callable[[], float] = time.perf_counter,
         rest: Callable[[float], object] = time.sleep,
     ) -> None:
-        """While `is_capturing()` (a CUDA graph), no event is recorded or queried."""
+        """While `is_capturing()` is true (a CUDA graph is being recorded), no event is recorded or
+        queried."""
         self._make_event, self._is_capturing = make_event, is_capturing
         self._now, self._rest = now, rest
         self._pending: deque[tuple[float, Event]] = deque()

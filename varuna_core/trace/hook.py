@@ -1,12 +1,12 @@
-"""Puts the timeline into engines that are not ours, as a rank's Python imports them.
+"""Add the timeline to engines other than Varuna as soon as a rank's Python imports them.
 
-    megatron-core            its schedules, messages, gradients, optimizers
-    DeepSpeed                its pipelines' instructions, its engine's forward, backward, step
-    torch's pipelining       its stages and schedules
-    a loop of one's own      DDP's and FSDP2's forward, FSDP2's waits, backward, the optimizer,
+    megatron-core            schedules, messages, gradients, optimizers
+    DeepSpeed                instructions of pipelines; forward, backward and step of the engine
+    torch's pipelining       stages and schedules
+    a script's own loop      DDP's and FSDP2's forward, FSDP2's waits, backward, the optimizer,
                              batches of a DataLoader
 
-Nothing of theirs is imported here; `start` costs what a few entries of a table cost.
+This module imports no engine; `start` only adds a few entries to a table.
 """
 
 from __future__ import annotations

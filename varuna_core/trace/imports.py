@@ -1,8 +1,8 @@
-"""Run a function on a module as soon as it has been imported, whoever imports it.
+"""Call a function with a module as soon as any code has imported the module.
 
     watch({"megatron.core.pipeline_parallel.schedules": wrap_schedules})
 
-An error in the function is reported once, in one line, and the module is used as it is: the
+An error in the function is reported once, in one line, and the module is used as it is, since the
 training must not be affected.
 """
 

@@ -1,7 +1,7 @@
 """Trace a script's own loop over torch: batches, backward, the optimizer, DDP and FSDP2.
 
-Such a loop does not mark its steps. The optimizer that is called first ends each step, and whatever
-follows begins the next one.
+Such a loop does not mark its steps. So each call of the optimizer that was called first ends a
+step, and the next traced activity begins the next step.
 """
 
 from __future__ import annotations
@@ -32,21 +32,25 @@ class Loop:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._mark: weakref.ref[Any] | None = None
-        """The optimizer that ends a step, while it lives."""
+        """Weak reference to the optimizer whose calls end the steps of the loop."""
         self._read_at: tuple[float, float] | None = None
-        """Begin and end of the last read of a batch before the first step, to which it belongs."""
+        """Begin and end of the last read of a batch before the trace was open; the read belongs to
+        the first step."""
         self._evaluated: float | None = None
-        """End of the last read without gradients since the last step: evaluation goes on."""
+        """End of the last read of a batch without gradients since the last step, from which the
+        evaluation's next part begins; None if there was no such read."""
         self._is_open = False
         self._num_forwards = 0
         self._free: float | None = None
-        """Since when the loop does unnamed work, such as its model, if that is not DDP's."""
+        """Time since which the loop has run code that is not traced, such as the forward of a model
+        outside of DDP and FSDP2."""
         self._update: Any = None
         self._updating: Any = None
-        """The optimizer whose update is open; an update within it is a part of it."""
+        """The optimizer whose update is in progress; another optimizer's update within it is a part
+        of it."""
         self._is_off = False
         self._sharded: Any = None
-        """State of FSDP2's outermost module whose forward is open."""
+        """FSDP2's state of the outermost module whose forward is in progress."""
         self._forwarding: Any = None
 
     def apply_to_optimizers(self, module: ModuleType) -> None:
@@ -116,8 +120,9 @@ class Loop:
                 self._read_at = None if trace.is_open() else (began, self._free)
 
     def _evaluate(self, began: float, call: Call, /, *args: Any, **kwargs: Any) -> Any:
-        """Record a read without gradients as an evaluation, which lasts from the end of the
-        previous such read, or else from the begin of this one, to the end of this one."""
+        """Record a read of a batch without gradients as an evaluation, which lasts until the end of
+        this read from the end of the previous such read, or from the begin of this one if it is the
+        first."""
         self._recorder.end_step()
         since, what = (began, "") if self._evaluated is None else (self._evaluated, CONTINUED)
         try:
@@ -159,8 +164,8 @@ class Loop:
         self._recorder.close(span)
 
     def _gather(self, is_end: bool, call: Call, group: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Record the begin of an all-gather or, if `is_end`, its end, whichever waits; over gloo
-        the begin waits."""
+        """Record the call that begins an all-gather or, if `is_end`, the call that waits for its
+        end; over gloo, the former waits."""
         has_begun = group._all_gather_result is not None
         if has_begun is not is_end or group.is_unsharded:
             return call(group, *args, **kwargs)

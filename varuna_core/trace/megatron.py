@@ -1,7 +1,7 @@
 """Trace megatron-core's schedules: forward and backward of a micro-batch, and waits.
 
-Every schedule since 0.4 calls `schedules.forward_step` and `backward_step` for each micro-batch; a
-backward is matched by the output tensor that its forward returned.
+Every schedule since megatron-core 0.4 calls `schedules.forward_step` and `backward_step` for each
+micro-batch; a backward is matched by the output tensor that its forward returned.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ class Schedules:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._chunks: dict[int, int] = {}
-        """Index of each model chunk among this rank's, by id."""
+        """Index of each model chunk among the chunks of this rank, keyed by the chunk's id."""
         self._forwards: dict[int, int] = {}
-        """Forwards that each chunk has done in this step."""
+        """Number of forwards that each chunk has done in this step, keyed by the index of the
+        chunk."""
         self._done: dict[int, tuple[int, int]] = {}
-        """(stage, micro-batch) of a forward by the id of its output, until the backward; the engine
-        keeps the output alive as long."""
+        """(stage, micro-batch) of each forward whose backward has not run yet, keyed by the id of
+        the forward's output, which the engine keeps alive until then."""
         self._pipeline, self._position = 1, 0
 
     def apply(self, module: ModuleType) -> None:
@@ -61,7 +62,8 @@ class Schedules:
             wrap(module, name, partial(self._recorder.span, "send"))
 
     def apply_to_messages(self, module: ModuleType) -> None:
-        """Wrap the class that sends and receives since 0.14, or else schedules' own functions."""
+        """Wrap the class that sends and receives messages since megatron-core 0.14; `apply` wraps
+        the functions that do so in earlier versions."""
         owner = getattr(module, "P2PCommunicator", None)
         if owner is not None:
             for name in _RECEIVING:

@@ -1,8 +1,8 @@
-"""Record actions, waits and steps of an engine that is not ours, from calls of its functions.
+"""Record actions, waits and steps of an engine other than Varuna, from calls of its functions.
 
 Wrapped functions call this recorder, which changes no arguments, results or exceptions. An action
-inside another one is part of it. Between two actions an engine waits for messages: the time since
-it first asked for one is recorded as the wait of the next action.
+inside another one is part of the outer one. Between two actions an engine waits for messages: the
+time since its first request for a message is recorded as the wait of the next action.
 """
 
 from __future__ import annotations
@@ -32,33 +32,34 @@ class Recorder:
     def __init__(self) -> None:
         self._thread = threading.get_ident()
         self._depth = 0
-        """Depth of open actions and spans; what begins within one is part of it."""
+        """Number of open actions and spans; whatever begins while one is open is part of the outer
+        one."""
         self._backward: trace.Frames | None = None
-        """The open spans during a backward, which autograd runs in another thread on a GPU while
-        this one waits."""
+        """The open spans of the engine's thread during a backward, which autograd runs in another
+        thread for a GPU while the engine's thread waits; None outside of a backward."""
         self._asked: float | None = None
         """The time of the first request for a message since the last action."""
         self._last: float | None = None
         """The time of the last activity in a step recorded here; None before the first step."""
         self._number = -1
         self.is_driven = False
-        """True if an engine marks its steps, so that they need not be guessed."""
+        """True if an engine marks its steps, so that they need not be detected from a loop."""
         self.is_cut = False
-        """True while the open step has not come to its end."""
+        """True while the open step is incomplete; a step that stays incomplete is dropped."""
 
     def is_busy(self) -> bool:
         """Return True within an action, and in threads other than the engine's."""
         return self._depth > 0 or threading.get_ident() != self._thread
 
     def place(self, stages: Sequence[int] | None, replica: int) -> None:
-        """Set this rank's place before its first event; later calls change nothing."""
+        """Set this rank's stages and replica before its first event; later calls have no effect."""
         trace.start(stages=stages, replica=replica)
 
     def begin_step(self, number: int | None = None, *, at: float | None = None) -> None:
-        """Begin a step, now or at an earlier `perf_counter`, which lasts until the next begins;
-        steps without a number are counted.
+        """Begin a step, now or at the earlier `time.perf_counter` in `at`; the step lasts until the
+        next one begins. A step without a number gets the next number.
 
-        A script that marks its own steps keeps them.
+        Do nothing if the script marks its own steps.
         """
         self._asked = None  # for the last messages of the step before
         writer = trace.get_writer()
@@ -74,7 +75,8 @@ class Recorder:
         self._last = time.perf_counter()
 
     def end_step(self) -> None:
-        """End a step that was done at its last activity, since what follows is no part of it."""
+        """End the open step at its last activity if the step is complete, since later work is no
+        part of it."""
         writer = trace.get_writer() if self._last is not None and not self.is_cut else None
         if writer is not None and writer.is_in_step:
             writer.end_step(self._last)
@@ -116,13 +118,15 @@ class Recorder:
         return self._span_between(kind, call, *args, **kwargs)
 
     def read(self, call: Call, /, *args: Any, **kwargs: Any) -> Any:
-        """Record the reading of a batch; inside a forward, its time is taken out of the forward."""
+        """Record a read of a batch; the time of a read inside a forward is subtracted from the
+        forward's."""
         if threading.get_ident() != self._thread:
             return call(*args, **kwargs)
         return self._span_between("data", call, *args, **kwargs)
 
     def wait_within(self, what: str, call: Call, /, *args: Any, **kwargs: Any) -> Any:
-        """Record a call that waits for other ranks, outside the time of the action around it."""
+        """Record a call that waits for other ranks; its time is subtracted from the action around
+        it."""
         frames = None
         if threading.get_ident() != self._thread:
             frames = self._backward
@@ -133,7 +137,8 @@ class Recorder:
             return self._span(span, call, *args, **kwargs)
 
     def ask(self, call: Call, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a function that waits for a message of the next action, noting when it began."""
+        """Call a function that waits for a message for the next action, and note when the wait
+        began."""
         if self._asked is None and not self._depth and threading.get_ident() == self._thread:
             self._asked = time.perf_counter()
         return call(*args, **kwargs)
@@ -156,7 +161,7 @@ class Recorder:
             self._last = time.perf_counter()
 
     def _span_between(self, kind: str, call: Call, /, *args: Any, **kwargs: Any) -> Any:
-        """Record a span between actions, too long to be a wait of the action that follows."""
+        """Record a span between two actions; its time does not count as the next action's wait."""
         began = time.perf_counter()
         try:
             return self._span(trace.open_span(kind), call, *args, **kwargs)
@@ -184,14 +189,15 @@ class Recorder:
 
 
 def is_compiling() -> bool:
-    """Return True while torch.compile traces, so that it sees nothing else of these wrappers."""
+    """Return True while torch.compile traces code; callers then leave at once, so that none of
+    their other code is traced."""
     import torch
 
     return torch.compiler.is_dynamo_compiling()
 
 
 def is_training() -> bool:
-    """Return True if autograd records, which scripts turn off while they evaluate."""
+    """Return True if autograd is enabled; scripts disable autograd while they evaluate."""
     import torch
 
     return torch.is_grad_enabled()

@@ -128,8 +128,8 @@ def classify_line(text: str) -> str | None:
 
 
 def is_proof(line: Line, proof: Proof) -> bool:
-    """Return True if `proof` is what a line proves; a line that cannot be the cause counts as a
-    warning.
+    """Return True if a line of this kind proves what `proof` says, such as the cause of an end; a
+    line that cannot be the cause counts as a warning.
 
     An exception on standard output cannot be the cause: the program caught and printed it.
     """

@@ -14,7 +14,7 @@ from vjob.jobs.monitor.log_lines.errors import strip_tags
 from vjob.jobs.monitor.model.snapshot import Line
 
 SHELL = 128
-"""A shell reports the end by a signal as this number plus the signal's."""
+"""Exit codes above this number stand for an end by a signal, as in a shell: 128 + signal."""
 
 
 class RaisedLines:

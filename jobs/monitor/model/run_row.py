@@ -27,9 +27,9 @@ class RunRow:
 
     run: str
     name: str
-    """Name in its conf."""
+    """The run's name in its conf."""
     folder: str
-    """Empty if the folder was removed and the job goes on."""
+    """Path of the run folder; empty if the folder was removed and the job goes on."""
     jobs: tuple[str, ...]
     state: str
     """The scheduler's state, or how the run ended."""
@@ -37,9 +37,9 @@ class RunRow:
     submitted: float | None
     age_s: float | None
     verdict: Verdict | None
-    """None until the run was judged."""
+    """The verdict on the run; None until the run was judged."""
     message: str
-    """The verdict's reason, or what the record says."""
+    """The verdict's reason, or the message of the run's record."""
     step: int | None = None
     num_steps: int | None = None
     step_s: float | None = None

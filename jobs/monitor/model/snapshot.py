@@ -426,7 +426,7 @@ class Echo:
     """WORLD_SIZE, PARTITION, ..."""
     said: str
     wanted: str | None
-    """None if neither conf nor plan has the setting."""
+    """The value in the conf or the plan; None if neither has the setting."""
     line: Line
 
 
@@ -436,7 +436,7 @@ class Attempt:
 
     number: int
     reason: str
-    """Why it ended."""
+    """Why the attempt ended."""
     cause: str = ""
     """Name of the `EndCause` if the scheduler ended it; empty if it did not or was not asked."""
     step: int | None = None
@@ -566,7 +566,7 @@ class Health(Enum):
     PENDING = "PENDING"
     STARTING = "STARTING"
     RUNNING = "RUNNING"
-    """Its ranks run; no step of theirs is known, they may hang, or their GPUs cannot be read."""
+    """The ranks run, but no step is known, they may hang, or their GPUs cannot be read."""
     HEALTHY = "HEALTHY"
     SLOW = "SLOW"
     STALLED = "STALLED"

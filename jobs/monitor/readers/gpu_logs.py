@@ -66,7 +66,7 @@ class GpuSamples:
         self._shown: deque[bytes] = deque(maxlen=NUM_SHOWN)
 
     def poll(self) -> bool:
-        """Read what was added; return True if anything was."""
+        """Read the samples that were added to the log; return True if there are any."""
         added = self.tail.poll()
         if added is None:
             return False

@@ -240,7 +240,7 @@ class LogFile:
         self.phase, self.phase_ended_at = kept
 
     def poll(self) -> bool:
-        """Read what was added; return True if anything changed."""
+        """Read the lines that were added to the file; return True if anything changed."""
         problem, was_missing = self.tail.problem, self.tail.is_missing
         added = self.tail.poll()
         if added is None:

@@ -117,14 +117,13 @@ def _read(name: str, folder: int | None = None) -> tuple[bytes, os.stat_result]:
 
 NUM_STEPS = 300
 NUM_MEDIAN = 10
-"""Number of last steps in a rank's median."""
+"""Number of last steps from which a rank's medians are computed."""
 FIRST_BYTES = 16 * 1024
 MORE_BYTES = 1024 * 1024
-"""Bytes that are read once instead if the end has only details of a step."""
+"""Bytes that are read from the end of a trace if FIRST_BYTES contain only details of one step."""
 HEAD_BYTES = 16 * 1024
 RANKS_OF_NODE = 8
-"""Number of ranks for which the end of a node's trace file is read: this many times the bytes for
-one."""
+"""Number of ranks assumed in a node's trace file: so many times the bytes of one rank are read."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ class TraceFile:
         return Tail(self.path, tail_bytes=tail_bytes * self._share, head_bytes=HEAD_BYTES)
 
     def poll(self) -> set[int]:
-        """Read what was added; return the ranks that wrote it."""
+        """Read the lines that were added to the file; return the ranks that wrote them."""
         added = self.tail.poll()
         if added is None:
             return set()
@@ -212,13 +211,13 @@ class TraceFolder:
         self._files: dict[Path, TraceFile] = {}
 
     def find(self) -> None:
-        """Look for files that have appeared since the last call."""
+        """Look for trace files that have appeared since the last call."""
         for path in self._attempt.list_traces():
             if path not in self._files:
                 self._files[path] = TraceFile(path)
 
     def poll(self) -> set[int]:
-        """Read what was added; return the ranks that wrote it."""
+        """Read the lines that were added to all trace files; return the ranks that wrote them."""
         changed: set[int] = set()
         self.times = []
         for file in self._files.values():
@@ -245,13 +244,13 @@ class StepsFolder:
         self._marks: dict[int, tuple[int, int, int]] = {}
 
     def find(self) -> None:
-        """Look for files that have appeared since the last call."""
+        """Look for step files that have appeared since the last call."""
         found = self._attempt.list_steps()
         every = -(-len(found) // MOST_COUNTED)
         self._paths = {rank: found[rank] for rank in sorted(found)[:: every or 1]}
 
     def poll(self) -> set[int]:
-        """Read what was added; return the ranks that wrote it."""
+        """Read the step files that have changed; return their ranks."""
         changed: set[int] = set()
         self.times = []
         for rank, path in self._paths.items():

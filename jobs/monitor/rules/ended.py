@@ -97,7 +97,8 @@ OWN_SIGNALS = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 FULL = 0.97
 """Fraction of a node's memory above which the memory counts as full."""
 LINES: Mapping[EndCause, str] = {**END_LINES, EndCause.OOM_JOB: "host out of memory"}
-"""The catalogue's row for the scheduler's line that reports the same cause."""
+"""Name of the catalogue's row for the line in which the scheduler reports the cause, keyed by
+cause."""
 OF_SCHEDULER = (*LINES.values(), "requeued")
 NOT_OF_RANKS = BY_SCHEDULER | {
     EndCause.DEPENDENCY_FAILED,
@@ -108,7 +109,7 @@ NOT_OF_RANKS = BY_SCHEDULER | {
     EndCause.LAUNCH_FAILED,
     EndCause.BATCH_KILLED,
 }
-"""Causes outside the ranks: a line that a rank wrote does not change them."""
+"""Causes outside the ranks, which a line that a rank wrote does not replace."""
 HUNG = "no step in the last {}, so the run hung"
 
 
@@ -743,10 +744,7 @@ def _ended_well(snapshot: Snapshot) -> bool:
 
 def _said_done(snapshot: Snapshot) -> bool:
     """Return True if no scheduler has a job of the run and the logs show that the training is over.
-    While the scheduler does not answer, a job whose nodes still send heartbeats is not over.
-
-    While the scheduler does not answer, a job whose nodes still send heartbeats is not over.
-    """
+    While the scheduler does not answer, a job whose nodes still send heartbeats is not over."""
     progress = snapshot.progress
     if snapshot.scheduler.jobs:
         return False

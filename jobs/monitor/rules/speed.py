@@ -44,13 +44,13 @@ from vjob.jobs.monitor.rules.pace import (
 
 EXCLUDE_THIS = Remedy(Action.EXCLUDE, Target.NODE, "it")
 SAME = "sequence and batch sizes are as before"
-"""Condition of a remedy: longer sequences, such as in a curriculum, also slow the steps."""
+"""Condition of a remedy, since longer sequences, such as in a curriculum, also slow the steps."""
 RECENT = 10
 LASTS_S = 60.0
 """The recent points, which are compared with earlier ones, are at least RECENT in number and
 together cover this many seconds."""
 BASELINE = 20
-"""Least number of earlier points."""
+"""Minimum number of earlier points with which the recent ones are compared."""
 SLOWER = 1.5
 """Factor over the earlier median at which steps are slower."""
 LEAST_S = 0.2

@@ -327,10 +327,10 @@ class _ScriptInput:
     args: Sequence[str]
     env: Mapping[str, str]
     cwd: str = ""
-    """Folder in which it starts, if that is not its own."""
+    """Folder in which the script starts, if that is not the script's own folder."""
 
     is_inside: bool = False
-    """True if it runs in a container, whose folders are not the conf's."""
+    """True if the script runs in a container, whose folders are not the conf's."""
 
 
 @dataclass(frozen=True, kw_only=True)

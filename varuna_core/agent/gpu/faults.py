@@ -28,8 +28,8 @@ class Faults:
         self._lines: Dict[Tuple[str, str, Any], Finding] = {}
         """Faults that lines of the kernel's log reported."""
         self._times: Dict[Tuple[str, str, Any], Tuple[float, float, Optional[int]]] = {}
-        """For each fault, when it was first seen, when it last grew or (without a count) was last
-        seen, and its last count."""
+        """For each fault: the time when it was first seen, the time when its count last grew (or,
+        without a count, when it was last seen), and its last count."""
 
     def list_faults(
         self,

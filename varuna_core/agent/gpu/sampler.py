@@ -78,7 +78,7 @@ class Sampler(threading.Thread):
         self.join(2)
 
     def sample(self) -> None:
-        """Write one sample."""
+        """Write one sample of the node's GPUs, memory and faults."""
         now = time.time()
         gpus: Dict[str, Any] = {"gpus": []}
         samples: Sequence[GpuSample] = ()

@@ -142,7 +142,8 @@ def explain_not_ready(plan: Plan, reports: dict[int, NodeReport]) -> str | None:
 
 
 def judge_not_ready(reports: Mapping[int, NodeReport]) -> EndCause:
-    """Return the cause that `explain_not_ready` puts into words."""
+    """Return the cause of an attempt whose nodes are not all ready: a container, preflight, or that
+    the nodes did not meet."""
     failed = [check for report in reports.values() for check in report.problems("fail")]
     if failed:
         is_container = all(check.name == "container" for check in failed)

@@ -35,7 +35,7 @@ class Route(NamedTuple):
 
     interface: str
     source: str
-    """Own address that the other side will see."""
+    """This host's own address, as the other side sees it."""
 
 
 def list_addresses() -> dict[str, str]:

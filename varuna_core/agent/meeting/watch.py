@@ -348,7 +348,7 @@ class AttemptWatch(threading.Thread):
     # Files.
 
     def _compute_every_s(self) -> float:
-        """Return the seconds between beats in the file."""
+        """Return the seconds between two heartbeats in this node's file."""
         return self._file_s if self._is_linked else self._plan.timing.beat_s
 
     def _look(self, now: float) -> None:

@@ -153,14 +153,14 @@ class LineSplitter:
         return lines
 
     def due(self, now: float) -> bytes | None:
-        """Return a line without an end that has waited long enough."""
+        """Return the last line, which has no end, if it has waited long enough to be written."""
         if not self._rest:
             return None
         is_idle = now - self._fed >= IDLE_S
         return self.flush() if is_idle or now - self._shown >= BAR_S else None
 
     def flush(self) -> bytes | None:
-        """Return the rest, at the end of the stream."""
+        """Return the last line, which has no end, when the stream has ended."""
         line, self._rest = _last_state(self._rest), b""
         self._cut = self._cut or bool(line)
         return line or None

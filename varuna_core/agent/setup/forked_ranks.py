@@ -116,7 +116,7 @@ class Origin:
         return [ForkedRank(self, at, *self._reading[at]) for at in range(count)]
 
     def end(self) -> None:
-        """Kill the origin, which has not forked any ranks."""
+        """Kill the origin (the process that forks the ranks), which has not forked any."""
         self._process.signal_group(signal.SIGKILL)
         self._process.close()
         _close(self._reading)

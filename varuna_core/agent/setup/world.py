@@ -62,7 +62,7 @@ class Place:
     local_rank: int
     node: int
     node_ranks: Tuple[int, ...]
-    """Number of these processes on each node."""
+    """Number of processes, of those started in the same way, on each node."""
     hosts: Tuple[str, ...] = ()
     """Host of each node, rank 0's first; empty before all nodes have met."""
 

@@ -44,10 +44,10 @@ from varuna_core.checkpoint.store.reader import CheckpointReader
 
 CONFIG = "config.json"
 BESIDE = ("generation_config.json", "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json")
-"""Files copied from the config's folder to the exported one."""
+"""Files that are copied from the folder of the given config to the folder of the exported model."""
 
 TYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-"""Types of an exported model: names in its config, and in safetensors."""
+"""Types of an exported model: the name in its config, and the name in safetensors."""
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 SHARD_BYTES = 5 * 10**9

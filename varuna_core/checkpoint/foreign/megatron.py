@@ -67,7 +67,7 @@ BLOCK = {
     "mlp.inner": "mlp.linear_fc1",
     "mlp.output": "mlp.linear_fc2",
 }
-"""Our parts of a block, with megatron-core's names."""
+"""Maps the names of a block's layers in our model to megatron-core's names."""
 _OTHER_NAMES = {
     "self_attention.query_key_value": "attention.qkv",
     "attention.query_key_value": "attention.qkv",

@@ -80,13 +80,14 @@ class Place:
     """The names and form of one of our tensors in Hugging Face's model."""
 
     parts: tuple[str, ...]
-    """Their names; if there are several, each is an equal part along the first dimension."""
+    """Hugging Face's names of the tensor; with several names, each is an equal part of our tensor
+    along the first dimension."""
 
     transposed: bool = False
-    """True if their layer stores the transposed weight."""
+    """True if Hugging Face's layer stores the transposed weight."""
 
     also: tuple[str, ...] = ()
-    """Other names that they use for the same tensor."""
+    """Other names that Hugging Face's files use for the same tensor."""
 
 
 def find_place(program: Program, name: str, llama: Llama | None = None) -> Place:

@@ -36,9 +36,9 @@ class Piece(NamedTuple):
     box: Box
     """The part of the tensor that this piece holds."""
     start: int
-    """Offset of its bytes in the file."""
+    """Offset of the piece's bytes in the file."""
     rows: int
-    """Rows (of dimension 0) under one checksum."""
+    """Number of rows (of dimension 0) that each checksum covers."""
     checks: tuple[str, ...]
 
     @property
@@ -77,7 +77,7 @@ class Save:
     line: str
     """The job that began the training; jobs that continue the training keep it."""
     run: str = ""
-    """The name of vjob's run that wrote it; empty if vjob did not start the job."""
+    """The name of vjob's run that wrote the checkpoint; empty if vjob did not start the job."""
 
 
 @dataclass(frozen=True, kw_only=True)

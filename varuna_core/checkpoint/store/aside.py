@@ -32,7 +32,7 @@ class Choice:
     def __init__(self, store: Path, iteration: int | None, check_complete: bool) -> None:
         self.store, self.iteration, self.check_complete = store, iteration, check_complete
         self._refused: dict[Path, str] = {}
-        """Damaged checkpoints with the reason."""
+        """The reason for each damaged checkpoint, keyed by folder."""
 
     def refuse(self, folder: Path, error: DamagedCheckpoint) -> None:
         """Note that a checkpoint is damaged, on every rank; raise the error if it was requested by

@@ -22,8 +22,8 @@ from varuna_core.schedule.recompute import Memory, apply_recompute
 
 Array = Any
 Known = dict[Any, "frozenset[int] | None"]
-"""Recomputed micro-batches by forwards ahead, number of micro-batches and room; None if even
-recomputing all does not fit."""
+"""Micro-batches that are recomputed, keyed by forwards ahead, number of micro-batches and room in
+memory; None if even a recompute of all does not fit."""
 
 
 @dataclass(frozen=True, kw_only=True)

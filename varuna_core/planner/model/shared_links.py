@@ -47,9 +47,10 @@ class _Together:
         self.left = {(d, r): deque(of_rank[r]) for d in replicas for r in ranks}
         self.working = set[tuple[int, int]]()
         self.here = set[tuple[int, int]]()
-        """Messages that have arrived: replica and slot."""
+        """Messages that have arrived, as pairs of replica and slot."""
         self.waiting: dict[tuple[int, int], dict[int, deque[tuple[int, int]]]] = {}
-        """Each replica's waiting messages (slot, hop), by link and the group of replicas on it."""
+        """Messages (slot, hop) that wait for a link, by the link and the group of replicas on it,
+        then by replica."""
         self.taken = set[tuple[int, int]]()
         """Links that are in use."""
         self.events: list[tuple[float, int, str, tuple[int, int]]] = []

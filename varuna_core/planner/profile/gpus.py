@@ -1,9 +1,10 @@
 """List the vendors' figures of GPUs, for estimates if nothing was measured.
 
-Dense half precision with fp32 sums, without sparsity; fp32 on the plain cores, as torch multiplies
-unless a program allows TF32; memory in GB as sold (2^30 bytes); memory and
-link bandwidth in GB/s, the link's as one GPU sends to another of its node. From the vendor's data
-sheets of each product, as of 2024. A figure of this table in a plan is always called an estimate.
+The figures are from the vendors' data sheets as of 2024. Half precision is dense, without sparsity,
+and sums in fp32; fp32 is that of the plain cores, which torch uses unless a program allows TF32.
+Memory is in GB as sold (2^30 bytes). The bandwidths of memory and link are in GB/s, and that of the
+link is the rate at which one GPU sends to another of its node. A plan always calls a figure of this
+table an estimate.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ EFFICIENCY = 0.45
 """The share of its peak that a GPU reaches in large products; published trainings: 0.3 to 0.6."""
 LINK_EFFICIENCY = 0.75
 HOST_GB_S = {"NVLink 2": 16, "NVLink 3": 32, "NVLink 4": 64}
-"""GB/s to the host, one way: PCI Express of the products with each link."""
+"""GB/s between a GPU and the host in one direction, over PCI Express, for products with each
+link."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,10 +15,10 @@
  "details": [{"gpu": "A10", "tensor": 1, ...}]}
 
 Version 1 had neither `backward_s`, which is then the sum of both gradients, nor `action_s`: what an
-action costs by itself was in every segment's figures. `spread` is there where it was measured, and
-`forward_host_s` and such, in cells and in `action_s`, where the host's time is not the device's.
-Older files of version 2 have no figures of `recompute` selective and offload, nor `copies_beside`,
-nor `halves`.
+action costs by itself was in every segment's figures. `spread` exists only if it was measured;
+`forward_host_s` and similar figures, in cells and in `action_s`, exist only if the host's time
+differs from the device's. Older files of version 2 have no figures of `recompute` selective and
+offload, nor `copies_beside`, nor `halves`.
 """
 
 from __future__ import annotations

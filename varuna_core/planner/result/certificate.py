@@ -18,7 +18,7 @@ WHY = {
     Stop.ONE_F_ONE_B: "such plans save memory, but 1f1b needs less",
     Stop.NEVER_FASTER: "never faster than zero 1 under this model",
 }
-"""Reasons why a class was searched in part or not at all, worded."""
+"""Phrases for the reasons why a class of plans was searched in part or not at all."""
 
 
 def render_certificate(searched: Searched) -> str:
@@ -58,7 +58,7 @@ def _name_number(stages_per_rank: Sequence[int]) -> str:
 
 
 def _list_values(one: PlanClass, is_several: bool = True) -> Iterator[str]:
-    """Yield the values of a class, worded."""
+    """Yield phrases for the values that define a class of plans."""
     if is_several and one.stages_per_rank:
         yield _name_number(one.stages_per_rank)
     for name, values in (

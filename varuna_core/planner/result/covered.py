@@ -19,12 +19,14 @@ from varuna_core.planner.search.search import Candidate
 BETWEEN: Mapping[int, tuple[float, float]] = {4: (0.90, 1.03), 16: (0.83, 1.18), 32: (0.82, 1.18)}
 BEYOND: Mapping[int, tuple[float, float]] = {2: (0.96, 1.20), 4: (0.81, 1.36), 8: (0.77, 2.12)}
 BELOW: Mapping[int, tuple[float, float]] = {2: (0.81, 1.36), 4: (0.71, 1.93), 8: (0.64, 2.13)}
-"""Bounds of the true time over the one derived from two sizes, by the largest ratio of sizes."""
+"""Bounds of the ratio of the true time to a time derived from two measured sizes, keyed by the
+largest ratio of sizes to which they apply."""
 SIZES = Evidence("benchmarks/results/planner_sizes.md", Sure.MEASURED)
 ESTIMATED = Within(
     0.55, 4.0, (Evidence("benchmarks/results/estimates.md", Sure.MEASURED, seen=688),)
 )
-"""Bounds of an estimated step in eight of ten runs, with an assumed link between nodes."""
+"""Bounds of the ratio of true to estimated step time in eight of ten runs, with an assumed link
+between nodes."""
 NOBODY = "the error of such a prediction is not known"
 GPUS_ALONE = "the error of predictions was measured only on GPUs"
 CPU = "cpu"

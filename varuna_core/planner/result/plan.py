@@ -174,7 +174,7 @@ def render_table(plan: ShapePlan) -> str:
 
 
 def list_stage_kinds(plan: ShapePlan) -> list[str]:
-    """Return the kinds of GPU of each stage, worded."""
+    """Return the kinds of GPU of each stage as phrases."""
     kinds = plan.candidate.placed.kinds
     return [kinds[place] for place in plan.candidate.places]
 

@@ -40,7 +40,7 @@ KEYS: Mapping[str, str] = {
     "recompute": "parallel.recompute",
     "partition": "parallel.partition",
 }
-"""The conf keys of the wishes."""
+"""The conf key of each field of Wishes."""
 MOST_MEMORY = 64.0
 """The largest multiple of GPU memory tried: if even this does not help, memory is not the cause."""
 

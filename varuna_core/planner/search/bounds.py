@@ -45,19 +45,19 @@ class Prefix(NamedTuple):
     """Figures of the stages that are already cut; arrays are indexed by the end of the last one."""
 
     before: Array = 0.0
-    """Time before the next stage's first action plus that after its last."""
+    """Time before the next stage's first action plus the time after its last action."""
     work: Array = 0.0
-    """The largest work of these stages, with what precedes and follows it."""
+    """The largest work of the cut stages, including the time before and after each one's work."""
     beyond: Array = 0.0
-    """The largest `beyond` of these stages."""
+    """The largest `beyond` of the cut stages."""
     down: Array = 0.0
     """Time before the next stage's first action."""
     done: Array = 0.0
-    """The time at which these stages' sums over the replicas are done."""
+    """Time at which the cut stages have summed their gradients over the replicas."""
     first: Array = 0.0
-    """Time after the pipeline, by the first stage."""
+    """Time that the first stage needs after the end of the pipeline."""
     ending: Array = 0.0
-    """The largest time of optimizer and weights' transfer of these stages."""
+    """The longest time in which a cut stage runs its optimizer and transfers its weights."""
 
     def pick(self, row: int | Array) -> Prefix:
         return Prefix(*(values[row] for values in self))
@@ -107,8 +107,8 @@ class Cells:
             stage.optimizer + sums.exchange
             for stage, sums in zip(chain.stages, chain.sums, strict=True)
         ]
-        """For each stage, the time of optimizer and weights' transfer, by begin and end of its
-        segments."""
+        """For each stage, the time to run its optimizer and transfer its weights, by begin and end
+        of the stage's segments."""
         pipeline = chain.bound - chain.tail
         low, high = self._compute_least_tail(), limit - pipeline
         tail_edges = np.linspace(low, max(low, high), tails + 1)
@@ -215,7 +215,8 @@ class Cells:
 
 CHUNK = 4096
 FEW = 50_000
-"""Limit on counts times limits for computing all at once instead of by bisection."""
+"""Largest product of counts and limits for which all windows are computed at once; above it, they
+are found by bisection."""
 TIME_CELLS, ENDING_CELLS = 24, 6
 
 
@@ -225,7 +226,7 @@ class _Windows:
     differ only in schedule share them."""
 
     limits: Array
-    """Times of runs of segments."""
+    """The time limits of runs of segments."""
     held: Array
     """The longest run of segments within each time limit, by kind of place and limit."""
     bonus: Array

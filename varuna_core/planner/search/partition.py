@@ -27,7 +27,8 @@ CLOSE = 1e-9
 """Times that differ by a smaller share than this count as equal, since sums are rounded."""
 BATCH = 256
 TOGETHER = 24
-"""Prefixes extended at once: more take less time each, fewer find plans sooner."""
+"""Number of prefixes that are extended at once: with more, each takes less time; with fewer, plans
+are found sooner."""
 MOST_MOVES = 400
 COARSE, FINE = (6, 3), (12, 5)
 """Numbers of cells of a bound; the time to build the cells grows with them."""

@@ -36,9 +36,9 @@ class _Segments(NamedTuple):
 
     forward: Array
     back: Array
-    """Time until the gradient for the previous stage is ready."""
+    """Time until a backward has computed the gradient for the previous stage."""
     whole: Array
-    """Time of both gradients."""
+    """Time of a backward that computes both gradients."""
     forward_action: float
     back_action: float
     whole_action: float

@@ -144,11 +144,14 @@ MOST_LOOKS = 200
 BEYOND = 1.2
 """Options are kept for a simpler plan up to this multiple of the best plan's time."""
 FEW_NODES = 2_000
-"""Nodes of branch and bound for each placement searched for a simpler plan."""
+"""Limit on the nodes of the branch and bound search in each placement searched for a simpler
+plan."""
 MOST_NODES = 20_000
-"""Nodes of a placement's branch and bound in the first round, eight times as many in each next."""
+"""Limit on the nodes of the branch and bound search in a placement in the first round; each further
+round has eight times as many."""
 _Floor = tuple[Option, list[tuple[str, ...]], Array, Array]
-"""An option; its kinds of places; rows with the stages on each; a lower bound for each row."""
+"""An option, its kinds of places, rows with the number of stages on each kind, and a lower bound
+for each row."""
 
 
 def measure_simplicity(candidate: Candidate) -> tuple[int, ...]:
@@ -201,7 +204,7 @@ class Search:
             most = max(most, self.wishes.stages or 0)
         self.placements = Placements(cluster, most)
         self.tier = self.placements.tiers[0]
-        """The class of placements begun last."""
+        """The class of placements whose search began last."""
         self.deadline = deadline or within(60.0)
         self.found: dict[Option, Candidate] = {}
         self.best_s = float("inf")
@@ -296,7 +299,7 @@ class Search:
         return best
 
     def _find_within(self, option: Option, chain: Chain, limit_s: float) -> Candidate | None:
-        """Return the best plan of a chain if it is within the time."""
+        """Return the best plan of a chain if its step takes at most `limit_s`; else None."""
         if self.wishes.partition is None:
             beyond = limit_s * (1 + CLOSE)
             found = find_partition(chain, incumbent=beyond, max_nodes=FEW_NODES)

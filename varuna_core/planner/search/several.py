@@ -466,7 +466,7 @@ def find_at(
 
 
 def count_each(schedule: str, training: TrainingModel) -> Sequence[int]:
-    """Return the numbers of stages a rank that are tried."""
+    """Return the numbers of stages per rank that are tried."""
     own = SCHEDULES[schedule].stages_per_rank
     if own is None and training.overlap_sends:
         return range(2, MOST_STAGES + 1)

@@ -550,13 +550,13 @@ class Learner:
         """With `is_partial` the first epoch may be missing, so steps are only compared with each
         other."""
         self.said: Optional[int] = None
-        """Number of steps in an earlier line; 0 if lines had different numbers."""
+        """Number of steps that an earlier line printed; 0 if lines printed different numbers."""
         self.said_epochs: Optional[int] = None
         self.is_doubled = self.is_baseless = self.is_lost = False
-        """True if another counter is about as likely, if the first epoch was not read, or if the
-        counter stopped, in this order."""
+        """Three flags: another counter is about as likely; the first epoch was not read; the
+        counter stopped."""
         self._is_partial = self.is_cut = is_partial
-        """True if lines before the first one are missing."""
+        """True if the log's first lines may not have been read."""
         self._shapes: Dict[_Key, _Shape] = {}
         self._ranks: List[Optional[int]] = []
         self._vain: Dict[bytes, int] = {}

@@ -132,8 +132,8 @@ _EVALUATED = re.compile(
     rf"\s{{0,9}}[:=]?\s{{0,9}}['\"]?(?:tensor\()?(?P<word>{_NUMBER})",
     re.IGNORECASE,
 )
-"""Names of parts of the data for which an evaluation prints metrics; `train` counts only beside
-another. A step may be between the name and a colon."""
+"""Pattern of a metric in a line of an evaluation, after the name of a part of the data; `train`
+counts only beside another part. A step may be between the metric's name and a colon."""
 _REVERSED = re.compile(
     r"(?:(?P<best>best )|\b)(?P<name>loss|acc|ppl|error)_(?P<split>train|eval|valid|val|test|dev)"
     rf"['\"]?\s{{0,9}}[:=]?\s{{0,9}}(?P<word>{_NUMBER})",

@@ -185,15 +185,16 @@ class StepReader:
         """True once a line contained a word that trainings print."""
         self._is_partial, self._is_lost = is_partial, False
         self._opening: Optional[str] = None
-        """The first line of steps of a start, until the second is read."""
+        """The first line about a step after a start, kept until the second one is read."""
         self._by = 0
         """Difference of the last two steps."""
         self._first_epoch: Optional[int] = None
         """Number of the first epoch, 0 or 1, of bars that name theirs."""
         self._is_cut = is_partial
-        """True if lines before the first bar may be missing."""
+        """True if the lines before the first progress bar may not have been read."""
         self._num_pairs = 0
-        """Lines of an epoch and a step that look like a step and a total."""
+        """Number of lines with an epoch and a step that look like a step and the number of
+        steps."""
         self._spent_ms = 0.0
         """The longest time that a bar without a name has taken, in milliseconds."""
         self._aside: Optional[Tuple[int, int, int]] = None

@@ -48,7 +48,7 @@ class Agreement:
         """`hear` returns the signal that this rank received, or 0."""
         self.links, self.holds_last, self.hear = links, holds_last, hear
         self.told = 0
-        """The signal agreed on in the last step; equal on every rank."""
+        """The signal on which all ranks agreed in the last step, or 0."""
 
         self._replica_heard = 0
         self._counting: Any = None

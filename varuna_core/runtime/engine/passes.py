@@ -81,22 +81,22 @@ class Pass(ABC):
 
     @abstractmethod
     def forward(self) -> Any:
-        """F, f: run the stage."""
+        """Run the stage's forward (actions F and f)."""
 
     def output_ready(self, output: Any) -> None:
         """Keep the forward's output, after it was sent or its loss computed."""
         self.output = output
 
     def recompute(self) -> Any:
-        """R: run the stage again, with a graph."""
+        """Run the stage again, now keeping the graph (action R)."""
         raise self._refuse("R")
 
     def offload(self) -> None:
-        """O: start to copy the graph out of device memory."""
+        """Start to copy the graph out of device memory (action O)."""
         raise self._refuse("O")
 
     def load(self) -> None:
-        """L: start to copy the offloaded graph back to the device."""
+        """Start to copy the offloaded graph back to the device (action L)."""
         raise self._refuse("L")
 
     @abstractmethod
@@ -105,16 +105,17 @@ class Pass(ABC):
 
     @abstractmethod
     def backward(self, pairs: Pairs, gradients: Gradients) -> Gradients:
-        """B: compute all gradients, and return those of received tensors. `gradients` holds all
-        received gradients, also those of outputs that no backward starts from."""
+        """Compute all gradients, and return those of received tensors (action B). `gradients` holds
+        all received gradients, also those of outputs that no backward starts from."""
 
     @abstractmethod
     def backward_inputs(self, pairs: Pairs, gradients: Gradients) -> Gradients:
-        """I: compute the gradients of received tensors, and postpone the products for weights."""
+        """Compute the gradients of received tensors, and postpone the products for weights (action
+        I)."""
 
     @abstractmethod
     def backward_weights(self) -> None:
-        """W: compute the postponed products."""
+        """Compute the postponed products for weights (action W)."""
 
     def _refuse(self, kind: Kind) -> ScheduleError:
         action = Action(kind, self.turn.stage.index, self.turn.number)

@@ -143,8 +143,8 @@ class Gradients:
         hooks: ParameterHooks | None = None,
         has_fixed_sums: bool = False,
     ) -> None:
-        """If `sharding` is given, the parameters are shards of layers. Fixed sums keep their
-        addresses (fixed_sums.py)."""
+        """If `sharding` is given, the parameters are shards of layers. With `has_fixed_sums`,
+        gradients are summed at the same addresses in all steps (fixed_sums.py)."""
         self.masters, self.links, self.device, self.owners = masters, links, device, owners
         self.overlap = True
         self.weight = weight or MicroBatchWeight()
@@ -154,7 +154,8 @@ class Gradients:
 
         places = masters.list_places()
         self.parameters = [place for p, place in places if p.requires_grad]
-        """Parameters in which gradients are accumulated; those of `masters.pairs` are kept."""
+        """Tensors whose `grad` accumulates gradients; this rank keeps the sums only for
+        `masters.pairs`."""
 
         self.fixed = FixedSums(masters) if has_fixed_sums else None
 
@@ -261,9 +262,10 @@ class Gradients:
     ) -> None:
         """Prepare for an action that computes gradients and is the step's last one for `finishing`.
 
-        `products` holds the products of a W, else None. If None, every parameter that got a
-        gradient before is expected to get one from autograd, except if it got several in one action
-        (a module called repeatedly in a reentrant checkpoint).
+        `products` holds the postponed products of a W, an action for weight gradients, else None.
+        If None, every parameter that got a gradient before is expected to get one from autograd,
+        except if it got several in one action (a module called repeatedly in a reentrant
+        checkpoint).
         """
         self._fired.clear()
         self._learning = products is None

@@ -152,7 +152,7 @@ def _spell(path: Any) -> str:
 
 
 def choose_precision(fp16: bool, precision: str | None) -> Precision:
-    """Return the precision from Varuna's arguments: the original `fp16`, or our `precision`."""
+    """Return the precision from Varuna's arguments: `fp16`, as in the original, or `precision`."""
     if precision is not None and precision not in TYPES:
         raise ValueError(f"precision {precision!r} is not supported: use one of {', '.join(TYPES)}")
     if fp16 and precision not in (None, "fp16"):

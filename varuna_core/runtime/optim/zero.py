@@ -46,7 +46,7 @@ class Owners:
         return {n for n, replica in self.replica_of.items() if replica == self.links.replica}
 
     def compute_most(self, number: int) -> int:
-        """Return the maximum of the replicas' numbers."""
+        """Return the maximum of this number over the replicas."""
         most = torch.tensor(number)
         dist.all_reduce(most, dist.ReduceOp.MAX, group=self.links.replicas)
         return int(most.item())

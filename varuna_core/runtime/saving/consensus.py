@@ -40,7 +40,8 @@ class Consensus:
         return self._exchange("", lambda words: make(), listen=False)
 
     def settle(self, word: str, decide: Callable[[list[str]], str]) -> str:
-        """Return on every rank the text that rank 0 computes from the words of all ranks."""
+        """Return on every rank the text that `decide` computes on rank 0 from the `word` of each
+        rank."""
         return self._exchange(word, decide)
 
     def any_rank(self, wanted: bool) -> bool:

@@ -408,8 +408,9 @@ class Stage:
 
     def _find_learning(self, tensors: Sequence[Tensor]) -> tuple[bool, ...]:
         """Return which outgoing tensors require grad, which may depend on a branch. A forward
-        without gradients uses the dry run's answer; if no tensor did there but some could, all do.
-        """
+        without gradients uses the dry run's answer; if no tensor required grad in the dry run,
+        but received tensors or parameters do now, all floating-point tensors count as requiring
+        grad."""
         if torch.is_grad_enabled():
             return tuple(tensor.requires_grad for tensor in tensors)
         foreseen = self._foresee_learning(self._end, tensors)

@@ -1,18 +1,20 @@
-"""Counts the optimizer steps of a rank by torch's own hooks of all optimizers.
+"""Count the optimizer steps of a rank with torch's global hooks, which see all optimizers.
 
-`torch.optim.optimizer.register_optimizer_step_pre_hook` and `..._post_hook` are public; nothing of
-torch or of the program is replaced, and what a step is given, does and returns stays as it is.
+`torch.optim.optimizer.register_optimizer_step_pre_hook` and `..._post_hook` are public. Nothing in
+torch or the program is replaced, and the arguments, effects and result of a step stay the same.
 
     optimizer.step() ends ─► is it the mark? ─► count and time in memory ─► once in 0.1 s: the file
 
-The parameter that is updated first is the mark: each of its updates is one step. So several
-optimizers count as one (GAN, Muon with Adam), one for each parameter too, and an optimizer that is
-called for one group of parameters after the other, as by DeepSpeed. A step within a step (SAM, a
-subclass that calls its parent's) is part of it; a step that a GradScaler leaves out is none. If the
-mark stands still while another parameter is updated `OTHERS` times, that one becomes the mark.
+The parameter that is updated first is the mark: each of its updates counts as one step. So several
+optimizers count as one (as in a GAN, or Muon with Adam), even one for each parameter, and so does
+an optimizer that is called for one group of parameters after another (DeepSpeed). A step within a
+step (SAM, or a subclass that calls its parent's `step`) is part of the outer step; a step that a
+GradScaler skips does not count. If another parameter is updated `OTHERS` times while the mark is
+not, the other parameter becomes the mark.
 
-A child of the process that counts writes nothing. torch.compile sees none of this, so an optimizer
-that is compiled is not counted; one that is recorded in a CUDA graph is said to be so.
+A child of the process that counts writes nothing. The hooks do nothing in code that torch.compile
+traces, so a compiled optimizer is not counted; if a CUDA graph records an optimizer, the file has a
+flag that says so.
 """
 
 from __future__ import annotations
@@ -30,9 +32,10 @@ OTHERS = 100
 TRY_S = 10.0
 """Seconds between checks that the process that counts for this rank is alive."""
 is_compiling: Callable[[], bool] = bool
-"""Function that tells if torch.compile is tracing; replaced by torch's own."""
+"""Function that returns True while torch.compile traces code; each Counter sets it to torch's
+own."""
 _INITIAL = "_init_optim_state"
-"""torch's function that fills an optimizer's state by a step that changes nothing."""
+"""Name of torch's function that fills an optimizer's state by a step that changes nothing."""
 
 
 class Counter:
@@ -49,10 +52,11 @@ class Counter:
         self._file: Any = None
         self._is_off = False
         self._open: dict[int, int] = {}
-        """The optimizer whose step is running, by thread."""
+        """Id of the optimizer whose step is running, keyed by the thread's id."""
         self._mark: int | None = None
         self._others: dict[int, int] = {}
-        """Updates of other parameters since the last one of the mark."""
+        """Number of updates of other parameters since the mark's last update, keyed by the
+        parameter's id."""
         self._due = self._point_due = 0.0
         is_compiling = getattr(torch.compiler, "is_dynamo_compiling", is_compiling)
         self._is_captured: Any = None

@@ -1,11 +1,11 @@
-"""A thread in a rank that says where the rank is, when the agent asks: stacks of all threads, and
-the collectives that torch's Flight Recorder has.
+"""A thread in a rank that sends, when the agent asks, the stacks of all threads and the last
+collectives in torch's Flight Recorder.
 
     agent ── a byte into ranks/<rank>.ask ──► this thread ── ranks/<rank>.where.json ──► agent
 
-The thread sleeps in a read until then, so it costs nothing; it answers while the main thread hangs
-in a collective. It starts once torch has been imported, in the first process of a rank that does
-so; one that counts optimizer steps takes over from it.
+Between requests the thread sleeps in a read, which costs no processor time. It answers even while
+the main thread hangs in a collective. The thread starts in the first process of a rank that imports
+torch; the process that counts the rank's optimizer steps takes over from that one.
 """
 
 from __future__ import annotations
@@ -24,21 +24,23 @@ from typing import Any
 MOST_FRAMES = 64
 LAST_CALLS = 64
 BUFFER = "2000"
-"""Entries of the Flight Recorder, as torch's default since 2.6; an empty value would be fatal."""
+"""Number of entries of the Flight Recorder, torch's default since 2.6; an empty value in the
+environment would be a fatal error."""
 SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 READS = re.compile(
     "LOAD_|COMPARE|CONTAINS|IS_OP|UNARY|POP_|JUMP|NOP|RESUME|COPY$|DUP|ROT|SWAP|TO_BOOL|EXTENDED|"
     "NOT_TAKEN|CACHE|BINARY_|PUSH_NULL"
 )
-"""Instructions that change nothing but the frame's own stack."""
+"""Pattern for bytecode instructions that change nothing but the frame's own stack."""
 COUNTS = re.compile(f"(?!LOAD_ATTR|LOAD_METHOD|BINARY_SUBSCR|BINARY_SLICE)({READS.pattern}|"
                     "STORE_FAST|STORE_NAME|STORE_GLOBAL|INPLACE_)")  # fmt: skip
-"""Instructions that may also change local numbers, without raising for an index or a name."""
+"""Pattern for bytecode instructions that may also assign numbers to variables, but raise no
+exception for an index or an attribute."""
 
 
 def prepare(torch: Any) -> Callable[[], Any] | None:
-    """Make torch record its last collectives, before the first one; return the function that dumps
-    them as JSON, or None if torch has none."""
+    """Make torch record collectives from the first one on; return the function that dumps the last
+    ones as JSON, or None if torch has no such function."""
     c10d = getattr(torch._C, "_distributed_c10d", None)
     for name, variable in (("_dump_fr_trace_json", 0), ("_dump_nccl_trace_json", 1)):
         dump: Callable[[], Any] | None = getattr(c10d, name, None)
@@ -55,10 +57,11 @@ class Reporter:
     def __init__(self, dump: Callable[[], Any] | None) -> None:
         self._dump = dump
         self._started: tuple[int, str] | None = None
-        """The process that started this thread, as forked children did not, and its file."""
+        """Id of the process that started this thread, which its forked children lack, and the
+        file."""
 
     def start(self, path: str, *, takes_over: bool = False) -> None:
-        """Answer for the rank with this `.steps` file, unless another process does; with
+        """Answer requests about the rank with this `.steps` file, unless another process does; with
         `takes_over`, replace that process."""
         if self._started == (os.getpid(), path):
             return
@@ -118,10 +121,11 @@ def describe(main: int | None, dump: Callable[[], Any] | None) -> dict[str, Any]
 
 
 def find_spin(code: types.CodeType, at: int) -> int:
-    """Return the first line of the innermost loop around this instruction if nothing within can end
-    it: it has no exit and only counts, or only reads what another thread may change.
+    """Return the first line of the innermost loop around this instruction if the loop cannot end by
+    itself: it has no exit and only counts, or only reads what another thread may change.
 
-    Return 0 for a loop that calls a function, takes a next item or stores into an object.
+    Return 0 for a loop that calls a function, takes the next item of an iterator or stores into an
+    object.
     """
     import dis  # not at the start of each Python
 
@@ -141,7 +145,7 @@ def find_spin(code: types.CodeType, at: int) -> int:
 
 
 def trim(flight: Any) -> dict[str, Any]:
-    """Keep the last entries of each group, without sizes and threads."""
+    """Return the last entries of each process group in this dump, without sizes and threads."""
     kept: dict[str, list[dict[str, Any]]] = {}
     keys = ("process_group", "collective_seq_id", "profiling_name", "is_p2p", "time_created_ns")
     for entry in flight.get("entries", ()):

@@ -1,12 +1,12 @@
 """First module that the ranks' Python imports. The agent puts this folder, which is in agent.pyz,
 in front of their PYTHONPATH, unless a conf has `profile.count_steps: false`.
 
-At the end of the process one line notes the exception that nobody caught, if one ended it: a log
-cannot tell it from one that was caught and printed. Nothing else happens until torch is imported.
-Then the rank's optimizer steps are counted (counter.py), and with `profile.timeline: true`
-varuna_core/trace/hook.py watches for the engines. The sitecustomize that Python would have read
-without this one is read after it. Whatever goes wrong here is one line, and the rank trains without
-a timeline, or uncounted.
+When a rank's process ends, one line in a file records the uncaught exception, if one ended the
+process: a log cannot tell it from one that was caught and printed. Nothing else happens until torch
+is imported. Then the rank's optimizer steps are counted (counter.py), and with `profile.timeline:
+true` varuna_core/trace/hook.py watches for the imports of engines. At its end, this module runs the
+sitecustomize that Python would have imported without it. An error in this module is printed as one
+line, and the rank trains without a timeline, or without counted steps.
 """
 
 from __future__ import annotations
