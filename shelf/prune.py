@@ -73,7 +73,7 @@ class Candidate:
     kept: str
     """The reason to keep the run; empty if the run is to be removed."""
     left: str = ""
-    """A file that the run's ranks left in the folder, because of which the run is kept."""
+    """A file of the ranks in the folder, because of which the run is kept."""
 
 
 @dataclass(frozen=True)

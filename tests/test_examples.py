@@ -132,7 +132,7 @@ def test_the_tour_from_python_runs_as_it_is(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     for words in (
-        "DONE - it ended well after step 12 of 12",
+        "DONE - the job ended well after step 12 of 12",
         "'hello: rank 3 of 4, node 1'",
         "[1, 4, 9]",
         "ValueError: no such corpus",

@@ -483,7 +483,7 @@ def limit_raised(life: Life) -> Moments:
     life.submit(walltime_min=2, steps=2000)
     yield from life.until("RUNNING")
     yield from life.rest(6)
-    yield Wanted(says="it will not finish: .* its time limit ends it", state="RUNNING")
+    yield Wanted(says="the job will not finish: .* its time limit ends it", state="RUNNING")
     life.slurm("scontrol", "update", "jobid={job}", "timelimit=20")
     yield Wanted(health="HEALTHY STARTING RUNNING", state="RUNNING")
     yield from life.rest(2)
@@ -496,7 +496,7 @@ def limit_lowered(life: Life) -> Moments:
     life.slurm("scontrol", "update", "jobid={job}", "timelimit=2")
     yield from life.rest(6)
     for _ in range(2):
-        yield Wanted(says="time limit ends it", state="RUNNING")
+        yield Wanted(says="time limit ends (it|the job)", state="RUNNING")
 
 
 def limit_of_waiting(life: Life) -> Moments:
@@ -510,7 +510,7 @@ def time_limit(life: Life) -> Moments:
     life.submit(walltime_min=1)
     yield from life.until("RUNNING")
     yield from life.rest(30)
-    yield Wanted(says="time limit ends it", state="RUNNING")
+    yield Wanted(says="time limit ends (it|the job)", state="RUNNING")
     yield from life.until("TIMEOUT", timeout_s=90)
     yield Wanted(health="DEAD", says="time limit was reached")
 

@@ -598,7 +598,7 @@ def caught(errors: Sequence[PythonError]) -> Iterator[Row]:
             Want(C.RANK_EXIT, Actor.RANK, 1, "n2", never=never),
         )  # fmt: skip
         yield Row(
-            f"{error.name} caught, it ended well", Place.FOREIGN,
+            f"{error.name} caught, the job ended well", Place.FOREIGN,
             Scene(Job("COMPLETED"), files={"slurm-77.out": out.out}),
             Want(C.COMPLETED, None, health="DONE", never=never),
         )  # fmt: skip

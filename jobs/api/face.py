@@ -114,7 +114,7 @@ def job(which: JobLike = "last") -> VjobJob[Any]:
     >>> job = vjob.job("last")
     >>> job.wait()
     >>> job.status().verdict.reason
-    'it ended well after step 1 of 1: all 2 ranks exited 0'
+    'the job ended well after step 1 of 1: all 2 ranks exited 0'
     """
     from vjob.jobs.api.job import VjobJob
     from vjob.jobs.runs.find import find_run

@@ -44,11 +44,10 @@ class Root:
     in_place: bool
     """True for a link to an image folder, which is used in place."""
     is_stale: bool
-    """True if the image has changed since it was unpacked, so that the next run unpacks it
-    again."""
+    """True if the image has changed, so that the next run unpacks it again."""
     bytes: int
     used: float
-    """Time at which a run last asked for the image, in seconds since 1970."""
+    """When a run last asked for the image, in seconds since 1970."""
 
 
 @dataclass(frozen=True, kw_only=True)

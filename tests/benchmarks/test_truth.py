@@ -82,7 +82,7 @@ def test_each_one_who_says_something_else_is_named() -> None:
         replace(more, sacct=runs),
         replace(more, squeue=(), sacct=()),
         replace(more, api={**more.api, "is_done": False}),
-        replace(more, api={**more.api, "reason": "it ended well"}),
+        replace(more, api={**more.api, "reason": "the job ended well"}),
         replace(more, report="CANCELLED: failed"),
         replace(more, report="failed: cancelled by root"),
     ):

@@ -55,7 +55,7 @@ def name_rank(rank: Optional[int], node: str) -> str:
 
 
 PHRASES: Mapping[EndCause, str] = {
-    EndCause.COMPLETED: "it ended well",
+    EndCause.COMPLETED: "the job ended well",
     EndCause.REFUSED: "the scheduler refused it",
     EndCause.SUBMIT_LOST: "the submit was cut off before the scheduler had the job",
     EndCause.FORGOTTEN: "the scheduler has forgotten the job, and it left no outcome",
@@ -93,7 +93,7 @@ PHRASES: Mapping[EndCause, str] = {
     EndCause.MACHINE_UNREACHABLE: "a machine could not be reached",
     EndCause.MACHINE_REBOOTED: "a machine was restarted",
     EndCause.MACHINE_LIST_EMPTY: "the list of machines is empty",
-    EndCause.UNKNOWN: "it is not known why it ended",
+    EndCause.UNKNOWN: "the cause of the end is not known",
 }
 """Phrases for causes about which nothing more is known."""
 

@@ -165,22 +165,26 @@ def explain_probe(asked: ProbeRequest, said: Mapping[str, str]) -> str | None:
         return "the check was interrupted; try again, or run `/bin/sh -c true` there by hand"
     if "sees" not in said:
         text = (
-            f"it does not see the run folder {asked.folder}: the folder must be on a file system "
-            "that all machines share (NFS, Lustre); set log_folder to one"
+            f"the machine does not see the run folder {asked.folder}, which must be on a file "
+            "system that all machines share (NFS, Lustre); set log_folder to one"
         )
         if said.get("user") != str(asked.user):
             text += f"; you are user {asked.user} here and {said.get('user')} there"
         return text
     if "writes" not in said:
-        return f"it cannot write to the run folder {asked.folder}: is it mounted read-only there?"
+        return (
+            f"the machine cannot write to {asked.folder}, the run folder: is it mounted read-only?"
+        )
     if "agent" not in said:
-        return f"it has neither {asked.python} nor a python3 of 3.8 or newer; install one"
+        return f"the machine has neither {asked.python} nor a python3 of 3.8 or newer; install one"
     if "python" not in said and "/" in asked.python:
-        return f"it has no {asked.python}: install it, or set program.python to another"
+        return f"the machine has no {asked.python}: install it, or set program.python to another"
     if "code" not in said:
-        return f"it has no workdir {asked.code_dir}: the path must be the same on all machines"
+        return (
+            f"the machine has no workdir {asked.code_dir}: the path must be the same on all of them"
+        )
     if "script" not in said:
-        return f"{asked.script} cannot be read there"
+        return f"the machine cannot read {asked.script}"
     return None
 
 

@@ -29,7 +29,7 @@ class RunRow:
     name: str
     """The run's name in its conf."""
     folder: str
-    """Path of the run folder; empty if the folder was removed and the job goes on."""
+    """The run folder, empty if it was removed and the job goes on."""
     jobs: tuple[str, ...]
     state: str
     """The scheduler's state, or how the run ended."""
@@ -39,7 +39,7 @@ class RunRow:
     verdict: Verdict | None
     """The verdict on the run; None until the run was judged."""
     message: str
-    """The verdict's reason, or the message of the run's record."""
+    """The verdict's reason, or the record's message."""
     step: int | None = None
     num_steps: int | None = None
     step_s: float | None = None
@@ -49,8 +49,7 @@ class RunRow:
     """Losses of the run's newest steps, for a small curve."""
     attempt: int | None = None
     is_read: bool = True
-    """False if the run's logs were left for a later refresh, so that the run's steps are not
-    known."""
+    """False if the run's logs, and so its steps, were left for a later refresh."""
 
     @property
     def target(self) -> str:

@@ -60,7 +60,7 @@ class JobRow:
     ends: float | None = None
     """The job's end, or the time at which the scheduler will end it."""
     preempted: float | None = None
-    """Time at which the scheduler began to take the job's nodes for another job."""
+    """When the scheduler began to take the job's nodes for another job."""
     waiting: str = ""
     """Why the job waits: a name of `Waiting`; empty if it does not wait, or if not known."""
     dependency: str = ""
@@ -83,7 +83,7 @@ class Scheduler:
     problem: str = ""
     """Why the scheduler did not answer this time."""
     lost_nodes: Mapping[str, str] = field(default_factory=dict)
-    """Nodes of the job that the scheduler reports as down, with its word for it."""
+    """Down nodes of the job, with the scheduler's word for their state."""
     node_states: tuple[NodeState, ...] = ()
     """Nodes of the job that are lost, draining or under maintenance."""
 
@@ -426,7 +426,7 @@ class Echo:
     """WORLD_SIZE, PARTITION, ..."""
     said: str
     wanted: str | None
-    """The value in the conf or the plan; None if neither has the setting."""
+    """The value in the conf or the plan, None if neither has the setting."""
     line: Line
 
 
@@ -461,7 +461,7 @@ class AttemptView:
     phases_s: Mapping[str, float] = field(default_factory=dict)
     """The longest that a checkpoint and an evaluation of this run took so far."""
     phase_ended_at: float | None = None
-    """When the last checkpoint or evaluation that is over ended, as far as lines tell."""
+    """End of the last completed checkpoint or evaluation, as far as lines tell."""
     errors: tuple[Line, ...] = ()
     """Lines of a known kind, the likely earliest first; equal lines of ranks once."""
     fatal: Line | None = None

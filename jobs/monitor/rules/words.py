@@ -144,15 +144,15 @@ def _suspect(values: Values, before: str) -> str:
 
 def _refused(values: Values) -> str:
     said = values["said"] if _is_known(values["said"]) else "the scheduler refused it"
-    return f"it was not submitted: {said}"
+    return f"the run was not submitted: {said}"
 
 
 def _submitting(values: Values) -> str:
     if values["is_cut_off"]:
         return f"the submit began {format_duration(values['age_s'])} ago and left no job"
     if values["state"] == "intent":
-        return "it is being submitted"
-    return "it was submitted just now"
+        return "the run is being submitted"
+    return "the run was submitted just now"
 
 
 def _never_starts(values: Values) -> str:
@@ -175,7 +175,8 @@ def _requeued(values: Values) -> str:
     times = _plural(values["times"], "once", f"{values['times']} times")
     last = {"preempted": ": preempted by another job", "node-fail": ": a node failed"}
     how = last.get(values["cause"], "") if _is_known(values["cause"]) else ""
-    return f"it waits to restart, requeued {times}{how}{why}; {_wait(values)}{_start(values)}"
+    waits = f"the job waits to restart, requeued {times}{how}{why}"
+    return f"{waits}; {_wait(values)}{_start(values)}"
 
 
 def _pending(values: Values) -> str:
@@ -219,7 +220,7 @@ def _no_room(values: Values) -> str:
 
 def _done(values: Values) -> str:
     after = f" after {_step(values)}" if "step" in values else ""
-    ended = "it ended" if values.get("is_doubted") else "it ended well"
+    ended = "the job ended" if values.get("is_doubted") else "the job ended well"
     return join([f"{ended}{after}", values["how"] if _is_known(values["how"]) else ""], ": ")
 
 
@@ -227,7 +228,7 @@ def _abandoned(values: Values) -> str:
     silence = format_duration(values["silence_s"])
     stopped = f"no sign of life for {silence}; the run stopped at {_step(values)}"
     if not values["is_end_known"]:
-        return f"{stopped}; how it ended is not known"
+        return f"{stopped}; how the run ended is not known"
     return f"{_line(values['line'])}; {stopped}" if "line" in values else stopped
 
 
@@ -240,7 +241,7 @@ def _exit(values: Values) -> str:
 
 
 def _asked_to_end(values: Values) -> str:
-    said = values["said"] if _is_known(values["said"]) else "it was asked to stop"
+    said = values["said"] if _is_known(values["said"]) else "the run was asked to stop"
     return f"the attempt is being ended: {said}"
 
 
@@ -532,13 +533,13 @@ def _healthy(values: Values) -> str:
     if _is_known(values.get("limit_left_s")):
         needed, left = format_duration(values["left_s"]), _until(values["limit_left_s"])
         will_not = "be requeued before its end" if values["comes_back"] else "not finish"
-        tail = f"; it will {will_not}: it needs {needed}, and its time limit ends it {left}"
+        tail = f"; the job will {will_not}: it needs {needed}, and its time limit ends it {left}"
         tail += _checkpoint(values)
     if "suspect" in values:
         return f"the run may hang: {_suspect(values, '')}, after {_step(values)}"
     if values["is_early"]:
         limit = format_duration(values["limit_s"])
-        tail = f"; too early to judge by so few steps; it is STALLED after {limit} without a step"
+        tail = f"; too early to judge by so few steps; the job is STALLED after {limit} without one"
     return f"{_step(values)} {format_duration(values['age_s'])} ago{pace}{tail}"
 
 
@@ -604,9 +605,10 @@ def _preempted(values: Values) -> str:
 def _time_limit_near(values: Values) -> str:
     is_enough = _is_known(values["needed_s"]) and values["needed_s"] <= values["left_s"]
     joint = "and" if is_enough else "but"
-    needed = _time(values, "needed_s", f", {joint} at its pace it needs {{}} more")
-    again = ", and then it is requeued" * values["comes_back"]
-    return f"the time limit ends it {_until(values['left_s'])}{again}{needed}{_checkpoint(values)}"
+    needed = _time(values, "needed_s", f", {joint} at its pace the job needs {{}} more")
+    again = ", and then the job is requeued" * values["comes_back"]
+    ends = f"the time limit ends the job {_until(values['left_s'])}{again}"
+    return f"{ends}{needed}{_checkpoint(values)}"
 
 
 def _early_signal_unheard(values: Values) -> str:
@@ -684,7 +686,9 @@ def _damaged(values: Values) -> str:
 
 
 def _last_checkpoint(values: Values) -> str:
-    tail = ", from which it continues when it is submitted again" if values.get("goes_on") else ""
+    tail = (
+        ", from which the run continues when it is submitted again" if values.get("goes_on") else ""
+    )
     return f"the last checkpoint is of step {values['step']}{tail}"
 
 

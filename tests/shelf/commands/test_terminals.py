@@ -312,7 +312,7 @@ def test_the_list_answers_keys_on_a_slow_line(stage: Stage, tmp_path: Path) -> N
         wait_shown(pane, DONE[:20], FAILED[:20], "q quit")
         before = count_bytes(tmp_path)
         pane.press("j")
-        wait_shown(pane, "it ended well")
+        wait_shown(pane, "the job ended well")
         lines = pane.read().splitlines()
         assert any(line.startswith("›") and DONE[:20] in line for line in lines)  # noqa: RUF001
         assert max(map(measure, lines)) <= 80

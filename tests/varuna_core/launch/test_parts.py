@@ -171,9 +171,9 @@ def test_a_probe_of_an_odd_folder_finds_what_is_there(tmp_path: Path) -> None:
         ("sees", "does not see the run folder .* to one; you are user 0 here and 1 there"),
         ("writes", "cannot write"),
         ("agent", "neither /bin/sh nor a python3"),
-        ("python", "it has no /bin/sh: install it, or set program.python to another"),
-        ("code", "it has no workdir .*: the path"),
-        ("script", "t cannot be read there"),
+        ("python", "the machine has no /bin/sh: install it, or set program.python to another"),
+        ("code", "the machine has no workdir .*: the path"),
+        ("script", "the machine cannot read .*t"),
     ],
 )
 def test_what_a_probe_misses_is_one_line(tmp_path: Path, key: str, message: str) -> None:

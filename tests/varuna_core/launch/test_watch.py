@@ -216,7 +216,9 @@ def test_a_machine_without_the_run_folder_or_the_python_is_told_what_to_do(
     try:
         add_alias(stage, "apart", server)
         stage.start("127.0.0.1", "apart")
-        stage.wait_for_word(f"apart (apart): it does not see the run folder {stage.run.path}: the")
+        stage.wait_for_word(
+            f"apart (apart): the machine does not see the run folder {stage.run.path}"
+        )
         stage.wait_for_word("set log_folder to one")
         stage.wait_for_starts(f"{HERE} 0 {SESSION}")
     finally:

@@ -101,7 +101,7 @@ def list_remedies(end: End, *, checkpoint_step: Optional[int] = None) -> Tuple[R
             if end.node or one.action is not Action.EXCLUDE
         )
     if end.cause in RESUMABLE and checkpoint_step is not None:
-        detail = f": it continues from its checkpoint of step {checkpoint_step}"
+        detail = f": the run continues from the checkpoint of step {checkpoint_step}"
         return tuple(
             replace(one, detail=detail) if one.action is Action.RESUBMIT else one for one in found
         )

@@ -278,7 +278,7 @@ def test_a_hang_that_a_person_ended_keeps_its_cause() -> None:
 def test_a_run_that_failed_says_from_where_it_goes_on() -> None:
     """The folder may hold a checkpoint of an earlier run, which this one could not load."""
     failed = replace(killed(), checkpoint_step=40, checkpoint_at=NOW - 9, submitted=NOW - 99)
-    assert any("step 40, from which it continues" in one for one in judge(failed).facts)
+    assert any("step 40, from which the run continues" in one for one in judge(failed).facts)
     stranger = judge(replace(failed, checkpoint_at=NOW - 999, progress=None))
     assert "the last checkpoint is of step 40" in stranger.facts
 

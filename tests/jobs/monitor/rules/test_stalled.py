@@ -72,7 +72,7 @@ def test_a_hang_in_the_first_steps_says_when_it_will_be_called_stalled() -> None
     assert "too early" not in usual.reason and usual.advice == ""
     assert late.health is Health.RUNNING
     assert late.reason.startswith("step 4 of 5000 8 min ago, 0.3 s a step; ")
-    assert late.reason.endswith("it is STALLED after 20 min without a step")
+    assert late.reason.endswith("the job is STALLED after 20 min without one")
     assert late.advice == "vjob stacks 4711"
 
 
@@ -264,7 +264,7 @@ def test_a_lost_node_is_named_by_the_schedulers_word() -> None:
     verdict = judge(replace(snapshot, scheduler=scheduler, checkpoint_step=40))
     assert (verdict.health, verdict.node) == (Health.DEAD, "n001")
     assert "DOWN*" in verdict.reason
-    assert "step 40, from which it continues" in verdict.facts[-1]
+    assert "step 40, from which the run continues" in verdict.facts[-1]
     fresh = healthy(scheduler=replace(healthy().scheduler, lost_nodes={"n001": "DOWN*"}))
     assert judge(fresh).health is Health.HEALTHY
 

@@ -114,9 +114,12 @@ def test_what_is_not_known_has_its_reason() -> None:
 @pytest.mark.parametrize(
     ("left_s", "words"),
     [
-        (300.0, "it will not finish: it needs 112 min, and its time limit ends it in 5 min"),
-        (900.0, "it will not finish: it needs 112 min, and its time limit ends it in 15 min"),
-        (0.0, "it will not finish: it needs 112 min, and its time limit ends it at any moment"),
+        (300.0, "the job will not finish: it needs 112 min, and its time limit ends it in 5 min"),
+        (900.0, "the job will not finish: it needs 112 min, and its time limit ends it in 15 min"),
+        (
+            0.0,
+            "the job will not finish: it needs 112 min, and its time limit ends it at any moment",
+        ),
         (1e6, None),
         (None, None),
     ],

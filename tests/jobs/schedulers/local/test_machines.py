@@ -222,7 +222,7 @@ def test_a_folder_that_is_not_shared_is_said_with_the_remedy(vjob: Vjob, tmp_pat
         reason = vjob.wait_over(vjob.submit(make("-1", "hang")))["outcome"]["reason"]
     finally:
         server.stop()
-    assert "it does not see the run folder" in reason and "set log_folder to one" in reason
+    assert "the machine does not see the run folder" in reason and "set log_folder to one" in reason
 
 
 @pytest.mark.charliecloud
