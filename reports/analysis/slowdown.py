@@ -186,7 +186,7 @@ def find_slowdown(rows: pd.DataFrame) -> Slowdown | None:
 def _list_runs(
     places: npt.NDArray[np.intp], attempts: npt.NDArray[np.object_]
 ) -> list[npt.NDArray[np.intp]]:
-    """Cut rising places into runs of neighbours of one attempt."""
+    """Divide increasing row numbers into runs of consecutive rows of one attempt."""
     own = attempts[places]
     return np.split(places, np.flatnonzero((np.diff(places) > 1) | (own[1:] != own[:-1])) + 1)
 

@@ -1,4 +1,4 @@
-"""The agent's commands. Batch and node scripts call them; so can a person who wants to see why."""
+"""Commands of the agent, which batch and node scripts call, or a person who examines a problem."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
 """Supervisor of the ranks of one node, from their start until the last has ended.
 
     a rank fails      exit file ─► stop.json ─► TERM to the other ranks ─► grace ─► KILL
-    somebody's stop   TERM to all ─► grace ─► KILL; the ranks count as stopped, not as failed; by a
-                      rank that saved and left, this node's exit code is 0
+    another's stop    TERM to all ─► grace ─► KILL; the ranks count as stopped, not as failed; if a
+                      rank that saved and left made the stop, this node's exit code is 0
     SIGTERM to us     stop.json ─► the same
-    SIGUSR1, SIGUSR2  to each rank's own process, also when signal.json asks for one; one without
-                      a handler would die of what it was to save for, and gets it with the handler
+    SIGUSR1, SIGUSR2  to each rank's own process, also when signal.json asks for one; a rank without
+                      a handler would die of the signal, so it gets the signal once it has a handler
 
-Everything that decides runs in the main thread; the pump, the watch and the sampler only read
-and write files.
+All decisions are made in the main thread; the threads that copy output (pump), watch other nodes
+and sample GPUs only read and write files.
 """
 
 from __future__ import annotations

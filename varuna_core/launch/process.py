@@ -1,4 +1,4 @@
-"""Start processes: ssh, or the agent of this machine; no other module of this room does so."""
+"""Start processes: ssh, or the agent of this machine; no other module of this package does so."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """record.json and events*.jsonl: what was submitted, its history, and how it ended.
 
-The record is written by `vjob` only (intent before the scheduler knows of the run, ids after, the
-outcome once somebody looks); what happens on the nodes is in the attempt folders. Each
-file of events has one writer, and one line for each event, in order.
+Only `vjob` writes the record: the intent before the scheduler knows of the run, job ids after that,
+and the outcome once a command looks at the ended run. What happens on the nodes is in the attempt
+folders. Each file of events has one writer, and one line for each event, in order.
 
 Kinds: intent, submitted, refused, adopted, started, preflight, stopping, ended, cancel-asked,
 cancel-failed, requeued, restarted, no-room, morph, left-out, grow-asked, shrink-asked,

@@ -2,6 +2,6 @@
 
 The shell may belong to salloc, a batch script, `srun --pty bash`, or a rank.
 `scheduler.AllocationScheduler` implements the scheduler; a detached `supervisor` runs the batch
-script as a step on the job's first node. `held_job` reads the job's resources. Imports the rooms of
-Slurm and of this machine.
+script as a step on the job's first node. `held_job` reads the job's resources. Imports the
+schedulers of Slurm and of this machine.
 """

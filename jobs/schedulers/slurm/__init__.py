@@ -1,4 +1,5 @@
-"""Slurm: sbatch, squeue, scontrol, sacct and sinfo. No module outside this room imports it.
+"""Slurm: sbatch, squeue, scontrol, sacct and sinfo. Of other packages, only `allocation` imports
+this one.
 
 `scheduler.SlurmScheduler` implements the scheduler; `commands` and `nodes` build command lines and
 parse their output, `header` renders `#SBATCH` lines, `settings` checks the cluster's configuration.

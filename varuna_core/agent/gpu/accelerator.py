@@ -2,11 +2,11 @@
 
     nvidia.py    NVIDIA's, by pynvml or nvidia-smi
     amd.py       AMD's, by the files of the amdgpu driver
-    intel.py     Intel's of data centers, by xpu-smi
-    NoAccelerator, below, where none is known
+    intel.py     Intel's for data centers, by xpu-smi
+    NoAccelerator, below, on a node without known devices
 
 A vendor of accelerators is a class with the attributes of `Accelerator`; other distributions add
-theirs by the entry points `vjob.accelerators`. On a node the first one that is there is taken.
+theirs by the entry points `vjob.accelerators`. A node uses the first vendor whose devices it has.
 
 Whatever cannot be read is `NotKnown` with the reason, or None in a `GpuSample`; it is never 0. A
 reading that lacks some of the devices is a `Value` whose evidence has `seen` below `expected`.

@@ -1,4 +1,4 @@
-"""Names of vendors that other rooms need."""
+"""Names of GPU vendors and of their device files, which other packages need."""
 
 from __future__ import annotations
 

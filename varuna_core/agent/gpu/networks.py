@@ -4,9 +4,10 @@
     class/net/*                   Ethernet: carrier, speed, errors
     devices/system/edac/mc/mc*    errors of the node's memory
 
-They are read once a minute. A port that was down from the start may be an unused one, and a
-counter's past is another run's, so faults are changes since the first look. The exception is a
-port whose rate is below that of all others of its make, of which there are two or more.
+The counters are read once a minute. A port that was down from the start may be unused, and earlier
+counts may be those of another run, so only changes since the first reading are faults. The
+exception is a port whose rate is below that of all other ports of its make, if there are two or
+more of these.
 """
 
 from __future__ import annotations

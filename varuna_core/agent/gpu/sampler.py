@@ -161,7 +161,8 @@ class Sampler(threading.Thread):
                 self._ranks.setdefault(key, ([rank], Sure.INFERRED))
 
     def _is_ours(self, fault: Finding) -> bool:
-        """Return True if a fault may affect our ranks: any but those of GPUs that others use."""
+        """Return True if a fault may affect our ranks: every fault but those of GPUs that other
+        jobs use."""
         part = fault.values["part"]
         if not fault.rule.startswith("gpu-") or self._names is None:
             return True

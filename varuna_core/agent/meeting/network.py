@@ -1,7 +1,7 @@
-"""Addresses, interfaces and ports of this host, as the others see it.
+"""Addresses, interfaces and ports of this host, as other hosts see them.
 
-`ip` is asked first, for it knows secondary addresses; without it the kernel is asked through
-sockets. Nothing here sends a packet: connecting a UDP socket only looks up the route.
+The command `ip` is tried first, since it knows secondary addresses; without it, the kernel is asked
+through sockets. Nothing here sends a packet: connecting a UDP socket only looks up the route.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
     every 5 s     each rank's count of steps, and its process's state
     no step for   max(15 s, twice the usual time between two steps): processor time, bytes moved,
       long        stacks, the last collectives, into hang/<node>.json
-    node 0        reads these of all nodes; `judge_hang` compares. Where its agent gives no sign of
-                  life the next node does
+    node 0        reads these files of all nodes, and `judge_hang` compares the ranks. If the agent
+                  of node 0 gives no sign of life, the next node does this
     a node        whose agent is silent, or whose links are cut (state/cut.json), or which Slurm
                   calls down, is the one that all others wait for
-    a hang        state/hang.json, and with `on_hang.do` stop.json: ranks are ended as after a
-                  failure, and what follows is decided where it is for a failure
+    a hang        is written to state/hang.json and, with `on_hang.do`, to stop.json: then ranks are
+                  ended and a restart is decided as after a failure
 
 Time for which the thread itself was held up (a suspended job, a file server that hangs) does not
 count as silence of the ranks. The thread takes no action while a rank is in a debugger, nor while
