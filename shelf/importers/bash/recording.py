@@ -73,7 +73,7 @@ _ASSIGNED = re.compile(
 _DEFAULTED = re.compile(r"\$\{([A-Za-z_]\w*)(:?=|:?[-+])", re.ASCII)
 _BARE = re.compile(r"\$([A-Za-z_]\w*)|\$\{([A-Za-z_]\w*)(?!\w|:?[-=+])", re.ASCII)
 _OF_A_JOB = re.compile(
-    r"SLURM|hostname|-smi\b|nproc|scontrol|\b(?:srun|env|printenv|declare|export\s+-p|set|compgen)\b"
+    r"SLURM|hostname|HOSTNAME|-smi\b|nproc|scontrol|\b(?:srun|env|printenv|declare|export\s+-p|set|compgen)\b"
     r"|\$\{!"
 )
 """Words of a script whose result may differ for another rank of another job."""
@@ -87,7 +87,9 @@ _OWN = frozenset(
     "OPTIND OSTYPE PATH PIPESTATUS PPID PS1 PWD PYTHONPATH RANDOM REPLY SECONDS SHELL SHLVL TERM "
     "TMPDIR UID USER VIRTUAL_ENV".split()
 )
-_NEVER_EXPORTED = frozenset(("LC_ALL", "LOGNAME", "OLDPWD", "PWD", "SHLVL", "TMPDIR", "USER", "_"))
+_NEVER_EXPORTED = frozenset(
+    ("HOSTNAME", "LC_ALL", "LOGNAME", "OLDPWD", "PWD", "SHLVL", "TMPDIR", "USER", "_")
+)
 """Variables that every shell or login sets, so that the script's export of them is ignored."""
 SEARCH_PATHS = ("CPATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "PYTHONPATH")
 ACTIVATED = ("CONDA_PREFIX", "VIRTUAL_ENV")
@@ -420,7 +422,7 @@ class _Reader:
         for text in found.once:
             redrawn, _ = self._run(base, how, drawn=text)
             found.drawn[text] = _list_changed(shown.records, redrawn.records)
-        launches = self._compare(found, shown, other, marked, globs, how)
+        launches = self._compare(found, (shown, other, marked, globs), how, base)
         for launch, records in launches:
             inner = self._go_down(launch, records, mine, depth, job)
             is_read = inner is not None and not inner.problems and not inner.unset
@@ -442,6 +444,7 @@ class _Reader:
         env["HOME"] = self.environ.get("HOME", own.pw_dir)
         env |= {key: self.environ.get(key, own.pw_name) for key in ("USER", "LOGNAME")}
         env |= {name: f"@ENV:{name}@" for name in SEARCH_PATHS}
+        env["HOSTNAME"] = f"@NODE{rank * how.is_step}@"
         env |= self._inherit(given.text) | dict(given.env)
         if _NEEDS_TASK.search(given.text) and not _ASKS_FOR_TASK.search(given.text):
             env.setdefault(ARRAY_TASK, f"@UNSET:{ARRAY_TASK}@")
@@ -547,11 +550,15 @@ class _Reader:
                 found.unread.append(said)
 
     def _compare(
-        self, found: Recording, shown: Pass, other: Pass, marked: Pass, globs: Pass, how: _How
+        self, found: Recording, passes: tuple[Pass, Pass, Pass, Pass], how: _How, given: _ScriptInput
     ) -> list[tuple[Command, _Records]]:
-        """Return the launches, each with its records as rank 0, as another rank, and with
-        placeholders for unset values."""
-        mine, its, marks, matched = (_index(one.records) for one in (shown, other, marked, globs))
+        """Return the launches of the input `given`, each with its records as rank 0, as another
+        rank, and with placeholders for unset values. `passes` are these three, and one that drops
+        patterns that match no file."""
+        shown, _, marked, globs = passes
+        mine, its, marks, matched = (_index(one.records) for one in passes)
+        taken = self._inherit(given.text) | {"HOME": self.environ.get("HOME", "")}
+        login = {name: text for name, text in taken.items() if name not in shown.variables}
         launches: list[tuple[Command, _Records]] = []
         files = ALL_THERE if how.files else ""
         rows = [(key, files, mine) for key in mine]
@@ -571,7 +578,7 @@ class _Reader:
                 file=posixpath.basename(record.frames[0][0]) if record.frames else found.file,
                 line=record.frames[0][1] if record.frames else 0,
                 cwd=posixpath.normpath(record.cwd or str(self.folder)),
-                env=_find_env(record, its.get(key), same, self.environ),
+                env=_find_env(record, its.get(key), same, login, given.env.get("PATH", "$PATH")),
                 only=only,
                 is_asked=record.is_asked,
                 after=frozenset(one.where for one, _ in launches),
@@ -890,17 +897,25 @@ def _spell(found: re.Match[str]) -> str:
 
 
 def _find_env(
-    record: Record, other: Record | None, marked: Record | None, environ: Mapping[str, str]
+    record: Record,
+    other: Record | None,
+    marked: Record | None,
+    login: Mapping[str, str],
+    path: str,
 ) -> dict[str, Word]:
-    """Return the variables that the script exported."""
+    """Return the variables that the script exported. `login` has those that it only has from the
+    user's shell; `path` is the PATH with which it was started."""
     found = {}
-    for name, value in record.env.items():
+    for name, mine in record.env.items():
         if name.startswith("SLURM_") or name in _NEVER_EXPORTED:
             continue
-        if environ.get(name) == value or value in ("$PATH", f"@ENV:{name}@"):
+        theirs = other.env.get(name, mine) if other is not None else mine
+        marks = marked.env.get(name, mine) if marked is not None else mine
+        value = mine
+        if name == "PATH":
+            value, theirs, marks = (one.replace("$PATH", path) for one in (mine, theirs, marks))
+        if login.get(name) == value or value in ("$PATH", f"@ENV:{name}@"):
             continue
-        theirs = other.env.get(name, value) if other is not None else value
-        marks = marked.env.get(name, value) if marked is not None else value
         if _MARK.search(marks) and not has_default(value, marks):
             found[name] = make_word(marks, marks)
         else:

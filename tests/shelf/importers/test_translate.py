@@ -475,3 +475,28 @@ def test_a_pipe_is_no_script(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.sh")
     with pytest.raises(OSError, match="not a regular file"):
         translate_source(Source(path=tmp_path / "x.sh"), ENVIRON)
+
+
+def test_a_variable_of_the_script_is_kept_if_the_users_shell_has_it_too(tmp_path: Path) -> None:
+    """It was dropped in silence, and a job does not get the shell's variables."""
+    (tmp_path / "x.sh").write_text("export A=1\nexport B=$B C=$C\npython t.py\n")
+    made, _ = translate_source(
+        Source(path=tmp_path / "x.sh"), {**ENVIRON, "A": "1", "B": "2", "D": "4"}
+    )
+    assert yaml.safe_load(made)["env"] == {"A": "1", "B": "2", "C": ""}
+
+
+def test_a_path_set_around_an_inner_shell_reaches_the_program(tmp_path: Path) -> None:
+    conf, _ = translate(tmp_path, "export PATH=/a/bin:$PATH\nsrun bash -c './run 1'\n")
+    assert conf["setup"] == ['export PATH="/a/bin:$PATH"']
+    line = "export PATH=/a/bin:$PATH\nsrun bash -c 'PATH=/b:$PATH ./run 1'\n"
+    conf, _ = translate(tmp_path, line)
+    assert conf["setup"] == ['export PATH="/b:/a/bin:$PATH"']
+
+
+def test_the_name_of_this_machine_is_not_that_of_a_node(tmp_path: Path) -> None:
+    """`$HOSTNAME` became the name of the machine on which the script was read."""
+    text = "#SBATCH -N 2\nexport HEAD=$HOSTNAME\nsrun python t.py tcp://$HOSTNAME:2\n"
+    conf, _ = translate(tmp_path, text)
+    assert conf["env"] == {"HEAD": "${master.address}"}
+    assert 'exec python t.py tcp://"$${MASTER_ADDR}":2' in conf["program"]["command"]
