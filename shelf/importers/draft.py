@@ -87,6 +87,10 @@ class Draft:
             return "~" + path.removeprefix(home)
         return path
 
+    def read_line(self, file: str, number: int) -> str:
+        """Return a line of a script of the folder; empty if there is none."""
+        return next(iter(self.files.get(file, "").splitlines()[number - 1 : number]), "")
+
     def expand(self, text: str) -> str:
         """Escape `${` in a word, since the conf would read it as a reference to a key."""
         return text.replace("${", "$${")  # the conf's own references are written so

@@ -10,7 +10,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from vjob.jobs.programs.launchers import MODULES
@@ -51,6 +51,8 @@ class Launch:
     """File of the script, the module, or the first word of a command."""
     args: tuple[Word, ...]
     is_module: bool = False
+    interpreter: Word | None = None
+    """Python that runs the script; of a launcher given by its path, the Python beside it."""
 
 
 @dataclass(kw_only=True)
@@ -161,8 +163,14 @@ def _build(words: list[Word], command: Command) -> Launch:
     elif name.endswith(".py"):
         found = Launch(kind="python", command=command, options={}, script=words[0],
                        args=tuple(words[1:]))  # fmt: skip
-    return found or Launch(kind="command", command=command, options={}, script=words[0],
-                           args=tuple(words[1:]))  # fmt: skip
+    if found is None:
+        return Launch(kind="command", command=command, options={}, script=words[0],
+                      args=tuple(words[1:]))  # fmt: skip
+    if name.endswith(".py"):
+        return found
+    folder = posixpath.dirname(words[0].text)
+    beside = Word(posixpath.join(folder, "python"), words[0].unknown)
+    return replace(found, interpreter=words[0] if name.startswith("python") else beside)
 
 
 def _find_python(words: list[Word], command: Command) -> Launch | None:

@@ -102,6 +102,41 @@ def build_nodes(draft: Draft, launch: Launch) -> None:
         asked = _get_count(block)
         if asked is not None and asked != count:
             draft.note(f"--nodes={asked} of group {name} differs from the launcher's {count}")
+    _compare_reach(draft, launch, total)
+
+
+def _compare_reach(draft: Draft, launch: Launch, total: int | None) -> None:
+    """Note a launch that reaches fewer nodes in the script than in the conf; `total` is the
+    launcher's own number of nodes."""
+    count = sum(group["count"] for group in draft.groups)
+    is_own = launch.kind in ("deepspeed", "varuna") and {"hostfile", "machine_list"} & {
+        *launch.options
+    }
+    if count < 2 or (total or 1) > 1 or is_own:
+        return
+    where, command = launch.command.where, launch.command
+    if not command.is_step:
+        draft.note(
+            f"{where}: the script starts it without srun, so on the first node of the job only; "
+            f"the conf starts it on each of its {count} nodes",
+            is_first=True,
+        )
+    elif launch.kind == "torch":
+        draft.note(
+            f"{where}: without --nnodes each torchrun is a training of its own; the conf starts "
+            f"one on all {count} nodes",
+            is_first=True,
+        )
+    elif (
+        len(draft.groups) > 1
+        and not any("het-group" in options for options, _ in draft.lines.wrapping.srun)
+        and any(block.is_het for block in draft.found.blocks)
+    ):
+        draft.note(
+            f"{where}: without --het-group srun starts it on the first component of the job only; "
+            f"the conf starts it on all {count} nodes",
+            is_first=True,
+        )
 
 
 def _find_counts(draft: Draft, launch: Launch) -> tuple[int | None, int | None]:
@@ -138,19 +173,18 @@ def _find_hosts(draft: Draft, launch: Launch) -> list[Hosts]:
     """Return the nodes that a hostfile, machine list, --include and --exclude select."""
     options = launch.options
     hosts: dict[str, Hosts] = {}
-    for name in ("hostfile", "machine_list"):
-        word = options.get(name)
-        if word is None:
-            continue
-        text = draft.files.get(posixpath.basename(word.text))
-        if text is None:
+    file = find_host_file(launch)
+    name = posixpath.basename(file)
+    written = [one.written[name] for one in draft.found.recordings if one.written.get(name)]
+    for text in [*written, draft.files.get(name)][:1]:
+        if text is None or not name:
             continue
         for line in text.splitlines():
             words = line.partition("#")[0].split()
             said = re.fullmatch(r"slots=(\d{1,4})", words[1]) if len(words) > 1 else None
             if words:
                 hosts[words[0]] = Hosts(slots=int(said[1]) if said else None, devices=None)
-        draft.record(f"{word.text}: {len(hosts)} hosts", f"{NODES}[].count")
+        draft.record(f"{file}: {len(hosts)} hosts", f"{NODES}[].count")
     include = options.get("include")
     if include is not None and include.text and not include.is_open:
         chosen: dict[str, Hosts] = {}
@@ -167,6 +201,12 @@ def _find_hosts(draft: Draft, launch: Launch) -> list[Hosts]:
         draft.record(f"--exclude {exclude.text}", f"{NODES}[].devices")
     most = options.get("num_nodes")
     return list(hosts.values())[: to_number(most.text) if most is not None else None]
+
+
+def find_host_file(launch: Launch) -> str:
+    """Return the launcher's file with the names of the hosts; empty if it has none."""
+    found = (launch.options.get(name) for name in ("hostfile", "machine_list"))
+    return next((word.text for word in found if word is not None), "")
 
 
 def _exclude(hosts: dict[str, Hosts], text: str) -> None:
@@ -240,14 +280,20 @@ def _join_srun(draft: Draft) -> list[JobBlock]:
         if not own:
             own = [JobBlock(file=command.file)]
             blocks += own
+        component = to_number(options["het-group"].text) if "het-group" in options else None
+        if component is not None and component < len(own):
+            own = [own[component]]
         for name, word in options.items():
             said = f"{command.where}: srun --{name}={word.text}".rstrip("=")
             if name.startswith("container-") and name in PYXIS:
                 continue
-            if word.is_open:
+            if name in ("output", "error") and word.is_open:
+                said = f"{command.where}: srun --{name}"
+            elif word.is_open:
                 why = "known only in the job" if word.shell else "not given"
                 draft.note(f"{said} is left out: its value is {why}")
-            elif name in GROUP_OPTIONS:
+                continue
+            if name in GROUP_OPTIONS:
                 values = {block.options[name][0] for block in own if name in block.options}
                 if not values:
                     own[-1].options[name] = (word.text, command.line)
@@ -259,6 +305,8 @@ def _join_srun(draft: Draft) -> list[JobBlock]:
             elif name in AMOUNTS:
                 if name not in own[-1].options:
                     own[-1].options[name] = (word.text, command.line)
+            elif name == "het-group" and len(blocks) > 1:
+                draft.record(said, NODES)
             elif name in ("output", "error", "wait", "label", "unbuffered", "kill-on-bad-exit"):
                 why = "lines are kept by node and rank, and ranks are ended together"
                 draft.record(said, f"no key of the conf, as {why}")
@@ -285,6 +333,12 @@ def _build_group(draft: Draft, block: JobBlock | None, *, has_ranks: bool) -> di
             amount = amounts.get(AMOUNTS[name])
             if has_ranks and AMOUNTS[name] == "ranks":
                 draft.record(said, "no key of the conf, as the launcher counts the ranks")
+            elif (
+                amount is None
+                and AMOUNTS[name] == "gpus"
+                and {"gres", "gpus-per-node"} & {*options}
+            ):
+                draft.record(said, "no key of the conf, as another option counts a node's GPUs")
             elif amount is None:
                 draft.note(f"{said} is left out: its amount per node is not known; set "
                            f"{NODES}[].{AMOUNTS[name]}")  # fmt: skip

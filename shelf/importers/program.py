@@ -18,7 +18,7 @@ from vjob.jobs.conf.references import spell_value
 from vjob.jobs.conf.slurm_words import to_number
 from vjob.jobs.programs.deepspeed import CONFIG_WORD
 from vjob.jobs.programs.launchers import find_launcher
-from vjob.shelf.importers.bash.recording import Word
+from vjob.shelf.importers.bash.recording import Word, make_word
 from vjob.shelf.importers.draft import Draft
 from vjob.shelf.importers.launchers import Launch, group_arguments, split_groups
 from vjob.shelf.importers.megatron_options import DEEPSPEED_KEYS, KEYS, LAYOUT, MODEL
@@ -88,9 +88,9 @@ def _build_command(draft: Draft, launch: Launch) -> dict[str, Any]:
     """Build a command with unchanged words; if only the job knows some, its shell expands them."""
     words = [launch.script, *launch.args]
     if launch.kind in ("torch", "varuna", "python"):
-        head = ["python", "-m"] if launch.is_module else ["python"]
+        head = [launch.interpreter or Word("python"), *([Word("-m")] if launch.is_module else [])]
         is_file = launch.script.text.endswith(".py") or launch.is_module
-        words = [*map(Word, head if is_file else []), *words]
+        words = [*(head if is_file else []), *words]
     elif launch.kind == "deepspeed":
         words = list(launch.command.words)
     program: dict[str, Any] = {}
@@ -128,6 +128,14 @@ def _infer_folder(draft: Draft, launch: Launch) -> str:
         draft.note(f"{where} {code.text} is not known; the conf's folder is used")
     here, folder = draft.found.folder, launch.command.cwd
     if not folder or folder == here:
+        return ""
+    word = make_word(folder, folder)
+    if word.is_open:
+        draft.note(
+            f"{launch.command.where}: the script starts it in {word.text}, which only the job "
+            "knows; the conf starts it in the conf's folder",
+            is_first=True,
+        )
         return ""
     folder = posixpath.relpath(folder, here) if folder.startswith(f"{here}/") else folder
     folder = draft.shorten(folder)

@@ -39,6 +39,8 @@ class ShellConf:
     commands: list[Command] = field(default_factory=list)
     setup: list[Command] = field(default_factory=list)
     recordings: list[Recording] = field(default_factory=list)
+    replaced: list[str] = field(default_factory=list)
+    """Sentences on #SBATCH options that a later line gives another value."""
 
 
 def collect(recordings: Sequence[Recording], folder: str) -> ShellConf:
@@ -57,7 +59,7 @@ def _walk(recording: Recording, *, is_step: bool = False) -> Iterator[Command]:
     """Yield the commands that a script starts. If a command starts another script of the folder, or
     passes a text to a shell, yield the words that precede that script or shell, then the commands
     inside it."""
-    for one in recording.launches:
+    for one in (part for whole in recording.launches for part in _split_components(whole)):
         before = one.words[: locate_program(one.texts)]
         is_own = is_step or any(posixpath.basename(word.text) == "srun" for word in before)
         is_whole = any(posixpath.basename(word.text) in KEPT for word in before)
@@ -69,6 +71,18 @@ def _walk(recording: Recording, *, is_step: bool = False) -> Iterator[Command]:
         yield from inner
 
 
+def _split_components(command: Command) -> Iterator[Command]:
+    """Yield a command for each component of a het job for which srun names one: `srun A : B`."""
+    texts = command.texts
+    if posixpath.basename(texts[0]) != "srun" or ":" not in texts:
+        yield command
+        return
+    start = 1
+    for end in (*(at for at, text in enumerate(texts) if text == ":"), len(texts)):
+        yield replace(command, words=(command.words[0], *command.words[start:end]), inner=None)
+        start = end + 1
+
+
 def _add_blocks(recording: Recording, found: ShellConf) -> None:
     """Add the options by component; those of sbatch's command come last and override the file's."""
     blocks: dict[int, JobBlock] = {}
@@ -76,6 +90,12 @@ def _add_blocks(recording: Recording, found: ShellConf) -> None:
         block = blocks.setdefault(
             option.component, JobBlock(is_het=option.component > 0, file=recording.file)
         )
+        before = block.options.get(option.name)
+        if before is not None and before[0] != option.value:
+            found.replaced.append(
+                f"{recording.file}:{before[1]}: --{option.name}={before[0]} is not used: "
+                f"{option.file}:{option.line} says {option.value}"
+            )
         block.options[option.name] = (option.value, option.line)
     gres = recording.variables.get("GRES")
     if gres is not None and gres.value and blocks:

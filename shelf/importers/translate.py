@@ -48,7 +48,7 @@ from vjob.shelf.importers.copies import list_inside
 from vjob.shelf.importers.draft import Draft, place, render_page, spell
 from vjob.shelf.importers.fit import find_absent, leave_out_misfits
 from vjob.shelf.importers.launchers import Launch, Lines, sort_commands
-from vjob.shelf.importers.nodes import AMOUNTS, COUNTED, NO_KEY, build_nodes
+from vjob.shelf.importers.nodes import AMOUNTS, COUNTED, NO_KEY, build_nodes, find_host_file
 from vjob.shelf.importers.program import build_program
 from vjob.shelf.importers.refusal import Refusal, ScriptRefusedError
 from vjob.shelf.importers.script import ShellConf, collect
@@ -67,11 +67,18 @@ _UNBOUND = re.compile(r": (\$?\w+): (?:unbound variable|parameter (?:null or )?n
 _PREPARING = ("mkdir", "ulimit", "umask", "unset")
 """Commands that do in `setup` what they do in the script; `mkdir` only with -p, and `unset` only of
 variables that vjob does not need."""
-_SETUP = ("module", "ml", "conda", "mamba", "micromamba", "spack")
+_SETUP = ("module", "ml", "conda", "mamba", "micromamba", "spack", "deactivate")
+_CHOOSES = re.compile(rf"export PATH=|(?:eval|source|\.|{'|'.join(_SETUP)})(?!\w)")
+"""Beginnings of lines of `setup` that may put another Python on PATH."""
+_SETS_GPU = re.compile(
+    r"-.*?(?<!\w)-?(pm|pl|ac|rac|lgc|rgc|lmc|rmc|c|r|mig|-(persistence|power-limit|compute|gpu-reset"
+    r"|lock|reset|applications|auto-boost|set)\S*)(?![\w-])"
+)
+"""Options of a vendor's tool that change the device."""
 _RC = (".bashrc", ".bash_profile", ".profile")
 """Files that may fail where no terminal is, which a script without `set -e` does not notice."""
 _SILENT = ("ls", "which", "printenv", "df", "free", "ps", "lscpu", "env",
-           "squeue", "sinfo", "stat", "du", "nvcc", "id", "lsof", "tput", "cd", "find",
+           "squeue", "sinfo", "stat", "du", "nvcc", "id", "lsof", "tput", "cd",
            "uname", "column", "jq", "diff", "sync", "less", "more", "stty",
            "gpustat", "nvtop", "dstat", "iostat", "mpstat", "sar", "vmstat",
            "hostname", "ip", "ifconfig", "lspci", "ibstat", "ibv_devinfo", "dcgmi")  # fmt: skip
@@ -112,6 +119,10 @@ def translate_source(source: Source, environ: Mapping[str, str]) -> tuple[str, l
     lines = sort_commands(found.commands)
     launch, others = choose_launch(found, lines, title, source.line)
     draft = Draft(found, lines, files, environ)
+    for name in launch.command.absent:
+        draft.note(f"{launch.command.where}: {name} is not set, so no word stands for it")
+    for sentence in found.replaced:
+        draft.note(redact_string(sentence))
     if unread:
         draft.note(f"not read, because they need arguments: {', '.join(unread)}")
     for other in others[:MOST_SHOWN]:
@@ -122,6 +133,13 @@ def translate_source(source: Source, environ: Mapping[str, str]) -> tuple[str, l
     if len(others) > MOST_SHOWN:
         draft.note(f"also left out: {len(others) - MOST_SHOWN} other commands")
     for recording in found.recordings:
+        if shell := re.match(r"#!.*\b(zsh|ksh|t?csh|fish)\b", draft.read_line(recording.file, 1)):
+            draft.note(
+                f"{recording.file}:1: the script is for {shell[1]}, but bash read it: "
+                "what the two do differently is not seen"
+            )
+        for text, where in recording.waits.items():
+            draft.note(f"{where}: not done: {text}")
         started = [one.raw for one in recording.launches if not one.only]
         for one in recording.launches:
             if started.count(one.raw) > 1:
@@ -221,6 +239,12 @@ def choose_launch(
         first = kinds[strong[0]][0]
     else:
         first = launches[0]
+    if "--multi-prog" in first.command.texts:
+        raise ScriptRefusedError(
+            f"{first.command.where}: srun --multi-prog starts the programs that "
+            f"{first.script.text} names for each task, but a conf starts one",
+            Refusal.SEVERAL,
+        )
     refuse_open(first, found)
     words = _list_words(first)
     return first, [one for one in lines.launches if _list_words(one) != words]
@@ -342,9 +366,12 @@ def _explain_several(kinds: Mapping[tuple[str, ...], Sequence[Launch]], title: s
         when = f" (if {ones[0].command.only})" if ones[0].command.only else ""
         shown.append(f"  {ones[0].command.where}{when}: {raw}")
     more = f"\n  and {len(kinds) - MOST_SHOWN} more" if len(kinds) > MOST_SHOWN else ""
+    is_parted = len({ones[0].command.where for ones in kinds.values()}) == len(kinds)
+    remedy = "choose it with --line" if is_parted else "leave only that one in a copy of the script"
     return (
-        f"{title} starts {len(kinds)} different programs, but a conf starts one; choose it with "
-        "--line:\n" + "\n".join(shown) + more
+        f"{title} starts {len(kinds)} different programs, but a conf starts one; {remedy}:\n"
+        + "\n".join(shown)
+        + more
     )
 
 
@@ -356,9 +383,10 @@ def _build(draft: Draft, launch: Launch) -> None:
     build_nodes(draft, launch)
     _build_port(draft, launch)
     _build_setup(draft, launch)
-    _list_written(draft)
+    _list_written(draft, launch)
     _build_name(draft, launch)
     _build_env(draft, launch)
+    _build_interpreter(draft, launch)
     _list_tested(draft, launch)
 
 
@@ -423,20 +451,25 @@ def _build_setup(draft: Draft, launch: Launch) -> None:
         said = f"{command.where}: {command.raw}"
         is_before = launch.command.where not in command.after and command.where not in inside
         is_setup = name in _SETUP or (name in (".", "source") and len(texts) > 1)
-        if is_setup or (is_before and _is_preparing(command, launch)):
+        is_after = launch.command.where in command.after
+        if is_after and name in ("conda", "deactivate", "module", "ml"):
+            continue  # only the shell, which ends, would notice
+        if (is_setup and not is_after) or (is_before and _is_preparing(command, launch)):
             line = _spell_setup(draft, command)
             if line is None:
                 draft.note(f"{said} is left out: its words are not known")
             elif line and line not in setup:
+                if _may_fail(draft, command) and not line.endswith("|| true"):
+                    line += " || true"
                 setup.append(line)
                 draft.record(f"{command.where}: {line}", "setup")
                 if name in (".", "source") and not texts[1].endswith("activate"):
                     draft.note(f"{command.where}: not read, but run in setup: {line}")
         elif command.where in inside and name == "cp":
             continue  # container.py tells
-        elif name not in _SILENT and name[:1] not in ("@", "$") and not is_question(command):
+        elif _has_effect(command):
             why = "do it beforehand, or in setup"
-            if launch.command.where in command.after:
+            if is_after:
                 why = "it follows the program, and a run ends with its program"
             elif name == "trap":
                 why = "the batch script is vjob's own"
@@ -445,6 +478,23 @@ def _build_setup(draft: Draft, launch: Launch) -> None:
             )
     if setup:
         draft.values["setup"] = setup
+
+
+def _has_effect(command: Command) -> bool:
+    """Return True for a command that does more than to show or to ask something."""
+    name, rest = posixpath.basename(command.texts[0]), command.texts[1:]
+    if name == "find":
+        return any(re.fullmatch(r"-(delete|exec(dir)?|ok(dir)?|fprint\w*)", word) for word in rest)
+    return name not in _SILENT and name[:1] not in ("@", "$") and not is_question(command)
+
+
+def _may_fail(draft: Draft, command: Command) -> bool:
+    """Return True for a command of which the script survives a failure, as by `|| true`: a line of
+    `setup` that fails ends the run."""
+    if posixpath.basename(command.texts[0]) == "deactivate":
+        return True  # there may be nothing to leave
+    after = draft.read_line(command.file, command.line).partition("||")[2]
+    return bool(after) and not re.search(r"\b(exit|return|kill)\b", after)
 
 
 def _is_preparing(command: Command, launch: Launch) -> bool:
@@ -460,23 +510,26 @@ def _is_preparing(command: Command, launch: Launch) -> bool:
     return name in _PREPARING and not is_question(command)
 
 
-def _list_written(draft: Draft) -> None:
-    """Note the files that the script writes, except scripts that it runs."""
+def _list_written(draft: Draft, launch: Launch) -> None:
+    """Note the files that the script writes, except scripts that it runs and its list of hosts."""
+    hosts = posixpath.basename(find_host_file(launch))
     recordings = draft.found.recordings
     launches = [launch for one in recordings for launch in one.launches]
     tokens = [f"@OUT:{posixpath.basename(launch.texts[0])}@" for launch in launches]
     for one in recordings:
         for path, where in one.wrote.items():
             name = posixpath.basename(path)
-            if any(name == other.file for other in recordings):
+            if any(name == other.file for other in recordings) or name == hosts:
                 continue
+            file, _, line = where.rpartition(":")
             is_output = any(token in one.written.get(name, "") for token in tokens)
             is_output = is_output or any(where == launch.where for launch in launches)
-            why = (
-                "all lines are in the run folder"
-                if is_output
-                else "write it beforehand, or in setup"
-            )
+            is_redirected = re.match(r"\s*exec\s+\d?&?>", draft.read_line(file, int(line)))
+            why = "write it beforehand, or in setup"
+            if is_output or is_redirected:
+                why = "all lines are in the run folder"
+            elif file == launch.command.file and int(line) > launch.command.line:
+                why = "it follows the program, and a run ends with its program"
             draft.note(f"{where}: {redact_string(path)} is not written: {why}")
 
 
@@ -549,7 +602,7 @@ def is_question(command: Command) -> bool:
     return (
         is_python
         or name in ("srun", "enroot")
-        or name.endswith("-smi")
+        or (name.endswith("-smi") and not _SETS_GPU.match(" ".join(rest)))
         or rest[-1:] == ["--version"]
     )
 
@@ -580,9 +633,15 @@ def _build_env(draft: Draft, launch: Launch) -> None:
            for name, word in launch.command.env.items()}  # fmt: skip
     for name, (word, where) in {**own, **draft.added}.items():
         value, said = _find_env_value(draft, word), spell(name, word.text)
+        if name in list_variables() and not any(one.get("devices") for one in draft.groups):
+            draft.note(
+                f"{where}: {said} is left out: each rank sees all GPUs of the job on its node, and "
+                "LOCAL_RANK says which is its own"
+            )
+            continue
         if name in list_own_env() or name in NO_KEY:
             key = f"no key of the conf, as {NO_KEY.get(name, 'vjob sets it for each rank')}"
-            if name in list_variables() and any(one.get("devices") for one in draft.groups):
+            if name in list_variables():
                 key = "cluster.nodes[].devices"
             if name != "MASTER_PORT" or word.is_open:  # else _build_port tells
                 draft.record(f"{where}: {said}", key)
@@ -609,6 +668,30 @@ def _build_env(draft: Draft, launch: Launch) -> None:
         draft.values["env"] = env
     if pass_env:
         draft.values["pass_env"] = pass_env
+
+
+def _build_interpreter(draft: Draft, launch: Launch) -> None:
+    """Set `program.python` to the script's, if a path, a version or a line of `setup` chooses it:
+    ranks would run under the interpreter that runs vjob."""
+    word, program = launch.interpreter, draft.values["program"]
+    if word is None or "command" in program:
+        return
+    where = launch.command.where
+    if word.is_open:
+        draft.note(f"{where}: its interpreter {word.text} is not known; set program.python")
+    elif "/" in word.text:
+        path = posixpath.normpath(posixpath.join(launch.command.cwd, word.text))
+        program["python"] = draft.shorten(path)
+        draft.record(f"{where}: {word.text}", "program.python")
+    elif "container.image" in draft.values:
+        return  # the image has its own
+    elif re.search(r"\d\.\d", word.text) or any(map(_CHOOSES.match, draft.values.get("setup", []))):
+        program["python"] = word.text
+        draft.record(f"{where}: {word.text}, as found on PATH after setup", "program.python")
+    else:
+        draft.record(
+            f"{where}: {word.text}", "the interpreter that runs vjob, as no line chooses one"
+        )
 
 
 def _locate(draft: Draft, name: str, word: Word, launch: Launch) -> str:

@@ -261,6 +261,7 @@ def _parse_record(
         env["PATH"] = env["__VJ_PATH"]
     env = {name: value for name, value in env.items() if not name.startswith("__VJ")}
     words = [_hide(word, scratch) for word in words]
+    cwd = _hide(cwd, scratch)
     fields = {"words": tuple(words), "cwd": cwd, "is_asked": asked != "0", "stdin": stdin}
     return {**fields, "env": env}, frames
 

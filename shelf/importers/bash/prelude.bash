@@ -167,7 +167,7 @@ unset() {  # of what the script did not set, the program would have had a value
     done
     builtin unset "$@"
 }
-sleep() { :; }
+sleep() { __vj_tell sleep "sleep $*"; }
 clear() { :; }
 nc() { return 1; }  # nobody listens at a port: it is free
 enable() { :; }
@@ -191,6 +191,9 @@ hostname() {
 getent() { builtin printf '@IP0@ @NODE0@\n'; }
 nvidia-smi() {
     local __vj_at
+    if [[ $1 == -* && " $*" =~ \ -(pm|pl|ac|rac|lgc|rgc|lmc|rmc|c|r|mig|-(persistence|power-limit|compute|gpu-reset|lock|reset|applications|auto-boost)) ]]; then
+        __vj_call nvidia-smi "$@" >/dev/null  # it changes the device
+    fi
     for ((__vj_at = 0; __vj_at < __VJ_GPUS; __vj_at++)); do builtin printf 'GPU %s: @OUT:nvidia-smi@\n' "$__vj_at"; done
 }
 nproc() { builtin printf '%s\n' "$__VJ_CPUS"; }

@@ -182,6 +182,9 @@ class Command:
     is_asked: bool = False
     """True if the script takes the command's output, by a pipe or `$(...)`."""
 
+    absent: tuple[str, ...] = ()
+    """Unset variables that stand for whole words, of which there are none."""
+
     after: frozenset[str] = frozenset()
     """Places of the launches that the same script started before."""
 
@@ -261,6 +264,9 @@ class Recording:
 
     is_endless: bool = False
     """True if bash was stopped before the end of the script."""
+
+    waits: dict[str, str] = field(default_factory=dict)
+    """Its pauses, such as `sleep 10`, with their places."""
 
     written: dict[str, str] = field(default_factory=dict)
     layers: tuple[str, ...] = ()
@@ -522,6 +528,8 @@ class _Reader:
                     found.sourced.append(text)
                 elif kind == "loop":
                     found.loops.setdefault(text, where)
+                elif kind == "sleep":
+                    found.waits.setdefault(text, where)
                 elif kind == "once":
                     found.once.setdefault(text.strip(), where)
                 elif kind in ("file", "condition"):
@@ -550,7 +558,11 @@ class _Reader:
                 found.unread.append(said)
 
     def _compare(
-        self, found: Recording, passes: tuple[Pass, Pass, Pass, Pass], how: _How, given: _ScriptInput
+        self,
+        found: Recording,
+        passes: tuple[Pass, Pass, Pass, Pass],
+        how: _How,
+        given: _ScriptInput,
     ) -> list[tuple[Command, _Records]]:
         """Return the launches of the input `given`, each with its records as rank 0, as another
         rank, and with placeholders for unset values. `passes` are these three, and one that drops
@@ -581,6 +593,7 @@ class _Reader:
                 env=_find_env(record, its.get(key), same, login, given.env.get("PATH", "$PATH")),
                 only=only,
                 is_asked=record.is_asked,
+                absent=_list_absent(words, same),
                 after=frozenset(one.where for one, _ in launches),
             )
             if _starts(record, same):
@@ -620,9 +633,15 @@ class _Reader:
                 text = "\n" * (head.count("\n") if found else max(launch.line - 1, 0)) + text
             env = {key: record.env[key] for key in launch.env if key in record.env}
             is_inside = outer.is_inside or launch.is_contained
-            cwd = "" if is_inside else record.cwd
+            cwd = "" if is_inside or _TOKEN.search(record.cwd) else record.cwd
             given.append(_ScriptInput(text=text, args=args, env=env, cwd=cwd, is_inside=is_inside))
-        return self.read(given, name, depth + 1, asked, () if asked else job)
+        inner = self.read(given, name, depth + 1, asked, () if asked else job)
+        if _TOKEN.search(launch.cwd):  # bash cannot be started in a folder that only the job knows
+            inner.launches = [
+                replace(one, cwd=launch.cwd) if one.cwd == str(self.folder) else one
+                for one in inner.launches
+            ]
+        return inner
 
     def _find_text(
         self, record: Record, written: Mapping[str, str], file: str
@@ -740,6 +759,14 @@ def _settle(
         is_named = bool(word.shell) or not word.unknown
         words.append(word if is_named else _name_port(word, mine, its, option))
     return tuple(words), list(dict.fromkeys(needs))
+
+
+def _list_absent(words: Sequence[Word], marked: Record | None) -> tuple[str, ...]:
+    """Return the unset variables that would be words of their own, if they were set."""
+    known = {name for word in words for name in word.unknown}
+    found = [_TOKEN.fullmatch(word) for word in (marked.words if marked is not None else ())]
+    names = [_spell(one) for one in found if one is not None and one["kind"] == "UNSET"]
+    return tuple(name for name in dict.fromkeys(names) if name not in known)
 
 
 def _open_patterns(words: Sequence[Word], matched: Record | None) -> tuple[Word, ...]:

@@ -16,13 +16,13 @@ def list_words(text: str) -> frozenset[str]:
 
 SHELLS = list_words("bash sh zsh dash ksh")
 SETUP = list_words(
-    "apt apt-get aws chmod chown cmake cmp column conda cp curl dcgmi df diff dstat du env file "
-    "find free gcloud git gpustat gsutil gunzip hf hostname htop huggingface-cli ibstat "
+    "apt apt-get aws chmod chown cmake cmp column conda cp curl dcgmi deactivate df diff dstat du "
+    "env file find free gcloud git gpustat gsutil gunzip hf hostname htop huggingface-cli ibstat "
     "ibv_devinfo id ifconfig iostat ip jq jutil kubectl ldd less ln ls lscpu lsof lspci make mamba "
     "md5sum micromamba mkdir ml module more mpstat mv nc ninja nvcc nvtop pip pip3 printenv ps "
     "ray rm rmdir rsync sacct sar scancel scontrol scp sha256sum sinfo source spack squeue ssh- "
-    "keygen kill stat stty sync sysctl tar touch tput trap ulimit umask uname unset unzip vim "
-    "vmstat wandb wget yq yum zip"
+    "keygen kill stat stty sync sysctl tar touch tput trap truncate ulimit umask uname unset unzip "
+    "vim vmstat wandb wget yq yum zip"
 )
 """Commands that prepare or show something; a line with only such a command is not a launch."""
 _FLAGS: Mapping[str, frozenset[str]] = {

@@ -453,7 +453,8 @@ def convert_line(folder: Path, line: str) -> tuple[dict[str, object], list[str]]
 )  # fmt: skip
 def test_arguments_of_a_script_are_handed_on(line: str, args: list[str], tmp_path: Path) -> None:
     conf, _ = convert_line(tmp_path, line)
-    assert conf["program"] == {"script": "train.py", "args": args}
+    python = {"python": "python3.11"} if "python3.11" in line else {}
+    assert conf["program"] == {"script": "train.py", "args": args, **python}
 
 
 @pytest.mark.parametrize("line", ["python setup.py install", "python -m pip install x", "python"])

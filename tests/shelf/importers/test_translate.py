@@ -500,3 +500,117 @@ def test_the_name_of_this_machine_is_not_that_of_a_node(tmp_path: Path) -> None:
     conf, _ = translate(tmp_path, text)
     assert conf["env"] == {"HEAD": "${master.address}"}
     assert 'exec python t.py tcp://"$${MASTER_ADDR}":2' in conf["program"]["command"]
+
+
+def test_each_component_of_a_het_job_has_its_own_words(tmp_path: Path) -> None:
+    """`: --het-group=1 -n 1 ./run` became arguments of the program."""
+    job = "#SBATCH -p a -N 1 -n 4\n#SBATCH hetjob\n#SBATCH -p b -N 1\n"
+    conf, _ = translate(tmp_path, f"{job}srun --het-group=0 ./run 1 : --het-group=1 -n 2 ./run 1\n")
+    assert conf["program"] == {"command": ["./run", "1"]}
+    assert [group["ranks"] for group in conf["cluster"]["nodes"]] == [4, 2]
+    said = refuse(tmp_path, f"{job}srun --het-group=0 ./a : --het-group=1 ./b\n")
+    assert "leave only that one in a copy of the script" in said and "--line" not in said
+    _, notes = translate(tmp_path, f"{job}srun ./run\n")
+    assert "without --het-group srun starts it on the first component of the job only" in notes
+    assert "programs that p.conf names" in refuse(tmp_path, "srun --multi-prog p.conf\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("python t.py", "without srun, so on the first node of the job only"),
+        ("torchrun --nproc_per_node 4 t.py", "without srun, so on the first node of the job only"),
+        ("srun torchrun --nproc_per_node 4 t.py", "each torchrun is a training of its own"),
+        ("srun torchrun --nnodes 2 --nproc_per_node 4 t.py", ""),
+        ("srun python t.py", ""),
+        ("srun accelerate launch t.py", ""),
+        ("deepspeed --hostfile hosts t.py", ""),
+    ],
+)
+def test_a_launch_that_reaches_fewer_nodes_than_the_conf_is_told(
+    line: str, said: str, tmp_path: Path
+) -> None:
+    _, notes = translate(tmp_path, f"#SBATCH -N 2 --gres=gpu:4 --ntasks-per-node=1\n{line}\n")
+    assert said in notes and ("x.sh:2: " in notes.replace("hostfile", "")) >= bool(said)
+    assert bool(said) == ("the conf starts" in notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "python"),
+    [
+        ("python t.py", None),
+        ("export A=1\nmkdir -p out\npython3 t.py", None),
+        ("/env/bin/python t.py", "/env/bin/python"),
+        ("env/bin/python t.py", "env/bin/python"),
+        ("srun /env/bin/torchrun t.py", "/env/bin/python"),
+        ("conda activate e\npython t.py", "python"),
+        ("module load python\nsrun python3 -m pkg.t", "python3"),
+        ("export PATH=/env/bin:$PATH\ntorchrun t.py", "python"),
+        ("python3.12 t.py", "python3.12"),
+        ("./t.py", None),
+        ("conda activate e\naccelerate launch t.py", None),
+    ],
+)
+def test_ranks_run_under_the_interpreter_of_the_script(
+    text: str, python: str | None, tmp_path: Path
+) -> None:
+    """They would have run under the one that runs vjob."""
+    conf, _ = translate(tmp_path, text)
+    assert conf["program"].get("python") == python
+
+
+QUIET = """\
+#SBATCH --gres=gpu:1
+#SBATCH --gres=gpu:2 --gpus=2
+exec > train.log 2>&1
+module load cuda || true
+ulimit -n 4096 || echo no
+mkdir -p /out || exit 1
+sleep 10
+nvidia-smi -pm 1
+nvidia-smi -q -d MEMORY
+find . -name '*.pyc' -delete
+find . -name '*.pt'
+deactivate
+export CUDA_VISIBLE_DEVICES=$SLURM_LOCALID
+srun -o $SLURM_JOB_ID.out -e $SLURM_PROCID.err python t.py $MORE
+deactivate
+echo 1 > after
+"""
+
+
+def test_lines_that_were_dropped_in_silence_are_told(tmp_path: Path) -> None:
+    conf, told = translate(tmp_path, QUIET)
+    assert conf["setup"] == [
+        "module load cuda || true", "ulimit -n 4096 || true", "mkdir -p /out", "deactivate || true",
+    ]  # fmt: skip
+    for line, part in (
+        (1, "--gres=gpu:1 is not used: x.sh:2 says gpu:2"),
+        (3, "train.log is not written: all lines are in the run folder"),
+        (7, "not done: sleep 10"),
+        (8, "not done: nvidia-smi -pm 1; do it beforehand"),
+        (10, "not done: find . -name '*.pyc' -delete"),
+        (14, "CUDA_VISIBLE_DEVICES=${SLURM_LOCALID} is left out: each rank sees all GPUs"),
+        (14, "${MORE} is not set, so no word stands for it"),
+        (16, "after is not written: it follows the program"),
+    ):
+        assert f"x.sh:{line}: {part}" in told, (part, told)
+    for absent in ("MEMORY", "*.pt", "--output", "--error", "--gpus", "deactivate"):
+        assert absent not in told, told
+    _, told = translate(tmp_path, "#!/bin/zsh\npython t.py\n")
+    assert "x.sh:1: the script is for zsh, but bash read it" in told
+
+
+def test_a_folder_that_only_the_job_knows_is_told(tmp_path: Path) -> None:
+    """The working folder was one of the jail's, which is gone."""
+    for line in ("python t.py", "srun bash -c 'python t.py'"):
+        conf, notes = translate(tmp_path, f"cd $TMPDIR/a\n{line}\n")
+        assert "workdir" not in conf and conf["program"]["script"] == "t.py"
+        assert "x.sh:2: the script starts it in ${TMPDIR}/a, which only the job knows" in notes
+
+
+def test_a_list_of_hosts_that_the_script_writes_is_counted(tmp_path: Path) -> None:
+    text = "printf '%s slots=4\\n' a b c > hosts\ndeepspeed --hostfile=hosts t.py\n"
+    conf, notes = translate(tmp_path, text)
+    assert conf["cluster"]["nodes"] == [{"group": "master", "count": 3, "gpus": 4, "ranks": 4}]
+    assert "hosts is not written" not in notes and "uses all GPUs" not in notes
