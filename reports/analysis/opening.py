@@ -62,7 +62,8 @@ def write_opening(job: Job, analysis: Analysis, findings: Sequence[Finding]) -> 
     elif any(one.rule == "suspected hang" for one in findings):
         went += "; it may hang" if goes_on(job) else "; it may have hung"
     if any(one.rule == NO_STEPS for one in findings):
-        went += "; its steps are not known"
+        known = "how long a step took is" if step is not None else "its steps are"
+        went += f"; {known} not known"
     keyed = (one for one in findings if one.key and one.rule != NO_STEPS)
     change, first = next(keyed, None), "change first"
     if findings and findings[0].rule == "ended badly":

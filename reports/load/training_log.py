@@ -658,10 +658,11 @@ _EVALUATIONS = ["attempt", "node", "step", "unit", "written", "is_own", "split",
 
 
 def _drop_repeated(table: pd.DataFrame) -> pd.DataFrame:
-    """Drop rows that several ranks or bars repeat; without a step number, rows of equal value."""
-    names = ["attempt", "step", "split", "metric"]
-    is_same = table.duplicated([*names, "value"])
-    return table[~(is_same | (table.duplicated(names) & table["step"].notna()))]
+    """Drop rows that several ranks or bars repeat. A row without a step number repeats an earlier
+    one of equal value, as a line at the end that names the best evaluation once more."""
+    names = ["attempt", "split", "metric"]
+    is_stepless = table["step"].isna() & table.duplicated([*names, "value"])
+    return table[~(is_stepless | (table.duplicated([*names, "step"]) & table["step"].notna()))]
 
 
 def _find_lines(block: bytes, marks: Collection[bytes]) -> list[tuple[int, int]]:

@@ -20,6 +20,7 @@ from vjob.reports.analysis.accounting import format_least
 from vjob.reports.analysis.findings import find_all
 from vjob.reports.analysis.headline import format_bounded, list_facts
 from vjob.reports.analysis.measures import Analysis, analyse
+from vjob.reports.analysis.opening import write_opening
 from vjob.reports.analysis.readings import bound_share
 from vjob.reports.analysis.step_times import build_step_times
 from vjob.reports.load.tables import RunState, load_job
@@ -367,3 +368,24 @@ def test_times_of_writing_that_are_not_exact_are_no_proof_of_steps(tmp_path: Pat
     low, high = list_bounds(analysis.headline.goodput)
     assert low == pytest.approx(0.50, abs=0.02) and high == pytest.approx(0.80, abs=0.02)
     assert format_least(analysis.accounting, "steps") == "50 % to 80 %"
+
+
+def test_the_best_line_that_is_named_once_more_is_not_the_last(tmp_path: Path) -> None:
+    """The loss of LightGBM's best round, printed again after the last, was told as the last; and a
+    run whose lines are written at once had "step 70; its steps are not known"."""
+    lines = [
+        f"[{step}]\ttraining's binary_logloss: {0.5 - step / 1000}\tvalid_1's binary_logloss: {val}"
+        for step, val in zip(
+            range(10, 80, 10), (0.55, 0.54, 0.53, 0.52, 0.51, 0.50, 0.52), strict=True
+        )
+    ]
+    lines += ["Early stopping, best iteration is:", lines[5]]
+    write_run(tmp_path, [(20.0, line) for line in lines])
+    job = load_job(tmp_path)
+    analysis = analyse(job)
+    found = find_all(job, analysis)
+    [said] = (one for one in found if one.rule == "evaluation")
+    assert "from 0.55 to 0.52" in said.sentence.replace("was 0.55 at first and", "from 0.55 to")
+    assert said.evidence == "7 lines of the log"
+    went = write_opening(job, analysis, found)
+    assert "at step 70" in went and "; how long a step took is not known" in went
