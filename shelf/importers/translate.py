@@ -456,11 +456,11 @@ def _build_setup(draft: Draft, launch: Launch) -> None:
             continue  # only the shell, which ends, would notice
         if (is_setup and not is_after) or (is_before and _is_preparing(command, launch)):
             line = _spell_setup(draft, command)
+            if line and _may_fail(draft, command):
+                line += " || true"
             if line is None:
                 draft.note(f"{said} is left out: its words are not known")
             elif line and line not in setup:
-                if _may_fail(draft, command) and not line.endswith("|| true"):
-                    line += " || true"
                 setup.append(line)
                 draft.record(f"{command.where}: {line}", "setup")
                 if name in (".", "source") and not texts[1].endswith("activate"):
@@ -491,8 +491,9 @@ def _has_effect(command: Command) -> bool:
 def _may_fail(draft: Draft, command: Command) -> bool:
     """Return True for a command of which the script survives a failure, as by `|| true`: a line of
     `setup` that fails ends the run."""
-    if posixpath.basename(command.texts[0]) == "deactivate":
-        return True  # there may be nothing to leave
+    name, file = (posixpath.basename(text) for text in (*command.texts, "")[:2])
+    if name == "deactivate" or file in _RC:
+        return True  # there may be nothing to leave, and no terminal
     after = draft.read_line(command.file, command.line).partition("||")[2]
     return bool(after) and not re.search(r"\b(exit|return|kill)\b", after)
 
@@ -566,8 +567,7 @@ def _spell_setup(draft: Draft, command: Command) -> str | None:
     words = [_spell_word(draft, word, command.where) for word in command.words]
     if None in words:
         return None
-    is_for_terminals = posixpath.basename(texts[1]) in _RC if len(texts) > 1 else False
-    return " ".join(map(str, words)) + (" || true" if is_for_terminals else "")
+    return " ".join(map(str, words))
 
 
 def _spell_word(draft: Draft, word: Word, where: str) -> str | None:
