@@ -271,7 +271,7 @@ def test_each_line_with_an_effect_is_taken_or_told(tmp_path: Path) -> None:
         (17, "left out, because a conf starts one program: srun python other.py"),
         (18, "other.log is not written: "),
         (19, "not done: python -c"),
-        (20, "the script starts it 2 times"),
+        (20, "the script starts this 2 times"),
         (21, "not done: kill"),
         (22, "not done: rm -r '${TMPDIR}/a'"),
     ):
