@@ -289,6 +289,14 @@ PROGRAM = (
         MOVE_CHECKPOINTS,
     ),
     cause(
+        "file not written",
+        r"unexpected pos \d+ vs \d+|basic_ios::clear: iostream error|PytorchStreamWriter failed",
+        "torch could not write a file; the disk may be full or its quota used up",
+        look_at("df", "on that node"),
+        MAKE_ROOM,
+        MOVE_CHECKPOINTS,
+    ),
+    cause(
         "stale file handle",
         r"Stale (NFS )?file handle|\[Errno 116\]",
         "a file or mount was replaced on the file server",

@@ -100,6 +100,8 @@ ROOTS = {
     "illegal instruction": "line 3: 88 Illegal instruction (core dumped) python train.py",
     "quota": "OSError: [Errno 122] Disk quota exceeded: '/home/a/ckpt/3.pt'",
     "disk full": "OSError: [Errno 28] No space left on device",
+    "file not written": "RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos "
+    "1280 vs 1172",
     "stale file handle": "OSError: [Errno 116] Stale file handle: '/data/x.bin'",
     "file system": "OSError: [Errno 5] Input/output error",
     "no memory": (
