@@ -41,6 +41,7 @@ from vjob.reports.analysis.headline import (
 from vjob.reports.analysis.measures import Analysis, Curves, find_conflict
 from vjob.reports.analysis.readings import TRACE
 from vjob.reports.analysis.slowdown import list_changes
+from vjob.reports.analysis.step_times import AttemptSpan
 from vjob.reports.analysis.trend import measure_trend
 from vjob.reports.load.tables import Job
 
@@ -807,8 +808,9 @@ def _on_goodput(job: Job, analysis: Analysis) -> Iterator[Finding]:
             f"the training for {in_units(sum(pauses))}"
         )
     elif restarts:
+        about = "about " * (repeated > 0 and _is_doubtful(goodput.attempts))
         sentence += (
-            f"; {restarts} restart{plural} cost {in_units(repeated)} of steps "
+            f"; {restarts} restart{plural} cost {about}{in_units(repeated)} of steps "
             f"done again and {in_units(goodput.between_s)} between attempts"
         )
     yield Finding(
@@ -819,6 +821,11 @@ def _on_goodput(job: Job, analysis: Analysis) -> Iterator[Finding]:
         evidence=f"{restarts + 1} attempt{'s' if restarts else ''}, first start to last end",
         key=name_saves_key(job) if repeated > MUCH_BUBBLE * goodput.wall_s else "",
     )
+
+
+def _is_doubtful(attempts: Sequence[AttemptSpan]) -> bool:
+    """Return True if the first step of a later attempt is known only from lines that skip steps."""
+    return any(one.origin is not None and one.origin.doubt for one in attempts[1:])
 
 
 def _on_resume(job: Job, analysis: Analysis) -> Iterator[Finding]:
@@ -843,7 +850,8 @@ def _on_resume(job: Job, analysis: Analysis) -> Iterator[Finding]:
     sentence = "; ".join(said)
     sentence += f"; {done:,} different step{'s were' if done != 1 else ' was'} done"
     if again:
-        sentence += f", and {again:,} steps were repeated, which is lost work"
+        about = "about " * _is_doubtful(known)
+        sentence += f", and {about}{again:,} steps were repeated, which is lost work"
     yield Finding(
         rule="resumed",
         values={"attempts": rows, "done": done, "again": again},

@@ -411,20 +411,24 @@ def measure_goodput(
     order = {label: at for at, label in enumerate(labels)}
     steps = times.assign(order=times["attempt"].map(order)).sort_values(["step", "order"])
     steps["all_s"] = steps["took_s"] * steps["count"]
-    steps["again_s"] = steps["all_s"] * count_repeated(steps, every, labels) / steps["count"]
     attempts, judged, paces = [], {}, [pd.DataFrame(columns=COLUMNS)]
+    origins: dict[str, Origin | None] = {}
     for label in labels:
         own = times[times["attempt"] == label]
         is_traced = source == TRACE and bool(own["begin_s"].notna().any())
         own_counts = (counts or {}).get(label, {})
         ranks = exits[exits["attempt"] == label] if len(exits) else exits
         judged[label] = _judge(label, iterations, ranks, own_counts, own, is_traced)
+        numbers = every.loc[every["attempt"] == label, "step"]
+        origins[label] = _find_origin(numbers, judged[label], own_counts, is_traced=is_traced)
         counter = None if is_traced else choose_counter(own_counts.values())
         if counter is not None:
             paces.append(list_counted(label, counter, judged[label]))
         elif len(own):
             paces.append(list_paces(own, _list_written(iterations, label), zero_s))
     slowdown = find_slowdown(pd.concat([one for one in paces if len(one)] or paces))
+    done = _add_ends(every, judged, origins)
+    steps["again_s"] = steps["all_s"] * count_repeated(steps, done, labels) / steps["count"]
     for label in labels:
         own = steps[steps["attempt"] == label]
         ranks = exits[exits["attempt"] == label] if len(exits) else exits
@@ -456,7 +460,7 @@ def measure_goodput(
         )
         again_s = float(own["again_s"].sum())
         if counted is not None and label != labels[-1]:
-            counted = found = _collect_repeated(counted, label, every, labels)
+            counted = found = _collect_repeated(counted, label, done, labels)
             again_s = counted.repeated_s
         if found is not None:
             if is_traced:
@@ -482,9 +486,7 @@ def measure_goodput(
                 ended=max(ends, default=None),
                 ran=ran,
                 first_step=int(own_steps.min()) if len(own_steps) else None,
-                origin=_find_origin(
-                    own_steps, judged[label], (counts or {}).get(label, {}), is_traced=is_traced
-                ),
+                origin=origins[label],
                 steps=judged[label],
                 readings=found,
                 outcome=outcomes.get(label, ""),
@@ -544,6 +546,18 @@ def _find_origin(
     every = min(b - a for a, b in pairwise(seen))
     first = max(seen[0] - every + 1, 0)
     return Origin(step=first, source="its first line", doubt=seen[0] - first)
+
+
+def _add_ends(
+    every: pd.DataFrame, judged: Mapping[str, Steps], origins: Mapping[str, Origin | None]
+) -> pd.DataFrame:
+    """Add the first and the last step of each attempt to the known ones: lines print only some."""
+    lasts = {label: value_of(one.step) for label, one in judged.items() if not one.is_counted}
+    ends = [(label, one.step) for label, one in origins.items() if one is not None]
+    ends += [(label, last) for label, last in lasts.items() if last is not None]
+    told = set(every["attempt"])
+    rows = [{"attempt": label, "step": step} for label, step in ends if label in told]
+    return pd.concat([every, pd.DataFrame(rows)]) if rows else every
 
 
 def _list_written(iterations: pd.DataFrame, label: str) -> pd.Series[float]:

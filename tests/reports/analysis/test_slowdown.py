@@ -149,10 +149,13 @@ def test_a_loss_that_falls_by_a_factor_of_ten_is_clear_though_its_fall_bends() -
     assert measure_trend(loss).is_clear, "the first line of each epoch is higher"
 
 
-def write_restarted(folder: Path) -> None:
-    """Attempt 0 comes to step 30, and attempt 1 goes on with step 21, to step 40."""
-    write_run(folder, [(12.0 + step, f"step {step}/40 loss 1.0") for step in range(1, 31)],
-              code=1, ended=BEGAN + 45)  # fmt: skip
+def write_restarted(folder: Path, every: int = 1) -> None:
+    """Attempt 0 comes to step 30, and attempt 1 goes on with step 21, to step 40; `every` n-th step
+    has a line."""
+    lines = [
+        (12.0 + step, f"step {step}/40 loss 1.0") for step in range(1, 31) if step % every == 0
+    ]
+    write_run(folder, lines, code=1, ended=BEGAN + 45)
     later = folder / "attempt-1"
     (later / "exit").mkdir(parents=True)
     rank = json.loads((folder / "attempt-0/exit/0.json").read_text())
@@ -160,6 +163,8 @@ def write_restarted(folder: Path) -> None:
     (later / "exit/0.json").write_text(json.dumps(rank))
     logs = NodeLogs(later)
     for step in range(21, 41):
+        if step % every:
+            continue
         logs.write(BEGAN + 40 + step, f"0: step {step}/40 loss 1.0")
 
 
@@ -173,6 +178,19 @@ def test_a_resumed_run_says_from_which_step_and_what_it_did_again(tmp_path: Path
     assert found["resumed"].values["again"] == 10
     facts = {fact.name: fact.value for fact in list_facts(analysis.headline)}
     assert facts["steps"] == "40 of 40, 1 s each (the median of 46 steps)"
+
+
+def test_steps_done_again_are_counted_from_the_first_that_may_have_been_done(
+    tmp_path: Path,
+) -> None:
+    """Two findings said 12 steps, and the seconds of 10: from the first step that has a line."""
+    write_restarted(tmp_path, every=3)
+    analysis, found = read(tmp_path, [])
+    assert "continued at about step 19 (its first line)" in found["resumed"].sentence
+    assert "and about 12 steps were repeated" in found["resumed"].sentence
+    first, _ = analysis.goodput.attempts
+    assert first.repeated_s == pytest.approx(12)
+    assert "1 restart cost about 12 s of steps done again" in found["goodput"].sentence
 
 
 def test_a_run_that_begins_with_step_1_did_not_resume(tmp_path: Path) -> None:
