@@ -105,6 +105,10 @@ LINES: dict[str, tuple[str, dict[str, Any]]] = {
         {"step": 10, "num_steps": 100, "time_ms": 123, "loss": 10.2, "grad_norm": 1.3,
          "learning_rate": 3e-4, "tokens_per_s": 12000},
     ),
+    "nanotron, numbers for people": (
+        NANOTRON.replace(": 123 ", ": 11.5K ").replace("1.2e4", "22.8K"),
+        {"step": 10, "time_ms": 11500, "loss": 10.2, "tokens_per_s": 22800},
+    ),
     "DeepSpeed's engine": (ENGINE, {"step": 10, "learning_rate": 1e-4, "skipped": None}),
     "DeepSpeed's pipeline": (
         PIPELINE, {"step": 10, "time_ms": 512, "loss": 2.3401, "samples_per_s": 31.2}
@@ -115,6 +119,17 @@ LINES: dict[str, tuple[str, dict[str, Any]]] = {
     "nanoGPT": (
         "iter 10: loss 3.2000, time 130.22ms, mfu 5.00%",
         {"step": 10, "time_ms": 130.22, "loss": 3.2},
+    ),
+    "seconds since the start": (
+        "step 300, train_loss=0.6123, LR=0.005, time 210.70s",
+        {"step": 300, "time_ms": None, "loss": 0.6123},
+    ),
+    "seconds since the start, in JSON": (
+        '{"step": 300, "loss": 0.61, "elapsed_s": 210.7, "seconds": 210.7}',
+        {"step": 300, "time_ms": None, "loss": 0.61},
+    ),
+    "a number that is no number": (
+        "step 5 loss 2.3 step time (ms): 1.234.5", {"step": 5, "time_ms": None, "loss": 2.3}
     ),
     "llm.c": (
         "step   10/18865 | loss 9.534 (+nanz)| norm 6.31 (+nanz)| lr 8.57e-06 | 2050.8 ms",

@@ -57,7 +57,12 @@ _NESTED = re.compile(r"(?:\x1b|\\x1b)\[A")
 """Pattern of the text that follows a bar of tqdm below another bar, such as an evaluation's."""
 _TAG = re.compile(r"(?:(\d{1,7}): |\[(?:default|rank)(\d{1,7})\]:? ?|\[(\d{1,7})\]: ?)")
 _WORD = r"[-+]?(?:nan|inf(?:inity)?)(?![a-zA-Z])"
-_NUMBER = rf"([-+]?(?:\d[\d,]{{0,30}}(?:\.\d{{0,30}})?|\.\d+)(?:[eE][-+]?\d+)?|{_WORD})"
+_SCALES = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+_NUMBER = (
+    r"([-+]?(?:\d[\d,]{0,30}(?:\.\d{0,30})?|\.\d+)"
+    rf"(?:[eE][-+]?\d+|(?-i:[{''.join(_SCALES)}])(?!\w))?|{_WORD})"
+)
+"""Pattern of a number, also as logs shorten it for people: 11.5K."""
 _FRACTION = rf"([-+]?(?:\d*\.\d+(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+)|{_WORD})"
 _COUNT = r"(\d{1,3}(?:[,_']\d{3}){1,5}|\d{1,4}(?:\.\d{1,3})?[kKM]|\d{1,15})"
 _STEP = re.compile(
@@ -185,10 +190,11 @@ _TOKENS = re.compile(
     rf"(?:tokens(?:/s(?:ec)?|[_ ]per[_ ]sec(?:ond)?)|\btps){_BETWEEN}{_NUMBER}", re.IGNORECASE
 )
 _SKIPPED = re.compile(r"skipped(?: iterations)?['\"]?\s*[:=]\s*(\d{1,9})", re.IGNORECASE)
-_TIME = re.compile(
+_TIME = re.compile(  # a bare time in seconds may be that since the start
     r"(?:elapsed[_ ]time[_ ]per[_ ]iter(?:ation)?|iter(?:ation)?[_ ]time|step[_ ]time|time/step|"
-    r"time[_ ]per[_ ]step|train_step_timing|dt|(?<=, )time(?= \d))[_ ]?(?:in |\()?(ms|sec|s)?\)?"
-    rf"\s{{0,9}}[:=]?\s{{0,9}}{_NUMBER} ?(ms|sec|s)?\b",
+    r"time[_ ]per[_ ]step|train_step_timing|dt|(?<=, )time(?= [\d.]{1,30} ?ms))"
+    r"[_ ]?(?:in |\()?(ms|sec|s)?\)?"
+    rf"\s{{0,9}}[:=]?\s{{0,9}}{_NUMBER} ?(ms|sec|s)?\b(?![.,:]?\d)",
     re.IGNORECASE,
 )
 _RATE = re.compile(r"(\d{1,30}(?:\.\d{0,30})?) ?(it/s|s/it|steps?/s|iters?/s)\b")
@@ -553,8 +559,8 @@ _KEYS: Dict[str, Sequence[str]] = {
     "total": ("total_steps", "max_steps", "num_steps", "total", "train_iters", "max_iters"),
     "loss": ("loss", "train_loss", "train/loss", "lm_loss", "lm loss", "training_loss",
              "loss/train", "avg_loss"),
-    "s": ("step_time_s", "step_time", "seconds", "iter_time", "iteration_time", "time_per_step",
-          "step_s", "elapsed_s", "dt", "train/step_time"),
+    "s": ("step_time_s", "step_time", "iter_time", "iteration_time", "time_per_step", "step_s",
+          "dt", "train/step_time"),
     "ms": ("step_time_ms", "iter_time_ms", "elapsed_time_per_iteration_ms", "step_ms", "dt_ms",
            "time_ms"),
     "per_second": ("steps_per_second", "it/s", "steps_per_sec", "iterations_per_second"),
@@ -746,10 +752,12 @@ def _find(pattern: Pattern[str], text: str) -> Optional[float]:
 
 
 def _parse_number(text: str) -> Optional[float]:
+    scale = _SCALES.get(text[-1:])
     try:
-        return float(text.replace(",", ""))
+        number = float((text if scale is None else text[:-1]).replace(",", ""))
     except ValueError:
         return None
+    return number if scale is None else number * scale
 
 
 def _parse_whole(text: str) -> int:
