@@ -233,17 +233,17 @@ def _list_skipped(tree: ast.Module) -> Iterator[ast.AST]:
                 yield from ast.walk(part)
 
 
-def draw_mutants(count: int, seed: int) -> list[Mutant]:
+def draw_mutants(count: int, seed: int, modules: tuple[str, ...] = MODULES) -> list[Mutant]:
     def draw(mutant: Mutant) -> str:
         return hashlib.sha256(f"{seed} {mutant.key}".encode()).hexdigest()
 
-    return sorted(list_mutants(), key=draw)[:count]
+    return sorted(list_mutants(modules), key=draw)[:count]
 
 
 @cache
-def list_mutants() -> list[Mutant]:
+def list_mutants(modules: tuple[str, ...] = MODULES) -> list[Mutant]:
     files = [
-        file for name in MODULES for file in (sorted((ROOT / name).rglob("*.py")) or [ROOT / name])
+        file for name in modules for file in (sorted((ROOT / name).rglob("*.py")) or [ROOT / name])
     ]
     return [mutant for file in files for mutant in list_mutants_of(file)]
 
@@ -468,19 +468,15 @@ class Copy:
 
     def run_tests(self, tests: list[str], limit_s: float) -> dict[str, str] | None:
         """Of tests by their ids, or of whole files; None where all pass."""
-        assert self.server.stdin and self.server.stdout
-        chosen, output = self.folder / "chosen.json", self.folder / "output.txt"
+        chosen = self.folder / "chosen.json"
         chosen.write_text(json.dumps(tests))
         files = sorted({name.partition("::")[0] for name in tests})
         words = ["-x", *PYTEST, *files]
         if "::" in tests[0]:
             words += ["--chosen", str(chosen)]
-        self.server.stdin.write(json.dumps([str(output), limit_s, words]) + "\n")
-        self.server.stdin.flush()
-        answer = self.server.stdout.readline().strip()
+        answer, text = self.run_pytest(words, limit_s)
         if answer in ("0", NOTHING_RAN):
             return None
-        text = output.read_text(errors="replace")
         if answer not in (*FAILED, "time"):
             raise RuntimeError(f"pytest ended with {answer}: {text[-3000:]}")
         failed = re.findall("^(?:FAILED|ERROR) (.*?)(?: - .*)?$", text, re.MULTILINE)
@@ -488,6 +484,15 @@ class Copy:
             "said": "time" if answer == "time" else "caught",
             "by": failed[0] if failed else text[-300:],
         }
+
+    def run_pytest(self, words: list[str], limit_s: float) -> tuple[str, str]:
+        """Return its exit code, or `time` where it was ended at the limit, and its output."""
+        assert self.server.stdin and self.server.stdout
+        output = self.folder / "output.txt"
+        self.server.stdin.write(json.dumps([str(output), limit_s, words]) + "\n")
+        self.server.stdin.flush()
+        answer = self.server.stdout.readline().strip()
+        return answer, output.read_text(errors="replace")
 
     def end(self) -> None:
         assert self.server.stdin and self.server.stdout

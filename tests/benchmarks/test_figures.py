@@ -42,7 +42,7 @@ def test_each_number_of_the_table_is_in_a_result_file(
 
 
 NEEDS_AN_ARGUMENT = {"planner/estimates", "planner/sizes", "suite/fresh", "suite/durations"}
-NEEDS_AN_ARGUMENT |= {"launch_scripts/tree", "commands/screens", "suite/processor"}
+NEEDS_AN_ARGUMENT |= {"launch_scripts/tree", "commands/screens", "suite/processor", "suite/defects"}
 """Other people's measurements, scripts and programs, which only their owner can name; roots of
 Debian; a log."""
 

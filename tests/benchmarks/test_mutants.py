@@ -57,7 +57,7 @@ def test_a_sample_stays_while_other_lines_change(
     module: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def draw() -> list[str]:
-        monkeypatch.setattr(mutants, "list_mutants", lambda: list(list_mutants_of(module)))
+        monkeypatch.setattr(mutants, "list_mutants", lambda _: list(list_mutants_of(module)))
         return [mutant.key for mutant in draw_mutants(100, 1)]
 
     before = draw()
