@@ -49,7 +49,7 @@ class Case:
     recompute: str = "none"
     memory_limit: float | None = None
     zero: int = 0
-    batches: list[int] = field(default_factory=lambda: [8, 8, 8])
+    batches: list[int] = field(default_factory=lambda: [8, 4])
     clip: float | None = None
     optimizer: str = "sgd"
     on_meta: bool = False

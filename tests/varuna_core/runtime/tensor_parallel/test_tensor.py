@@ -15,32 +15,29 @@ from tests.ranks.start import collect, start_ranks
 from tests.ranks.tensor_rank import Case, build_model, build_optimizer, make_batch, write_cases
 from tests.ranks.train_rank import SEED, cut_batch, read_loss
 from tests.segments import announce_segments
-from tests.varuna_core.test_varuna import SHORT
 from varuna_core.runtime.split.random_streams import build_seeder
 
 pytestmark = pytest.mark.slow
 
-UNEVEN = [8, 7, 1, 8, 3]
+UNEVEN = [6, 5, 1, 3]
+"""Of two replicas one has no sample in the third step. A micro-batch takes a quarter of a second of
+each rank, so there are as few as show it all."""
 
 SELECTIVE: dict[str, Any] = {"schedule": "gpipe", "recompute": "selective"}
 OFFLOAD: dict[str, Any] = {"schedule": "gpipe", "recompute": "offload"}
 
 ALONE: list[Case] = [
     Case(name="gpt", stage_map="0;", batches=UNEVEN, clip=0.3),
-    Case(name="sequence", stage_map="0;", sequence_parallel=True, batches=UNEVEN, clip=0.3),
-    Case(name="bert", stage_map="0;", model="bert"),
     Case(name="apart", stage_map="0;", model="Apart", dropout=0.2, recompute="full"),
     Case(name="dropping", stage_map="0;", model="Dropping", dropout=0.2, recompute="full"),
-    Case(name="gpt dropout", stage_map="0;", dropout=0.2, batches=SHORT, clip=0.3),
+    Case(name="gpt dropout", stage_map="0;", dropout=0.2, batches=[6, 5, 1], clip=0.3),
     Case(name="sequence dropout", stage_map="0;", sequence_parallel=True, dropout=0.2),
-    Case(name="offload", stage_map="0;", batches=UNEVEN, **OFFLOAD),
+    Case(name="offload", stage_map="0;", batches=[8, 5, 1], **OFFLOAD),
     Case(name="sequence offload", stage_map="0;", sequence_parallel=True, **OFFLOAD),
     Case(name="selective", stage_map="0;", schedule="gpipe", recompute="selective", dropout=0.2),
     Case(name="sequence selective", stage_map="0;", sequence_parallel=True, **SELECTIVE),
-    Case(name="words", stage_map="0;", model="Words", recompute="auto", memory_limit=2e5),
     Case(name="bare", stage_map="0;", model="Bare", schedule="zero_bubble"),
     Case(name="two stages", stage_map="0;", schedule="interleaved", stages_per_rank=2, clip=0.3),
-    Case(name="half", stage_map="0;", precision="bf16", clip=0.3),
     Case(name="forgetful", stage_map="0;", model="Forgetful", fails=True),
     Case(
         name="crossing",
@@ -61,7 +58,7 @@ PAIRED: list[Case] = [
     Case(name="2x1 dropping", stage_map="0;1;", model="Dropping", dropout=0.2, schedule="varuna"),
     Case(name="2x1 words", stage_map="0;1;", model="Words", recompute="auto", memory_limit=2e5),
     Case(name="2x1 bare", stage_map="0;1;", model="Bare", schedule="zbv"),
-    Case(name="2x1 padded", stage_map="0;1;", model="Padded", batches=[8, 8, 5], clip=0.3),
+    Case(name="2x1 padded", stage_map="0;1;", model="Padded", batches=[8, 5], clip=0.3),
     Case(name="1x2 padded", stage_map="0,1;", model="Padded", zero=1, recompute="full"),
     Case(name="2x1 half", stage_map="0;1;", precision="fp16", clip=0.3),
     Case(name="1x2", stage_map="0,1;", batches=UNEVEN, clip=0.3),
