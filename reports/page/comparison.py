@@ -46,6 +46,8 @@ NAMES = {
     "num_attempts": "attempts",
     "last_loss": "last loss",
     "best_loss": "best loss",
+    "last_val_loss": "last validation loss",
+    "best_val_loss": "best validation loss",
     "common_loss": "loss at the last step that all logged",
 }
 """Keys of `--json` and the names shown for them."""
@@ -68,6 +70,14 @@ class Compared:
         return loss.dropna().groupby(level=0).last()
 
     @property
+    def validations(self) -> pd.Series[float]:
+        """Losses of the evaluations, in order; empty if another metric stands for them."""
+        evaluated = self.analysis.curves.list_evaluated()
+        found = (rows for split, metric, rows in evaluated if split == "val" and "loss" in metric)
+        rows = next(found, None)
+        return pd.Series(dtype=float) if rows is None else rows["value"].astype(float).dropna()
+
+    @property
     def figures(self) -> dict[str, float | None]:
         """Figures by the keys of NAMES; None means not known."""
         analysis = self.analysis
@@ -75,7 +85,7 @@ class Compared:
         slowest_s = None if (later["count"] > 1).any() else later["took_s"].max()
         median = analysis.find_step("median")
         bubbles = median.bubbles if median is not None else ()
-        loss = self.losses
+        loss, val = self.losses, self.validations
         memory, share = analysis.memory["used_mb"], analysis.goodput.share
         return {
             "step_s": _find(value_of(analysis.headline.step_s)),
@@ -91,6 +101,8 @@ class Compared:
             "num_attempts": float(len(analysis.goodput.attempts)),
             "last_loss": _find(loss.iloc[-1] if len(loss) else None),
             "best_loss": _find(loss.min()),
+            "last_val_loss": _find(val.iloc[-1] if len(val) else None),
+            "best_val_loss": _find(val.min()),
         }
 
 

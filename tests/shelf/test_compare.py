@@ -79,6 +79,20 @@ def test_bounds_of_the_goodput_are_those_of_the_report(jobs: Path) -> None:
     assert "useful part of the time  80 %  70 % to 85 %" in said, said
 
 
+def test_losses_of_evaluations_are_compared_too(jobs: Path) -> None:
+    """Runs that are chosen by their validation loss were compared without it."""
+    for name, losses in (("one", (3.0, 2.5, 2.75)), ("two", (3.5, 2.0))):
+        (jobs / name).mkdir()
+        lines = [
+            (20.0 + at, f"step {at * 10} val_loss {loss}") for at, loss in enumerate(losses, 1)
+        ]
+        write_run(jobs / name, [(19.0, "step 10 loss 1.0"), *lines])
+    printed = run("one", "two").output
+    assert "last validation loss  2.75  2\n" in printed, printed
+    found = json.loads(run("one", "two", "--json").output)["jobs"]
+    assert [job["best_val_loss"] for job in found] == [2.5, 2.0]
+
+
 def test_a_bare_folder_has_no_conf_to_differ(jobs: Path) -> None:
     done = run("fast", "bare", "--json")
     assert done.exit_code == 0, done.output
