@@ -162,8 +162,9 @@ REFUSALS = (
     refusal(
         "node configuration",
         r"(?i)requested node configuration is not available",
-        "the queue has fewer nodes, or none with all that was requested",
-        look_at("sinfo -o '%P %D %N %c %m %G'", "for nodes, CPUs, memory and GPUs"),
+        "the queue has too few nodes with all that was requested (for --test-only drained and down "
+        "nodes are missing too)",
+        look_at("sinfo -o '%P %D %T %N %c %m %G'", "for nodes, states, CPUs, memory and GPUs"),
         FEWER_NODES,
         Remedy(Action.LOWER, Target.CPUS, instead=True),
         Remedy(Action.LOWER, Target.MEMORY, instead=True),
