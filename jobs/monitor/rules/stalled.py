@@ -7,6 +7,7 @@ that does something different. `find_suspect` tries several signs, the surest fi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -481,6 +482,10 @@ def _is_before_steps(snapshot: Snapshot) -> bool:
     return find_step_at(snapshot) is None and snapshot.progress is None
 
 
+_STEP_CREATION = re.compile(r"(?i)^srun: .*\bstep creat(?:ion|ed)\b")
+"""Line of srun about the step of the nodes' agents: that it has to wait, or that it was created."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Signs:
     """Signs of activity of ranks while no step is known: output, busy GPUs or processors, and their
@@ -571,6 +576,8 @@ def _start_phase(snapshot: Snapshot) -> tuple[str, dict[str, Any], float, float 
         return warm_up
     missing = (snapshot.num_nodes or 0) - sum(1 for phase in phases.values() if phase)
     values = {"state": "rendezvous", "missing": max(missing, 0), "num_nodes": snapshot.num_nodes}
+    told = [line for line in snapshot.scheduler_lines if _STEP_CREATION.search(line)]
+    values["is_held"] = bool(told) and "busy" in told[-1]
     return "rendezvous", values, RENDEZVOUS_S, begun
 
 

@@ -46,6 +46,15 @@ def test_missing_nodes_are_counted() -> None:
     assert "2 of 6" in judge(snapshot).reason
 
 
+def test_a_run_that_waits_for_another_step_of_its_allocation_says_so() -> None:
+    """The second run inside one salloc said only that its node has not reported."""
+    busy = "srun: Job 7 step creation still disabled, retrying (Requested nodes are busy)"
+    snapshot = replace(starting(num_nodes=6), scheduler_lines=(busy,))
+    assert "waits until another step of the job" in judge(snapshot).reason
+    created = replace(snapshot, scheduler_lines=(busy, "srun: Step created for job 7"))
+    assert "2 of 6" in judge(created).reason
+
+
 def test_a_warm_up_without_an_end_is_stalled() -> None:
     snapshot = change_gpus(silent(healthy(progress=None), 0), None, utilization=0.0)
     snapshot = replace(snapshot, went_at=NOW - 1500, ranks=())
