@@ -153,8 +153,7 @@ gpu8: $(VENV)/.installed-dev
 docs: $(VENV)/.installed
 	$(BIN)/python -c 'from vjob.jobs.conf.document import render_conf_doc; print(render_conf_doc(), end="")' > docs/conf.part
 	mv docs/conf.part docs/conf.md
-	$(BIN)/python -m varuna_core.facts.catalogue.page > docs/conf.part
-	mv docs/conf.part docs/causes.md
+	PYTHONPATH="$${PYTHONPATH:-.}" $(BIN)/python docs/make/causes_page.py docs/causes.md
 	PYTHONPATH="$${PYTHONPATH:-.}" $(BIN)/python docs/make/json_page.py docs/json.md
 	PYTHONPATH="$${PYTHONPATH:-.}" $(BIN)/python docs/make/varuna_page.py docs/varuna.md
 	$(BIN)/python -m vjob init > docs/conf.part

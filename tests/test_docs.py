@@ -138,7 +138,7 @@ def test_make_docs_makes_what_is_made_from_the_doc_lines(tmp_path: Path) -> None
     """In a tree that is nearly empty, with a venv that is up to date."""
     for name in ("docs/make", "tests/jobs/golden", ".venv"):
         (tmp_path / name).mkdir(parents=True)
-    for name in ("json_page.py", "varuna_page.py"):
+    for name in ("causes_page.py", "json_page.py", "varuna_page.py"):
         shutil.copy(ROOT / "docs/make" / name, tmp_path / "docs/make")
     stale = re.sub(r"(?<=### Gpu\n```text\n)index.*\n", "", (ROOT / "docs/json.md").read_text())
     (tmp_path / "docs/json.md").write_text(stale)

@@ -29,7 +29,6 @@ PROGRAMS = {
     "jobs/monitor/rules/words.py: late warm-up": "a state of a start, from the rule",
     "jobs/programs/launchers.py: uv run": "words of a command line",
     "jobs/programs/launchers.py: coverage run": "words of a command line",
-    "reports/export/schema.py: One row per ": "the docstring of a table, for its page",
     "reports/load/trace_reader.py: sum ": "the name of an action in a trace",
     "reports/load/training_log.py: (after ": "a line of Megatron's",
     "shelf/commands/cli.py: Error: ": "click's word before its message",

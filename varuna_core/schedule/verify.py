@@ -4,15 +4,13 @@
    then `B`, or `I` and later `W`; an offloaded graph (`O`) is loaded (`L`) before that;
 2. a rank reads messages of another rank in the order in which they are sent, separately for
    activations and gradients (so the transport needs no tags);
-3. no rank waits for ever; sends are asynchronous, with at most `capacity` unread per channel;
-4. no rank holds more graphs or inputs at once than allowed.
+3. no rank waits for ever; sends are asynchronous, with at most `capacity` unread per channel.
 
 Every error names the rank, the action and the reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -65,17 +63,8 @@ class PeakHeld:
         )
 
 
-def verify(
-    schedule: Schedule,
-    *,
-    capacity: int | None = None,
-    max_graphs: int | Sequence[int] | None = None,
-    max_inputs: int | Sequence[int] | None = None,
-) -> PeakHeld:
-    """Check a schedule and return its peak numbers; raise ScheduleError if it cannot run.
-
-    A limit is one number for all ranks, or one for each rank; None means no limit.
-    """
+def verify(schedule: Schedule, *, capacity: int | None = None) -> PeakHeld:
+    """Check a schedule and return its peak numbers; raise ScheduleError if it cannot run."""
     for stage, rank in enumerate(schedule.placement):
         if not 0 <= rank < schedule.num_ranks:
             raise ScheduleError(f"stage {stage} is placed on rank {rank} of {schedule.num_ranks}")
@@ -84,12 +73,7 @@ def verify(
     _check_channels(schedule)
     for _ in walk(schedule, capacity):
         pass
-    graphs = _spread(max_graphs, schedule.num_ranks)
-    inputs = _spread(max_inputs, schedule.num_ranks)
-    most = [
-        _check_held(rank, actions, graphs[rank], inputs[rank])
-        for rank, actions in enumerate(schedule.ranks)
-    ]
+    most = [_count_held(actions) for actions in schedule.ranks]
     return PeakHeld(
         graphs=tuple(g for g, _, _ in most),
         inputs=tuple(i for _, i, _ in most),
@@ -165,28 +149,14 @@ def _list_messages(schedule: Schedule) -> tuple[Messages, Messages]:
     return sends, reads
 
 
-def _check_held(
-    rank: int, actions: tuple[Action, ...], max_graphs: int | None, max_inputs: int | None
-) -> tuple[int, int, int]:
+def _count_held(actions: tuple[Action, ...]) -> tuple[int, int, int]:
     most_graphs = most_inputs = most_offloaded = 0
     stages = {action.stage for action in actions}
-    for index, (action, held) in enumerate(follow_held(actions, sorted(stages))):
+    for _, held in follow_held(actions, sorted(stages)):
         graphs, inputs = sum(held.graphs.values()), sum(held.inputs.values())
-        if max_graphs is not None and graphs > max_graphs:
-            raise _error(rank, index, action, f"{graphs} graphs held, {max_graphs} allowed")
-        if max_inputs is not None and inputs > max_inputs:
-            raise _error(rank, index, action, f"{inputs} inputs held, {max_inputs} allowed")
         most_graphs, most_inputs = max(most_graphs, graphs), max(most_inputs, inputs)
         most_offloaded = max(most_offloaded, sum(held.offloaded.values()))
     return most_graphs, most_inputs, most_offloaded
-
-
-def _spread(bound: int | Sequence[int] | None, num_ranks: int) -> Sequence[int | None]:
-    if bound is None or isinstance(bound, int):
-        return [bound] * num_ranks
-    if len(bound) != num_ranks:
-        raise ScheduleError(f"bounds {list(bound)}: expected {num_ranks}, one per rank")
-    return bound
 
 
 def _error(rank: int, index: int, action: Action, reason: str) -> ScheduleError:

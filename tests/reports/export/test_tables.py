@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from varuna_core.records.logs.trace import OTHER
 from varuna_core.schedule.costs import build_even_costs
 from varuna_core.schedule.registry import build_schedule
 from vjob.reports.analysis.findings import find_all
-from vjob.reports.export.schema import KIND_COLUMNS, TABLES, TYPES, render_columns
+from vjob.reports.export.schema import KIND_COLUMNS, TABLES, TYPES
 from vjob.reports.export.tables import MAKERS, JobTables, load_job, write_csv, write_parquet
 from vjob.reports.load import log_lines, trace_file, trace_reader
 from vjob.reports.load.sources import SourceError, locate_sources
@@ -139,6 +140,17 @@ def check_types(tables: JobTables) -> None:
 @settings(max_examples=6)
 def test_every_table_has_the_documented_columns_and_types(place: Path, made: MadeRun) -> None:
     check_types(load(place, made))
+
+
+def render_columns() -> str:
+    """The end of docs/notebook.md: all tables and their columns."""
+    lines = ["| table | one row per | columns |", "|---|---|---|"]
+    for name, table in TABLES.items():
+        columns = ", ".join(f"`{column.name}`" for column in table.columns)
+        more = f", and {table.more}" if table.more else ""
+        row = re.split(r"[.:;] |\.$", table.doc)[0].removeprefix("One row per ")
+        lines.append(f"| `{name}` | {row} | {columns}{more} |")
+    return "\n".join(lines) + "\n"
 
 
 def test_the_page_documents_every_column() -> None:

@@ -165,13 +165,9 @@ def test_an_action_of_another_ranks_stage_is_found() -> None:
         verify(replace(schedule, placement=(0, 2)))
 
 
-def test_memory_beyond_its_bound_is_found_where_it_happens() -> None:
-    assert verify(build_one_f_one_b(3, 5), max_graphs=(3, 2, 1)).graphs == (3, 2, 1)
-    with pytest.raises(ScheduleError, match=r"rank 0, 0F2 .*: 3 graphs held, 2 allowed"):
-        verify(build_one_f_one_b(3, 5), max_graphs=2)
+def test_the_most_that_each_rank_holds_at_once_is_counted() -> None:
+    assert verify(build_one_f_one_b(3, 5)).graphs == (3, 2, 1)
     varuna = build_schedule("varuna", 3, 5)
-    with pytest.raises(ScheduleError, match=r"rank 0, 0f2 .*: 3 inputs held, 2 allowed"):
-        verify(varuna, max_inputs=2)
     assert str(verify(varuna)).startswith("rank 0: 1 graphs and 4 inputs; rank 1:")
 
 
@@ -180,8 +176,7 @@ def test_an_offloaded_graph_is_held_until_the_next_copy_begins() -> None:
     held = verify(parse_csv("0F0,0O0,0F1,0O1,0L0,0B0,0L1,0B1\n"))
     assert (held.graphs, held.inputs, held.offloaded) == ((2,), (1,), (2,))
     assert str(held) == "rank 0: 2 graphs and 1 inputs, 2 graphs elsewhere"
-    with pytest.raises(ScheduleError, match=r"rank 0, 0F1 .*: 2 graphs held, 1 allowed"):
-        verify(parse_csv("0F0,0O0,0F1,0L0,0B0,0B1\n"), max_graphs=1)
+    assert verify(parse_csv("0F0,0O0,0F1,0L0,0B0,0B1\n")).graphs == (2,)
 
 
 def test_copies_take_the_time_of_their_rank_that_is_not_hidden() -> None:
@@ -267,6 +262,6 @@ def test_a_csv_that_cannot_be_placed_is_refused() -> None:
 def test_thousands_of_micro_batches_are_checked_without_running() -> None:
     p, m = 8, 2_000
     schedule = build_schedule("zero_bubble", p, m)
-    verify(schedule, max_graphs=p, capacity=1)
+    assert max(verify(schedule, capacity=1).graphs) <= p
     timing = simulate(schedule, build_even_costs(p))
     assert timing.makespan == 3 * m + p - 1

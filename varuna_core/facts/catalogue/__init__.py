@@ -3,7 +3,7 @@
     known_line.py    KnownLine: a pattern, where it counts, and how far it proves a cause
     rank_output.py   node.py   containers.py   slurm.py   ssh.py       the rows, by who writes them
     remedies.py      remedies that many rows share
-    ends.py          the remedies of each cause; page.py writes docs/causes.md of them
+    ends.py          the remedies of each cause, which docs/causes.md lists
     tables.py        all rows by scope, with those of plug-ins; lookup of a row; known_lines.json
     patterns.py      the check that no pattern takes long on any line
 

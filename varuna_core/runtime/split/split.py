@@ -30,7 +30,7 @@ from varuna_core.runtime.split.record import Record, tensor_names
 from varuna_core.runtime.split.rehearsal import Rehearsal, copy_model, rehearse
 from varuna_core.runtime.split.replay import Replay
 from varuna_core.runtime.split.stage import Stage, plan_stubs
-from varuna_core.runtime.split.weights import Init, Weights
+from varuna_core.runtime.split.weights import Weights
 
 # Where each parameter and buffer lies.
 
@@ -343,7 +343,6 @@ class Split:
         *,
         state_dict: Mapping[str, Tensor] | None = None,
         seed: int | None = None,
-        init: Init | None = None,
         check: bool = True,
         at_hand: Mapping[str, nn.Parameter] | None = None,
         sharding: LayerShares | None = None,
@@ -351,7 +350,7 @@ class Split:
         """Build a stage with its weights, and check it for values that bypass its cut.
 
         Weights come from `state_dict` (with the plain model's names), or are initialized by name
-        from `seed` (by `init`, or by their modules' own rules), or are copied from the model.
+        from `seed` by their modules' own rules, or are copied from the model.
         Parameters `at_hand`, from the rank's other stages, are reused, so that a tied weight stays
         one parameter. With `sharding`, the stage holds this rank's shards.
         """
@@ -359,7 +358,6 @@ class Split:
             model=self.model,
             state_dict=state_dict,
             seed=seed,
-            init=init,
             groups=dict.fromkeys(self.groups.values()),
         )
         held = self.stages[index]

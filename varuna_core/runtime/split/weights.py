@@ -29,9 +29,6 @@ from varuna_core.runtime.split.random_streams import derive_seed
 from varuna_core.runtime.split.record import list_results, tensor_names
 from varuna_core.runtime.split.stored import describe_misfit, match_model
 
-Init = Callable[[str, Tensor], None]
-"""Function that fills the tensor of a given name in place, using torch's default generator."""
-
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
@@ -59,11 +56,10 @@ class Weights:
         model: nn.Module,
         state_dict: Mapping[str, Tensor] | None = None,
         seed: int | None = None,
-        init: Init | None = None,
         groups: Iterable[Sequence[str]] | None = None,
     ) -> None:
         """`groups` lists the names of each parameter if they differ from the ties in the model."""
-        self.model, self.state_dict, self.seed, self.init = model, state_dict, seed, init
+        self.model, self.state_dict, self.seed = model, state_dict, seed
         groups = tensor_names(model).values() if groups is None else groups
         self._stored = {} if state_dict is None else match_model(model, groups, state_dict)
         self._skeleton: nn.Module | None = None
@@ -100,8 +96,8 @@ class Weights:
         ]
         if any(bool((other != made[0]).any()) for other in made):  # NaN differs from itself
             raise SplitError(
-                f"no rule of the model initializes {names[0]!r}: pass init=f, where f(name, "
-                "tensor) fills the tensor in place"
+                f"no rule of the model initializes {names[0]!r}: give its module a "
+                "reset_parameters(), or pass a state_dict that contains it"
             )
         return made[0]
 
@@ -109,10 +105,7 @@ class Weights:
         assert self.seed is not None
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(derive_seed(self.seed, names[0]))
-            if self.init is not None:
-                self.init(names[0], made)
-            else:
-                self._apply_rules(names, made)
+            self._apply_rules(names, made)
         return made
 
     def _apply_rules(self, names: tuple[str, ...], made: Tensor) -> None:
@@ -131,7 +124,7 @@ class Weights:
                     raise SplitError(
                         f"the rule of {path or 'the model'!r} that initializes {names[0]!r} fails "
                         f"with all other tensors on the meta device ({type(error).__name__}: "
-                        f"{error}): pass init=f, where f(name, tensor) fills the tensor in place"
+                        f"{error}): let it fill only its own tensors, or pass a state_dict"
                     ) from error
         finally:
             for (tensors, own), old in zip(slots, before, strict=True):

@@ -123,16 +123,10 @@ def test_weights_without_a_source_are_refused() -> None:
     split = split_model(model, INPUTS, 1)
     with pytest.raises(SplitError, match="'shift' is on the meta device"):
         split.make_stage(0)
-    with pytest.raises(SplitError, match="no rule of the model initializes 'shift': pass init"):
+    with pytest.raises(SplitError, match="no rule of the model initializes 'shift': give its"):
         split.make_stage(0, seed=1)
     with pytest.raises(SplitError, match=r"'shift' has shape \[1\] in the state dict"):
         split.make_stage(0, state_dict={"shift": torch.ones(1)})
-
-    def init(name: str, tensor: Tensor) -> None:
-        tensor.normal_(std=0.02)
-
-    stage = split.make_stage(0, seed=1, init=init)
-    assert 0.01 < stage.parameters()["shift"].std() < 0.04
 
 
 def test_the_seed_of_a_name_is_what_the_documentation_says() -> None:

@@ -1,9 +1,9 @@
-"""Print docs/causes.md from the tables: `python -m varuna_core.facts.catalogue.page`."""
+"""Writes docs/causes.md from the tables of causes, witnesses and remedies."""
 
 from __future__ import annotations
 
 import sys
-from typing import List
+from pathlib import Path
 
 from varuna_core.facts.catalogue.ends import list_remedies
 from varuna_core.facts.cause import End, EndCause
@@ -64,7 +64,6 @@ NAMES = {
 
 
 def render_page() -> str:
-    """Return the text of docs/causes.md."""
     rows = "".join(f"| {witness.value} | {WITNESSES[witness]} |\n" for witness in Witness)
     return HEAD.replace("{witnesses}", rows) + "".join(
         f"{_render_row(cause)}\n" for cause in EndCause
@@ -73,7 +72,7 @@ def render_page() -> str:
 
 def _render_row(cause: EndCause) -> str:
     end = End(cause)
-    groups: List[str] = []
+    groups: list[str] = []
     texts = {context: render_all(list_remedies(end), context) for context in Context}
     for text in dict.fromkeys(filter(None, texts.values())):
         names = [NAMES[context] for context in Context if texts[context] == text]
@@ -83,4 +82,4 @@ def _render_row(cause: EndCause) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(render_page())
+    Path(sys.argv[1]).write_text(render_page())
