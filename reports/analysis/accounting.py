@@ -49,7 +49,7 @@ CLASSES: dict[str, str] = {
 STEPS = ("compute", "steps", "bubble", "communication", "data", "checkpoint", "evaluate", "other")
 """The classes of time that can be spent within a step."""
 _OF_KIND = {
-    **dict.fromkeys((*COMPUTE, "optimizer", "memcpy"), "compute"),
+    **dict.fromkeys((*COMPUTE, "optimizer"), "compute"),
     **{kind: kind for kind in ("data", "checkpoint", "evaluate", "other")},
 }
 

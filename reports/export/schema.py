@@ -53,16 +53,14 @@ KIND_COLUMNS = {
     "W": ("backward_weights_s", "backward of weights"),
     "O": ("offload_s", "offloaded activations: copies from GPU to host memory"),
     "L": ("load_s", "offloaded activations: copies back"),
-    "compute": ("compute_s", "computation, as a script or a profile marks it"),
+    "compute": ("compute_s", "computation, as a script marks it"),
     "send": ("send_s", "sends of messages"),
     "all-reduce": ("all_reduce_s", "sums over replicas"),
-    "communication": ("communication_s", "communication, as a script or a profile marks it"),
+    "communication": ("communication_s", "communication, as a script marks it"),
     "optimizer": ("optimizer_s", "optimizer"),
     "checkpoint": ("checkpoint_s", "checkpoints"),
     "data": ("data_s", "fetching of data"),
     "evaluate": ("evaluate_s", "evaluation"),
-    "memcpy": ("memcpy_s", "copies to and from a GPU, from a profile"),
-    "idle": ("idle_s", "GPU without work, from a profile"),
     "other": ("other_s", "spans with names of the script's own"),
 }
 """For each kind in the trace, the column of its work and a description."""

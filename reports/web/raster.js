@@ -139,7 +139,6 @@ const KINDS = [
   { name: "send", css: "send", text: "send", on: "#000" },
   { name: "all-reduce", css: "all-reduce", text: "all-reduce", on: "#fff" },
   { name: "communication", css: "communication", text: "communication", on: "#fff" },
-  { name: "memcpy", css: "memcpy", text: "copies", on: "#000" },
   { name: "optimizer", css: "optimizer", text: "optimizer", on: "#000" },
   { name: "checkpoint", css: "checkpoint", text: "checkpoint", on: "#fff" },
   { name: "data", css: "data", text: "data", on: "#000" },

@@ -10,7 +10,6 @@ const KIND_NAMES = {
   W: "backward of the weights",
   O: "copy of a graph out of memory",
   L: "copy of a graph back",
-  memcpy: "copy",
   detail: "span",
   other: "span",
 };

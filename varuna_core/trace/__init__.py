@@ -113,14 +113,6 @@ is_guessed = False
 """True if the open step was detected from a loop (loops.py); the script's own steps end it."""
 
 
-def write_to(path: str) -> None:
-    """Write this rank's trace to `path`, also without vjob's agent. Call this before all other
-    functions of this module."""
-    global _is_off
-    os.environ["VJOB_TRACE"] = path
-    _is_off = os.environ.get(_TIMELINE) == "0"
-
-
 def start(
     *,
     every: int | None = None,

@@ -26,10 +26,16 @@ NUM_MICRO_BATCHES = 4
 
 def run(folder: Path, program: str, *words: str, world: int = 2) -> list[str]:
     """Run all ranks beside each other, traced; return what each printed."""
-    hook = ["-W", "ignore", "-m", "varuna_core.trace", "run"]
     started = [
         subprocess.Popen(
-            [sys.executable, *hook, str(ENGINES / f"{program}.py"), *words],
+            [
+                sys.executable,
+                "-W",
+                "ignore",
+                str(PROGRAMS / "traced.py"),
+                str(ENGINES / f"{program}.py"),
+                *words,
+            ],
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

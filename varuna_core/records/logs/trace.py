@@ -60,8 +60,8 @@ ACTIONS = ("F", "f", "R", "B", "I", "W", "O", "L")
 """Kinds that are actions of a schedule (varuna_core/schedule/actions.py)."""
 COMPUTE = (*ACTIONS, "compute")
 COMMUNICATION = ("send", "all-reduce", "communication")
-OTHERS = ("optimizer", "checkpoint", "data", "evaluate", "memcpy", "idle")
-"""Further kinds of events; `memcpy` and `idle` are read, but no part of vjob writes them."""
+OTHERS = ("optimizer", "checkpoint", "data", "evaluate")
+"""Further kinds of events."""
 OTHER = "other"
 """Kind of a script's spans with names of its own (varuna_core/trace); `what` has the name."""
 DETAIL = "detail"
