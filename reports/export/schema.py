@@ -311,28 +311,6 @@ TABLES = {
             Column("max_ms", "float", "most of all ranks", "ms"),
         ),
     ),
-    "timer_calls": Table(
-        "One row per timer call whose begin and end were printed; of up to four blocks a log.",
-        (
-            _NODE,
-            _STEP,
-            Column("timer", "text", "its name"),
-            _RANK,
-            Column("begin", "float", "as printed", "s"),
-            Column("end", "float", "as printed", "s"),
-        ),
-    ),
-    "phases": Table(
-        "One row per dated line of Megatron, such as `[after training is done]`.",
-        (
-            _ATTEMPT,
-            _NODE,
-            Column("phase", "text", "its words"),
-            Column(
-                "time", "time", "date of the line, read in the time zone of the reading machine"
-            ),
-        ),
-    ),
     "not_read": Table(
         "One row per file that was not read completely.",
         (Column("file", "text", "its name"), Column("why", "text", "what is missing of the file")),

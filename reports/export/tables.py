@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Union
@@ -329,22 +328,6 @@ def _make_findings(job: Job, analysis: Analysis) -> pd.DataFrame:
     return pd.DataFrame([vars(one) for one in find_all(job, analysis)])
 
 
-def _make_phases(job: Job, analysis: Analysis) -> pd.DataFrame:
-    del analysis
-    raw = job.logs["phases"]
-    if raw.empty:
-        return raw
-    return raw.assign(time=[_read_date(text) for text in raw["time"]])
-
-
-def _read_date(text: str) -> float | None:
-    """Convert a date printed by Megatron, assumed in this machine's time zone, to a time."""
-    try:
-        return datetime.strptime(text, "%Y-%m-%d %H:%M:%S").timestamp()
-    except (ValueError, OverflowError):
-        return None
-
-
 def _make_not_read(job: Job, analysis: Analysis) -> pd.DataFrame:
     del analysis
     return pd.DataFrame(list(job.skipped.items()), columns=["file", "why"])
@@ -370,8 +353,6 @@ MAKERS: dict[str, Callable[[Job, Analysis], pd.DataFrame]] = {
     "findings": _make_findings,
     "timers": _take("timers_by_rank"),
     "timers_by_step": _take("timers_by_step"),
-    "timer_calls": _take("timer_calls"),
-    "phases": _make_phases,
     "not_read": _make_not_read,
 }
 

@@ -182,7 +182,7 @@ class Job:
     chosen: dict[str, tuple[str, int]]
     """(attempt, step) of the steps `first`, `median`, `slowest`, `last`."""
     logs: dict[str, pd.DataFrame]
-    """The tables iterations, memory, phases, timers_by_rank, timers_by_step and timer_calls."""
+    """The tables iterations, memory, timers_by_rank, timers_by_step and timer_calls."""
     job_info: dict[str, str]
     partitions: dict[str, str]
     """The partition that the log of each attempt prints."""

@@ -38,7 +38,6 @@ from varuna_core.records.logs.training_log import (
     ITERATION_MARK,
     JOB_INFO,
     MEMORY_MARK,
-    PHASE_MARK,
     PHASE_MARKS,
     TIMER_CALLS,
     TIMER_NUMBERS,
@@ -49,7 +48,6 @@ from varuna_core.records.logs.training_log import (
     parse_job_info,
     parse_mark,
     parse_memory,
-    parse_phase,
     parse_validation,
 )
 from vjob.reports.load.blocks import MOST_ROWS, BlockReader, Thinned
@@ -104,7 +102,6 @@ class LogTables:
     memory: Thinned = field(default_factory=Thinned)
     evaluations: Thinned = field(default_factory=Thinned)
     """Metrics of evaluations, with one row for each."""
-    phases: Thinned = field(default_factory=Thinned)
     job_info: dict[str, str] = field(default_factory=dict)
     """Settings by name; if there are several values, the first."""
     partitions: dict[str, str] = field(default_factory=dict)
@@ -145,7 +142,6 @@ class LogTables:
             "evaluations": _drop_repeated(
                 pd.DataFrame(self.evaluations.rows, columns=_EVALUATIONS)
             ),
-            "phases": pd.DataFrame(self.phases.rows),
             "spans": pd.DataFrame(
                 self.spans,
                 columns=["attempt", "node", "first_s", "last_s", "slack_s", *PHASES],
@@ -333,7 +329,7 @@ class LogReader:
             elif mark == _JOB_INFO_MARK:
                 self._read_job_info(block[begin : begin + _JOB_INFO_BYTES])
             else:
-                self._read_line(line.decode("utf-8", "replace"), mark)
+                self._read_memory(line.decode("utf-8", "replace"))
         self._add(block[start:])
 
     def _read_iteration(self, line: bytes, place: int) -> bool:
@@ -527,19 +523,13 @@ class LogReader:
             row.setdefault(label, value)  # some print a label with the name of a column
         self.tables.iterations.append(row)
 
-    def _read_line(self, text: str, mark: bytes) -> None:
-        if mark == MEMORY_MARK:
-            memory = parse_memory(text)
-            if memory is None:
-                self._skipped += "(after " in text
-            else:
-                row = {name: getattr(memory, name) for name in memory.__dataclass_fields__}
-                self.tables.memory.append({"attempt": self.attempt, "node": self.node, **row})
-        elif mark == PHASE_MARK:
-            phase = parse_phase(text)
-            if phase is not None:
-                row = {"attempt": self.attempt, "node": self.node}
-                self.tables.phases.append({**row, "phase": phase[0], "time": phase[1]})
+    def _read_memory(self, text: str) -> None:
+        memory = parse_memory(text)
+        if memory is None:
+            self._skipped += "(after " in text
+        else:
+            row = {name: getattr(memory, name) for name in memory.__dataclass_fields__}
+            self.tables.memory.append({"attempt": self.attempt, "node": self.node, **row})
 
     def _read_job_info(self, text: bytes) -> None:
         own: dict[str, str] = {}
@@ -696,7 +686,7 @@ def _has_header(block: bytes, lines: list[tuple[int, int]]) -> bool:
 def _find_marks(block: bytes) -> list[tuple[int, bytes]]:
     """Return the positions of lines with known words, in order."""
     found = []
-    for mark in (ITERATION_MARK, MEMORY_MARK, TIMERS_MARK, PHASE_MARK, _JOB_INFO_MARK):
+    for mark in (ITERATION_MARK, MEMORY_MARK, TIMERS_MARK, _JOB_INFO_MARK):
         place = block.find(mark)
         while place >= 0:
             found.append((place, mark))

@@ -33,7 +33,6 @@ TAG = r"(?:\d{1,9}: |\[[^\]\n]{1,40}\]:[ ]?)?"
 ITERATION_MARK = b"iteration "
 MEMORY_MARK = b"memory (MB)"
 TIMERS_MARK = b"across ranks (ms):"
-PHASE_MARK = b"datetime: "
 JOB_INFO = (
     "NODE_RANK",
     "MASTER_ADDR",
