@@ -2,7 +2,7 @@
 
     python -m benchmarks.runtime.trace_hook [--pairs 200] [--write]
 
-Two ranks train by torch's own 1F1B on the CPU under `python -m varuna_core.trace run`. Steps with
+Two ranks train by torch's own 1F1B on the CPU under tests/programs/traced.py. Steps with
 what it wraps and as many with the plain functions alternate within one run, as two equal runs may
 differ by more than the hook costs; a pair is a block of both in a drawn order, and its ratio that
 of their means. A step lasts from barrier to barrier, so that it holds what the hook costs either
@@ -126,7 +126,7 @@ def train(
     script = folder / "train.py"
     script.write_text(TRAINING)
     port = str(find_free_port())
-    command = [sys.executable, "-m", "varuna_core.trace", "run", str(script)]
+    command = [sys.executable, str(ROOT / "tests/programs/traced.py"), str(script)]
     ranks = [
         subprocess.Popen(
             [*command, str(blocks), str(steps), str(width)],

@@ -3,7 +3,7 @@
 with CheckpointReader.open(store) as reader:
     weight = reader.read("h.0.attn.weight")
     rows = reader.read("h.0.mlp.weight", box=Box((256, 0), (256, 512)))
-    state = reader.read_optimizer("h.0.attn.weight")
+    states = reader.read_optimizers({"h.0.attn.weight": None})
 """
 
 from __future__ import annotations
