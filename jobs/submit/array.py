@@ -130,7 +130,7 @@ def make_folders(path: Path, count: int) -> tuple[str, list[RunFolder]]:
             except FileExistsError:
                 for run in made:
                     run.path.rmdir()
-        raise OSError(errno.EEXIST, "a thousand arrays were made here in this second")
+        raise OSError(errno.EEXIST, "all names for an array of this second are taken")
     except OSError as error:
         raise VjobError(explain_write(path.parent, error)) from None
 

@@ -243,7 +243,7 @@ class Autoscaler:
         why = (
             f"{offer.count} more node{'s' * (offer.count > 1)}: about {offer.then_s:.3g} s a step "
             f"({format_basis(is_predicted=offer.is_predicted)}), now {standing.step_s:.3g} s; "
-            f"worth {standing.pause}"
+            f"this is worth {standing.pause}"
         )
         _, job = membership.grow(
             self._run,

@@ -148,7 +148,9 @@ class Try:
             stop(run)
             goes_on = not has_ended(run)
             if goes_on:
-                log.warning("the try may go on, and is kept: vjob cancel %s", run.path)
+                log.warning(
+                    "the run of the try may go on, so its folder is kept: vjob cancel %s", run.path
+                )
             elif not keeps:
                 remove(run)
         if self.folder is not None and not goes_on:

@@ -91,5 +91,5 @@ def describe_lack(one: NotCovered) -> str:
         Lack.SOFTWARE: f"the versions of {one.subject} could not be compared",
     }[one.lack]
     if isinstance(one.factor, Within):
-        return f"{said}: it takes {one.factor.low:g} to {one.factor.high:g} times as long"
+        return f"{said}: the true time is {one.factor.low:g} to {one.factor.high:g} times as long"
     return f"{said}: {one.factor.reason}" if isinstance(one.factor, NotKnown) else said

@@ -539,7 +539,9 @@ def running(snapshot: Snapshot) -> Verdict | None:
     num_out = sum(node.sizes.get("out", 0) for node in snapshot.nodes)  # not warnings of imports
     is_early = age < HINT_S and num_out < MUCH_OUTPUT
     reason = (
-        "no line of the program is known as a step" if signs.num_bytes else "it printed nothing"
+        "no line of the program is known to report a step"
+        if signs.num_bytes
+        else "it printed nothing"
     )
     if signs.num_bytes and is_early:
         reason = "no step has been seen yet"

@@ -132,7 +132,7 @@ def test_idle_nodes_join_once_and_the_reason_is_told(cluster: Idle, tmp_path: Pa
     cluster.idle = 3
     (said,) = look(run)
     assert said.startswith("job 11 will bring 3 more nodes: about 1.")
-    assert said.endswith("now 2 s; worth a pause of 120 s (a guess)")
+    assert said.endswith("now 2 s; this is worth a pause of 120 s (a guess)")
     (join,) = read_joins(run.morph)
     assert (join.by_itself, join.group.count, list(join.seats)) == (True, 3, [4, 5, 6])
     (event,) = [one for one in read_events(run) if one["kind"] == "grow-asked"]

@@ -92,8 +92,8 @@ def test_a_hang_in_the_first_steps_says_when_it_will_be_called_stalled() -> None
         (20, 0, 99.0, "STARTING"),  # imports
         (90, 0, 0.0, "STARTING"),  # ranks connect
         (20, 40, 0.0, "RUNNING: no step has been seen yet"),
-        (20, 4000, 0.0, "RUNNING: no line of the program is known as a step; set progress"),
-        (90, 40, 0.0, "RUNNING: no line of the program is known as a step; set progress"),
+        (20, 4000, 0.0, "RUNNING: no line of the program is known to report a step; set progress"),
+        (90, 40, 0.0, "RUNNING: no line of the program is known to report a step; set progress"),
         (90, 0, 99.0, "RUNNING: it printed nothing; vjob stacks"),
         (400, 0, 0.0, "RUNNING: it printed nothing; vjob stacks"),
         (1300, 0, 99.0, "RUNNING: it printed nothing; vjob stacks"),

@@ -158,7 +158,7 @@ def test_cancel_asks_ranks_that_catch_usr1_to_checkpoint_first(vjob: Vjob) -> No
     assert read_out(run).count("got SIGUSR1") == 4
     said = vjob("status", "last", code=16).stdout
     assert "cancelled with vjob cancel: all 4 ranks exited 0" in said
-    assert "ended well" not in said
+    assert "the job ended well" not in said
     state = json.loads((run.path / "local.json").read_text())
     assert (state["state"], state["exit_code"]) == ("CANCELLED", "143:0")
 
