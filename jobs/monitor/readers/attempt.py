@@ -30,15 +30,11 @@ from vjob.jobs.monitor.readers.node_files import (
     NodeFiles,
     add_median,
     choose_tail,
-    find_doubt,
-    find_last_end,
-    find_longest,
     find_loss,
-    find_phase,
     find_progress,
     join_counts,
     join_progress,
-    merge_errors,
+    view_logs,
 )
 from vjob.jobs.monitor.readers.rank_files import (
     Beats,
@@ -199,13 +195,13 @@ class AttemptReader:
                 if everything or name in changed or key in changed or f"@{rank}" in changed:
                     self._ranks[rank] = self._build_rank(rank, index, name)
         self._nodes = {name: self._nodes[name] for name in names.values()}
-        logs = [log for files in self.files.values() for log in files.logs.values()]
         failed = {
             rank: found.ended
             for rank, found in self._parsed_exits.items()
             if found.code != 0 and not found.stopped
         }
-        longest = find_longest(self.files.values())
+        view = view_logs(self.files.values(), self._find_progress(), failed)
+        longest = dict(view.phases_s)
         saved = [step.checkpoint_s for trace in self._traces.ranks.values() for step in trace.steps]
         if saved and max(saved) > 0:
             longest[CHECKPOINT] = max(max(saved), longest.get(CHECKPOINT, 0.0))
@@ -213,22 +209,16 @@ class AttemptReader:
         stop = stop if isinstance(stop, dict) and isinstance(stop.get("code"), int) else None
         outcome = parse_outcome(self._state.values.get("outcome"))
         written = self._state.values.get("end")
-        progress = self._find_progress()
-        errors = merge_errors(logs, failed)
-        raised = list_exceptions(self._parsed_exits.values(), errors)
+        raised = list_exceptions(self._parsed_exits.values(), view.errors)
         hang, suspected = choose_hang(self._state.values)
-        return AttemptView(
+        return replace(
+            view,
             attempt_started=self._state.time("master"),
             went_at=went_at,
             nodes=tuple(self._nodes.values()),
             ranks=self._mark_slow(),
-            progress=progress,
-            doubt=find_doubt(self.files.values()) if progress is None else None,
-            loss=find_loss(self.files.values()),
-            phase=find_phase(self.files.values(), progress),
             phases_s=longest,
-            phase_ended_at=find_last_end(self.files.values()),
-            errors=(*errors, *raised),
+            errors=(*view.errors, *raised),
             stop=stop,
             outcome=outcome,
             attempt_end=None if outcome is None else parse_judged(outcome, written, stop),
@@ -236,10 +226,7 @@ class AttemptReader:
             suspected=suspected,
             partition=str(parse_partition(self._state.values.get("partition")) or ""),
             skipped=parse_skipped(self._state.values.get("skipped")),
-            unreadable={
-                name: why for files in self.files.values() for name, why in files.problems().items()
-            }
-            | self._left_out,
+            unreadable={**view.unreadable, **self._left_out},
         )
 
     def _went_at(self) -> float | None:
@@ -271,19 +258,17 @@ class AttemptReader:
         report = self._reports.values.get(str(index), {})
         life = self._lives.get(str(index))
         files = self.files.get(name)
-        count = self._num_lines
         samples = files.samples if files is not None else None
         offset = as_number(report.get("clock_offset_s"))
         pids = {p.pid for p in life.processes.values() if p.pid} if life is not None else set()
         group = self.plan.node(index).group.name if ranks and self.plan else ""
-        gpus = files.list_gpus(pids) if files is not None else ()
-        sampled_at = samples.at if samples is not None else None
-        sampled_at = None if sampled_at is None else sampled_at + (offset or 0.0)
+        node = files.build_node(self._num_lines, pids) if files is not None else Node(name=name)
+        sampled_at = None if node.gpus_at is None else node.gpus_at + (offset or 0.0)
         late, beat_at = "", self._beats.times.get(str(index))
-        if gpus and self.plan is not None:
+        if node.gpus and self.plan is not None:
             late = describe_late(sampled_at, beat_at, self.plan.timing.sample_s)
-        return Node(
-            name=name,
+        return replace(
+            node,
             index=index if index >= 0 else None,
             group=group,
             ranks=tuple(ranks),
@@ -291,19 +276,10 @@ class AttemptReader:
             beat_at=beat_at,
             beat_every_s=life.every_s if life is not None else None,
             hears_usr1=life.heard_usr1 if life is not None else None,
-            log_at=files.newest if files is not None else None,
-            out=files.last_lines("out", count) if files is not None else (),
-            err=files.last_lines("err", count) if files is not None else (),
-            gpu=files.last_lines("gpu", max(count, len(gpus))) if files is not None else (),
-            sizes=files.sizes() if files is not None else {},
-            gpus=gpus,
             gpus_at=sampled_at,
             gpus_not_known=late or (samples.not_known if samples is not None else ""),
             gpus_lost=samples.lost if samples is not None else (),
             faults=samples.faults if samples is not None else (),
-            cpu_percent=samples.cpu_percent if samples is not None else None,
-            memory_used_mb=samples.memory_used_mb if samples is not None else None,
-            memory_total_mb=samples.memory_total_mb if samples is not None else None,
             clock_offset_s=offset,
             checks=tuple(
                 f"{check.get('status')} {check.get('name')}: {check.get('text')}"

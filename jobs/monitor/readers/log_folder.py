@@ -21,14 +21,9 @@ from vjob.jobs.monitor.readers.node_files import (
     NodeFiles,
     choose_tail,
     count_lines,
-    find_doubt,
     find_fatal,
-    find_last_end,
-    find_longest,
-    find_loss,
-    find_phase,
     find_progress,
-    merge_errors,
+    view_logs,
 )
 from vjob.jobs.monitor.readers.settings import compare, take_first
 
@@ -78,7 +73,7 @@ class FolderReader:
             if files.poll() or name not in self._nodes:
                 is_changed = True
                 newest += [files.newest] if files.newest else []
-                self._nodes[name] = self._build_node(files)
+                self._nodes[name] = files.build_node(self._num_lines)
         ours = self._clock()
         self._skew.note(max(newest, default=None), ours)
         now = ours + self._skew.offset_s
@@ -117,48 +112,26 @@ class FolderReader:
         self._seen = mark
         return True
 
-    def _build_node(self, files: NodeFiles) -> Node:
-        samples, count = files.samples, self._num_lines
-        gpus = files.list_gpus(())
-        return Node(
-            name=files.name,
-            log_at=files.newest,
-            out=files.last_lines("out", count),
-            err=files.last_lines("err", count),
-            gpu=files.last_lines("gpu", max(count, len(gpus))),
-            sizes=files.sizes(),
-            gpus=gpus,
-            gpus_at=samples.at if samples is not None else None,
-            cpu_percent=samples.cpu_percent if samples is not None else None,
-            memory_used_mb=samples.memory_used_mb if samples is not None else None,
-            memory_total_mb=samples.memory_total_mb if samples is not None else None,
-        )
-
     def _build(self, now: float) -> Snapshot:
         others = self._find_others()
         left_out = {name for names in others.values() for name in names}
         nodes = [files for name, files in self._files.items() if name not in left_out]
         echoes = compare(nodes, {})
-        progress = find_progress(nodes)
+        view = replace(
+            view_logs(nodes, find_progress(nodes)),
+            nodes=tuple(self._nodes[name] for name in self._files),
+            fatal=find_fatal(nodes),
+        )
         return Snapshot(
+            **vars(view),
             now=now,
             run=str(self._folder),
             folder=str(self._folder),
             scheduler=Scheduler(name=""),
-            nodes=tuple(self._nodes[name] for name in self._files),
-            progress=progress,
-            doubt=find_doubt(nodes) if progress is None else None,
-            loss=find_loss(nodes),
-            phase=find_phase(nodes, progress),
-            phases_s=find_longest(nodes),
-            fatal=find_fatal(nodes),
-            phase_ended_at=find_last_end(nodes),
             echoes=echoes,
             info=take_first(echoes),
             without_log=_find_missing(nodes, take_first(echoes)),
             other_jobs=others,
-            errors=merge_errors((log for x in nodes for log in x.logs.values()), {}),
-            unreadable={name: why for x in nodes for name, why in x.problems().items()},
         )
 
     def _find_others(self) -> dict[str, tuple[str, ...]]:

@@ -21,7 +21,15 @@ from varuna_core.records.logs.steps import LINE, StepReader, count_epochs, find_
 from varuna_core.records.logs.times import BAR_SLACK_S, TimesTail
 from vjob.jobs.monitor.log_lines.errors import Classifier, first_root
 from vjob.jobs.monitor.log_lines.tails import TAIL_BYTES, Budget, Tail
-from vjob.jobs.monitor.model.snapshot import COUNTED, Gpu, Line, Phase, Point, Progress
+from vjob.jobs.monitor.model.snapshot import (
+    COUNTED,
+    AttemptView,
+    Line,
+    Node,
+    Phase,
+    Point,
+    Progress,
+)
 from vjob.jobs.monitor.readers.gpu_logs import FIRST_BYTES, GpuSamples
 from vjob.jobs.monitor.readers.node_logs import LogFile, Times
 
@@ -142,9 +150,24 @@ class NodeFiles:
                 return found
         return None
 
-    def list_gpus(self, ours: Collection[int]) -> tuple[Gpu, ...]:
+    def build_node(self, count: int, ours: Collection[int] = ()) -> Node:
+        """Return what the files tell about their node, with `count` last lines of each; `ours` are
+        the pids of the node's ranks."""
         samples = self.samples
-        return samples.list_gpus(ours) if samples is not None else ()
+        gpus = samples.list_gpus(ours) if samples is not None else ()
+        return Node(
+            name=self.name,
+            log_at=self.newest,
+            out=self.last_lines("out", count),
+            err=self.last_lines("err", count),
+            gpu=self.last_lines("gpu", max(count, len(gpus))),
+            sizes=self.sizes(),
+            gpus=gpus,
+            gpus_at=samples.at if samples is not None else None,
+            cpu_percent=samples.cpu_percent if samples is not None else None,
+            memory_used_mb=samples.memory_used_mb if samples is not None else None,
+            memory_total_mb=samples.memory_total_mb if samples is not None else None,
+        )
 
 
 def count_lines(
@@ -178,8 +201,26 @@ MOST_LEARNED = 8
 a step."""
 LEAST_EARLY = 20
 """Least number of early intervals of an attempt with which its last steps are compared."""
+NO_ENDS: Mapping[int, float] = {}
 APART_S = 1.0
 """Seconds by which the write times of two files may differ for the same event."""
+
+
+def view_logs(
+    nodes: Collection[NodeFiles], progress: Progress | None, ended: Mapping[int, float] = NO_ENDS
+) -> AttemptView:
+    """Return what the logs of all nodes tell about an attempt; see `merge_errors` for `ended`."""
+    logs = _list_logs(nodes)
+    return AttemptView(
+        progress=progress,
+        doubt=_find_doubt(logs) if progress is None else None,
+        loss=find_loss(nodes),
+        phase=_find_phase(logs, progress),
+        phases_s=_find_longest(logs),
+        phase_ended_at=max((x.phase_ended_at for x in logs if x.phase_ended_at), default=None),
+        errors=merge_errors(logs, ended),
+        unreadable={name: why for files in nodes for name, why in files.problems().items()},
+    )
 
 
 def find_progress(nodes: Collection[NodeFiles]) -> Progress | None:
@@ -255,9 +296,9 @@ def _search_back(nodes: Collection[NodeFiles]) -> None:
             log.search_back(budget)
 
 
-def find_doubt(nodes: Iterable[NodeFiles]) -> Doubt | None:
+def _find_doubt(logs: Iterable[LogFile]) -> Doubt | None:
     """Return why no step is known although some lines look like steps; None if no line does."""
-    doubts = {log.doubt for log in _list_logs(nodes)}
+    doubts = {log.doubt for log in logs}
     return next((doubt for doubt in Doubt if doubt in doubts), None)
 
 
@@ -288,7 +329,7 @@ def find_fatal(nodes: Iterable[NodeFiles]) -> Line | None:
     In a file with steps, the line must follow the last step; a file without steps must have been
     written as late as those with steps.
     """
-    logs = [log for node in nodes for log in node.logs.values()]
+    logs = _list_logs(nodes)
     times = [log.tail.mtime for log in logs if log.step_order >= 0]
     last = max(times, default=0.0)
     found = [
@@ -301,10 +342,10 @@ def find_fatal(nodes: Iterable[NodeFiles]) -> Line | None:
     return first_root(found)
 
 
-def find_phase(nodes: Iterable[NodeFiles], progress: Progress | None) -> Phase | None:
+def _find_phase(logs: Iterable[LogFile], progress: Progress | None) -> Phase | None:
     """Return the last phase if neither a line nor a later step shows that the phase has ended; else
     None."""
-    phases = [log.phase for node in nodes for log in node.logs.values() if log.phase is not None]
+    phases = [log.phase for log in logs if log.phase is not None]
     found = max(phases, key=lambda phase: phase.since or 0.0, default=None)
     at = progress.at if progress is not None else None
     if found is None or found.since is None or at is None:
@@ -312,23 +353,16 @@ def find_phase(nodes: Iterable[NodeFiles], progress: Progress | None) -> Phase |
     return found if at <= found.since + APART_S else None
 
 
-def find_last_end(nodes: Iterable[NodeFiles]) -> float | None:
-    """Return the time at which the last completed phase (a checkpoint or an evaluation) ended."""
-    ends = [log.phase_ended_at for node in nodes for log in node.logs.values()]
-    return max((at for at in ends if at is not None), default=None)
-
-
-def find_longest(nodes: Iterable[NodeFiles]) -> dict[str, float]:
+def _find_longest(logs: Iterable[LogFile]) -> dict[str, float]:
     """Return the longest duration of each kind of phase (checkpoint, evaluation), in seconds."""
     longest: dict[str, float] = {}
-    for node in nodes:
-        for log in node.logs.values():
-            for name, took in log.phases_s.items():
-                longest[name] = max(took, longest.get(name, 0.0))
+    for log in logs:
+        for name, took in log.phases_s.items():
+            longest[name] = max(took, longest.get(name, 0.0))
     return longest
 
 
-def merge_errors(logs: Iterable[LogFile], ended: Mapping[int, float]) -> tuple[Line, ...]:
+def merge_errors(logs: Iterable[LogFile], ended: Mapping[int, float] = NO_ENDS) -> tuple[Line, ...]:
     """Merge the known lines of all files, likely earliest first, with equal lines of ranks once.
 
     A line without a time takes the end time of its rank from `ended`, which has the ranks that

@@ -147,7 +147,7 @@ class RunReader:
         told: dict[str, Any] = {
             **vars(shown),
             "progress": progress,
-            "errors": shown.errors + merge_errors(self._scripts.values(), {}),
+            "errors": shown.errors + merge_errors(self._scripts.values()),
             "outcome": record.outcome or shown.outcome,
         }
         return Snapshot(

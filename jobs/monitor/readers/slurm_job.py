@@ -38,13 +38,8 @@ from vjob.jobs.monitor.readers.node_files import (
     NodeFiles,
     choose_tail,
     count_lines,
-    find_doubt,
-    find_last_end,
-    find_longest,
-    find_loss,
-    find_phase,
     find_progress,
-    merge_errors,
+    view_logs,
 )
 from vjob.jobs.monitor.readers.scheduler import NODES_EVERY_S, make_row
 from vjob.jobs.runs.foreign_job import ask_again
@@ -133,14 +128,20 @@ class SlurmJobReader:
         now = self._clock()
         self._poll(now)
         job, nodes = self._job, self._files.values()
-        progress = find_progress(nodes)
         parts = job.parts
         started = min((x.started for x in parts if x.started is not None), default=None)
         notes = [*job.notes, *list_notes(job)]
         rows = tuple(make_row(part.info) for part in parts)
         exits = self._read_reported_exits()
-        errors = merge_errors((log for x in nodes for log in x.logs.values()), {})
+        view = view_logs(nodes, find_progress(nodes))
+        view = replace(
+            view,
+            attempt_started=started,
+            nodes=tuple(files.build_node(self._num_lines) for files in nodes),
+            errors=tuple(self._place(line, exits) for line in view.errors),
+        )
         snapshot = Snapshot(
+            **vars(view),
             now=now,
             run=" ".join(filter(None, (job.word, parts[0].name))),
             folder=parts[0].work_dir,
@@ -156,17 +157,7 @@ class SlurmJobReader:
                 problem=self._problem,
             ),
             num_nodes=sum(part.num_nodes or 0 for part in parts) or None,
-            attempt_started=started,
-            nodes=tuple(self._build_node(name, files) for name, files in self._files.items()),
-            progress=progress,
-            doubt=find_doubt(nodes) if progress is None else None,
-            loss=find_loss(nodes),
-            phase=find_phase(nodes, progress),
-            phases_s=find_longest(nodes),
-            phase_ended_at=find_last_end(nodes),
-            errors=tuple(self._place(line, exits) for line in errors),
             reported_exits=exits,
-            unreadable={name: why for x in nodes for name, why in x.problems().items()},
         )
         gpus, why = self._read_gpus()
         known = {node.name: node for node in snapshot.nodes}
@@ -229,15 +220,6 @@ class SlurmJobReader:
             hosts = self._job.parts[0].info.nodes
             return hosts[0] if hosts else part
         return part
-
-    def _build_node(self, name: str, files: NodeFiles) -> Node:
-        return Node(
-            name=name,
-            log_at=files.newest,
-            out=files.last_lines("out", self._num_lines),
-            err=files.last_lines("err", self._num_lines),
-            sizes=files.sizes(),
-        )
 
     def _ask_nodes(self) -> tuple[NodeState, ...]:
         """Return the states of the job's nodes while it is running."""

@@ -12,7 +12,7 @@ from varuna_core.records.logs.times import MarkReader, TimesTail, format_mark
 from varuna_core.records.runfolder import OPENED
 from vjob.jobs.monitor.log_lines.errors import Classifier
 from vjob.jobs.monitor.model.snapshot import Health, Progress
-from vjob.jobs.monitor.readers.node_files import NodeFiles, find_doubt, find_progress
+from vjob.jobs.monitor.readers.node_files import NodeFiles, find_progress, view_logs
 from vjob.jobs.monitor.readers.node_logs import LogFile
 from vjob.jobs.monitor.rules.judge import judge
 
@@ -148,6 +148,6 @@ def test_a_bar_without_a_name_needs_a_sign_of_training_once_it_begins_again(tmp_
         logs.write(100.0 + at, bar, is_err=True)
     logs.files.poll()
     assert find_progress([logs.files]) is None
-    assert find_doubt([logs.files]) is Doubt.UNNAMED
+    assert view_logs([logs.files], None).doubt is Doubt.UNNAMED
     logs.write(140.0, "0: epoch 2: loss 2.5")
     assert logs.read().step == 30
