@@ -23,6 +23,7 @@ from varuna_core.facts.known import Known, NotKnown
 from varuna_core.facts.remedy import Context
 from varuna_core.records.checkpoints import Damaged, Skipped
 from varuna_core.records.exits import Outcome, RankExit
+from varuna_core.records.files import as_whole
 from varuna_core.records.logs.learner import Doubt
 from varuna_core.records.logs.slow_ranks import WARM_UP_STEPS, SlowRank
 
@@ -67,6 +68,11 @@ class JobRow:
     """Jobs that this job waits for, as the scheduler writes them."""
     earlier: tuple[str, ...] = ()
     """Known ends of the job's earlier starts, oldest first: names of `EndCause`."""
+
+    @property
+    def code(self) -> int | None:
+        """The batch script's exit code, without the signal; None if the scheduler reports none."""
+        return as_whole(self.exit_code.partition(":")[0])
 
 
 @dataclass(frozen=True, kw_only=True)

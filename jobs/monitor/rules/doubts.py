@@ -14,7 +14,6 @@ from enum import Enum
 
 from varuna_core.facts.catalogue.known_line import KnownLine, Proof, Scope
 from varuna_core.records.exits import BY_EXCEPTION, RankExit
-from varuna_core.records.files import as_whole
 from vjob.jobs.monitor.log_lines.errors import find_row
 from vjob.jobs.monitor.log_lines.raised import may_have_ended
 from vjob.jobs.monitor.model.snapshot import Line, Snapshot
@@ -109,8 +108,7 @@ def _find_code(snapshot: Snapshot) -> int | None:
         return None
     if jobs[0].state == JobState.COMPLETED.value:
         return 0
-    code = jobs[0].exit_code.partition(":")[0]
-    return as_whole(code) if jobs[0].state == JobState.FAILED.value else None
+    return jobs[0].code if jobs[0].state == JobState.FAILED.value else None
 
 
 def went_on(line: Line, snapshot: Snapshot, own: RankExit | None = None) -> bool:

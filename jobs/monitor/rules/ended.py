@@ -88,7 +88,6 @@ from vjob.jobs.monitor.rules.pace import (
     job_limit_s,
 )
 from vjob.jobs.monitor.rules.stalled import SILENT_S
-from vjob.jobs.monitor.rules.waiting import build_info
 from vjob.jobs.runs.outcome import ACTORS
 from vjob.jobs.schedulers.job import END_CAUSES, parse_name
 
@@ -517,14 +516,14 @@ def _find_exit(snapshot: Snapshot) -> End | None:
     """Return the end by the batch script's exit code, for a job that vjob did not submit."""
     if snapshot.record_state or len(snapshot.scheduler.jobs) != 1:
         return None
-    info = build_info(snapshot.scheduler.jobs[0])
-    if not info.code:
+    row = snapshot.scheduler.jobs[0]
+    if not row.code:
         return None
-    name = name_signal(info.code - SHELL)
+    name = name_signal(row.code - SHELL)
     cause = EndCause.RANK_SIGNAL if name else EndCause.RANK_EXIT
     actor = Actor.UNKNOWN if name else Actor.RANK
-    seen = Evidence(SCHEDULER, text=f"{info.native_word} {info.exit_text}")
-    return End(cause, actor, code=info.code, signal=name, evidence=(seen,))
+    seen = Evidence(SCHEDULER, text=f"{row.word or row.state} {row.exit_code}")
+    return End(cause, actor, code=row.code, signal=name, evidence=(seen,))
 
 
 Hear = Callable[[Snapshot, End], Cause | None]

@@ -83,20 +83,6 @@ def stall_limit_s(
     )
 
 
-def cause_limit_s(points: Sequence[Point], *, first_step: int | None = None) -> float:
-    """Return the shorter limit for a known stuck rank, such as a stopped process."""
-    gaps = list_gaps(points, first_step)
-    learned = LONGEST * max(gaps) if len(gaps) >= LEARN_GAPS else 3 * CAUSE_FLOOR_S
-    return max(learned, CAUSE_FLOOR_S)
-
-
-def overdue_s(points: Sequence[Point], *, first_step: int | None = None) -> float:
-    """Return how long a job must be silent before an error line counts as the cause: LATE_S plus a
-    few of the usual gaps between steps."""
-    gaps = list_gaps(points, first_step)
-    return LATE_S + (max(3 * statistics.median(gaps), max(gaps)) if gaps else LATE_S)
-
-
 def phase_limit_s(snapshot: Snapshot, name: str) -> float:
     """Return the limit for a checkpoint or an evaluation, learned from the longest of this run."""
     longest = snapshot.phases_s.get(name)
@@ -135,6 +121,16 @@ def find_silence_s(snapshot: Snapshot) -> float | None:
     return max(snapshot.now - max([step_at, *later]), 0.0)
 
 
+def find_silent_nodes(snapshot: Snapshot, limit_s: float) -> dict[str, float]:
+    """Return the seconds since the last heartbeat of each node that has had none for longer."""
+    ages = {
+        node.name: snapshot.now - node.beat_at
+        for node in snapshot.nodes
+        if node.beat_at is not None and node.phase != "done"
+    }
+    return {name: age_s for name, age_s in ages.items() if age_s > limit_s}
+
+
 def job_limit_s(snapshot: Snapshot, floor_s: float = FLOOR_S) -> float:
     """Return `stall_limit_s` of the job's steps, raised if a phase may be going on that no line
     reports.
@@ -169,18 +165,18 @@ def is_long_for_pace(snapshot: Snapshot, silence_s: float) -> bool:
 
 
 def job_cause_limit_s(snapshot: Snapshot) -> float:
-    points, first = _points_of(snapshot)
-    return cause_limit_s(points, first_step=first)
+    """Return the shorter limit for a known stuck rank, such as a stopped process."""
+    gaps = list_gaps(*_points_of(snapshot))
+    learned = LONGEST * max(gaps) if len(gaps) >= LEARN_GAPS else 3 * CAUSE_FLOOR_S
+    return max(learned, CAUSE_FLOOR_S)
 
 
 def job_overdue_s(snapshot: Snapshot) -> float:
-    points, first = _points_of(snapshot)
-    return _lengthen(snapshot, overdue_s(points, first_step=first))
-
-
-def list_step_times(snapshot: Snapshot) -> list[float]:
-    """Return the seconds per step of each point after warm-up, oldest first."""
-    return snapshot.progress.step_times if snapshot.progress is not None else []
+    """Return how long a job must be silent before an error line counts as the cause: LATE_S plus a
+    few of the usual gaps between steps."""
+    gaps = list_gaps(*_points_of(snapshot))
+    usual = max(3 * statistics.median(gaps), max(gaps)) if gaps else LATE_S
+    return _lengthen(snapshot, LATE_S + usual)
 
 
 def find_pace_s(snapshot: Snapshot) -> float | None:

@@ -26,7 +26,12 @@ from vjob.jobs.monitor.rules.base import (
 )
 from vjob.jobs.monitor.rules.doubts import went_on
 from vjob.jobs.monitor.rules.failing import name_node
-from vjob.jobs.monitor.rules.pace import LATE_S, find_left_s, find_limit_left_s, has_ended_ranks
+from vjob.jobs.monitor.rules.pace import (
+    find_left_s,
+    find_limit_left_s,
+    find_silent_nodes,
+    has_ended_ranks,
+)
 from vjob.jobs.monitor.rules.stalled import find_stopped
 
 LIMIT_NEAR_S = 600.0
@@ -271,12 +276,7 @@ def clocks(snapshot: Snapshot) -> Iterator[Finding]:
 def silent_nodes(snapshot: Snapshot) -> Iterator[Finding]:
     if not is_live(snapshot):
         return
-    silent = {
-        node.name: snapshot.now - node.beat_at
-        for node in snapshot.nodes
-        if node.beat_at is not None and node.phase != "done"
-        if snapshot.now - node.beat_at > max(SILENT_S, LATE_S)
-    }
+    silent = find_silent_nodes(snapshot, SILENT_S)
     if silent:
         values = {"nodes": list(silent), "silence_s": max(silent.values())}
         yield Finding("silent nodes", values=values)

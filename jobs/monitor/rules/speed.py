@@ -15,13 +15,13 @@ from vjob.jobs.monitor.model.snapshot import (
     COUNTED,
     Health,
     Line,
-    Node,
     Rank,
     Snapshot,
     Verdict,
 )
 from vjob.jobs.monitor.rules.base import (
     conclude,
+    find_node,
     find_step_line,
     hang_values,
     is_live,
@@ -39,7 +39,6 @@ from vjob.jobs.monitor.rules.pace import (
     is_long_for_pace,
     job_limit_s,
     knows_few_gaps,
-    list_step_times,
 )
 
 EXCLUDE_THIS = Remedy(Action.EXCLUDE, Target.NODE, "it")
@@ -196,7 +195,8 @@ def _see_pace(snapshot: Snapshot) -> tuple[Evidence, ...]:
 
 def find_slowdown(snapshot: Snapshot) -> Slowdown | None:
     """Compare recent with earlier steps; None if points are too few or no steps are made."""
-    times, progress = list_step_times(snapshot), snapshot.progress
+    progress = snapshot.progress
+    times = progress.step_times if progress is not None else []
     if progress is None or len(times) < RECENT or not _steps_on(snapshot):
         return None
     every = _compute_interval(snapshot)
@@ -315,7 +315,7 @@ def _steps_on(snapshot: Snapshot) -> bool:
 
 
 def _list_gpus(snapshot: Snapshot, name: str) -> tuple[Finding, ...]:
-    node: Node | None = next((item for item in snapshot.nodes if item.name == name), None)
+    node = find_node(snapshot, name)
     if node is None:
         return ()
     temperatures = [gpu.temperature for gpu in node.gpus if gpu.temperature is not None]

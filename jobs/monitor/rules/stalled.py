@@ -22,6 +22,7 @@ from vjob.jobs.monitor.rules.base import (
     cancel,
     conclude,
     find_life,
+    find_node,
     find_started,
     find_step_line,
     hang_values,
@@ -37,6 +38,7 @@ from vjob.jobs.monitor.rules.pace import (
     MANY_STEPS,
     find_phase,
     find_silence_s,
+    find_silent_nodes,
     find_step_at,
     job_cause_limit_s,
     job_limit_s,
@@ -139,12 +141,7 @@ def _zombie(snapshot: Snapshot) -> Suspect | None:
 
 def _silent_node(snapshot: Snapshot) -> Suspect | None:
     lost = list(snapshot.scheduler.lost_nodes)
-    silent = {
-        node.name: snapshot.now - node.beat_at
-        for node in snapshot.nodes
-        if node.beat_at is not None and node.phase != "done"
-        if snapshot.now - node.beat_at > SILENT_S
-    }
+    silent = find_silent_nodes(snapshot, SILENT_S)
     if lost:
         values: dict[str, Any] = {"node": lost[0], "word": snapshot.scheduler.lost_nodes[lost[0]]}
         return Suspect(finding=Finding("node called down", values=values), node=lost[0])
@@ -269,7 +266,7 @@ def lost_node(snapshot: Snapshot) -> Verdict | None:
     if not is_live(snapshot) or not snapshot.scheduler.lost_nodes:
         return None
     for name, word in snapshot.scheduler.lost_nodes.items():
-        node = next((item for item in snapshot.nodes if item.name == name), None)
+        node = find_node(snapshot, name)
         beat = node.beat_at if node is not None else None
         silence = snapshot.now - beat if beat is not None else None
         if silence is not None and silence < SILENT_S and not _fell_silent(snapshot, name, beat):

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from varuna_core.facts.catalogue.known_line import KnownLine
+from varuna_core.facts.catalogue.known_line import Fate, KnownLine
 from varuna_core.facts.catalogue.remedies import do
-from varuna_core.facts.cause import parse_cause
 from varuna_core.facts.finding import Finding
 from varuna_core.facts.known import NotKnown
 from varuna_core.facts.remedy import Action, Remedy, Target
-from varuna_core.records.files import as_whole, describe_room
+from varuna_core.records.files import describe_room
 from vjob.jobs.monitor.model.snapshot import Health, JobRow, Snapshot, Verdict
 from vjob.jobs.monitor.rules.base import (
     CANCEL,
@@ -25,8 +24,7 @@ from vjob.jobs.monitor.rules.base import (
     rows_in,
     show,
 )
-from vjob.jobs.schedulers.job import SchedulerJob, parse_name
-from vjob.jobs.schedulers.reasons import find_reason, is_permanent
+from vjob.jobs.schedulers.reasons import find_reason
 
 ORPHAN_S = 600.0
 """Seconds after which a submit without a job counts as interrupted."""
@@ -79,7 +77,7 @@ def submitting(snapshot: Snapshot) -> Verdict | None:
 def never_starts(snapshot: Snapshot) -> Verdict | None:
     for row in rows_in(snapshot, ("PENDING",)):
         known = find_reason(row.reason)
-        if known is not None and is_permanent(build_info(row)):
+        if known is not None and known.fate is Fate.NEVER:
             return conclude(
                 Health.PENDING,
                 "never starts",
@@ -234,17 +232,3 @@ def _list_details(snapshot: Snapshot) -> tuple[Finding, ...]:
     if snapshot.submitted is None:
         return ()
     return (Finding("submitted", values={"age_s": snapshot.now - snapshot.submitted}),)
-
-
-def build_info(row: JobRow) -> SchedulerJob:
-    """Convert a row back to the scheduler's type, for jobs/schedulers/reasons.py."""
-    code, _, number = row.exit_code.partition(":")
-    return SchedulerJob(
-        id=row.id,
-        state=parse_name(row.state),
-        native_word=row.word or row.state,
-        reason_text=row.reason,
-        code=as_whole(code),
-        signal=as_whole(number),
-        end_cause=parse_cause(row.end_cause) if row.end_cause else None,
-    )

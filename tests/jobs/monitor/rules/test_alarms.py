@@ -22,15 +22,24 @@ from tests.jobs.monitor.builders import (
     silent,
     with_points,
 )
-from vjob.jobs.monitor.model.snapshot import Echo, Health, Line, Node, Phase, Point, Snapshot
+from vjob.jobs.monitor.model.snapshot import (
+    Echo,
+    Health,
+    Line,
+    Node,
+    Phase,
+    Point,
+    Progress,
+    Snapshot,
+)
 from vjob.jobs.monitor.rules.judge import RULES, judge
 from vjob.jobs.monitor.rules.pace import (
     CAUSE_FLOOR_S,
     FLOOR_S,
     LATE_S,
-    cause_limit_s,
+    job_cause_limit_s,
+    job_overdue_s,
     list_gaps,
-    overdue_s,
     stall_limit_s,
 )
 
@@ -220,11 +229,12 @@ def test_a_stopped_rank_of_quick_steps_is_found_within_the_learned_limit(
 def test_limits_are_never_shorter_than_what_was_seen(times: list[float], every: int) -> None:
     points = make_points(times, every=every)
     gaps = list_gaps(points)
-    for limit in (stall_limit_s(points), cause_limit_s(points)):
+    snapshot = replace(healthy(), progress=Progress(step=0, points=points))
+    for limit in (stall_limit_s(points), job_cause_limit_s(snapshot)):
         assert limit >= 2 * max(gaps, default=0.0) or len(gaps) < 3
     assert stall_limit_s(points) >= FLOOR_S
     assert stall_limit_s(points, floor_s=5000) >= 5000
-    assert overdue_s(points) >= LATE_S
+    assert job_overdue_s(snapshot) >= LATE_S
 
 
 def test_first_steps_and_steps_that_go_back_teach_nothing() -> None:
