@@ -19,7 +19,6 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from varuna_core.facts.known import Value
@@ -39,12 +38,11 @@ from varuna_core.records.morphing import (
 from varuna_core.records.plan import Plan, read_attempt_plan, read_facts, read_plan
 from varuna_core.records.rank_map import locate_ranks
 from varuna_core.records.record import append_event, read_pause_s
-from varuna_core.records.runfolder import AttemptFolder, RunFolder
+from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.elastic import membership
 from vjob.jobs.errors import InputError, VjobError
-from vjob.jobs.monitor.model.snapshot import Progress
+from vjob.jobs.monitor.model.snapshot import Progress, is_time
 from vjob.jobs.monitor.readers.attempt import AttemptReader
-from vjob.jobs.monitor.readers.rank_files import TraceFolder
 from vjob.jobs.runs.find import RunView, cancel_joined, find_joined_over, view_run
 from vjob.jobs.runs.owner import expect_ours
 from vjob.jobs.schedulers import choose as schedulers
@@ -68,66 +66,21 @@ ENOUGH_POINTS = 5
 ENOUGH_STEPS = 10
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pace:
-    """Steps and step time of one attempt."""
-
-    step: int
-    """The last finished step."""
-    step_s: float
-    num_steps: int | None = None
-    """Steps of the training, if log lines tell."""
-
-
-def find_pace(progress: Progress | None) -> Pace | None:
-    """Return the median of the last steps; None while there are few."""
+def find_recent_step_s(progress: Progress | None) -> float | None:
+    """Return the median time of the last steps; None while there are few."""
     if progress is None or not progress.points:
         return None
     first = progress.first_step if progress.first_step is not None else progress.points[0].step
     last = progress.points[-1].step
     used = [
-        (point.step, point.step_s)
+        point.step_s
         for point in progress.points
-        if point.step_s is not None and math.isfinite(point.step_s) and point.step_s > 0
+        if is_time(point.step_s)
         if point.step >= max(first + WARM_UP_STEPS, last - RECENT_STEPS)
     ]
     if len(used) < ENOUGH_POINTS or last - first - WARM_UP_STEPS < ENOUGH_STEPS:
         return None
-    step_s = statistics.median(step_s for _, step_s in used)
-    return Pace(step=last, step_s=step_s, num_steps=progress.num_steps)
-
-
-class AttemptPace:
-    """Reads the pace of one attempt repeatedly."""
-
-    def __init__(self, attempt: AttemptFolder, plan: Plan) -> None:
-        self.number, self._plan = attempt.number, plan
-        self._reader = AttemptReader(attempt, plan, 0)
-        self._traces = TraceFolder(attempt)
-
-    def find_pace(self) -> Pace | None:
-        return find_pace(self._reader.read().progress)
-
-    def read_works(self) -> dict[int, dict[int, float]]:
-        """Return each traced rank's own seconds of work by step, without the first steps."""
-        self._traces.find()
-        self._traces.poll()
-        return {rank: end.works_s() for rank, end in self._traces.ranks.items()}
-
-    def list_steps_s(self) -> dict[int, float]:
-        """Return the seconds of a step by rank, from the same lines as `read_works`."""
-        medians = {rank: end.medians()[0] for rank, end in self._traces.ranks.items()}
-        return {rank: step_s for rank, step_s in medians.items() if step_s is not None}
-
-    def list_peers(self) -> list[list[int]]:
-        """Return groups of ranks that do the same work on the same kind of device."""
-        return list_peers(
-            self._plan, {rank: end.device for rank, end in self._traces.ranks.items()}
-        )
-
-    def map_nodes(self) -> dict[int, int]:
-        """Return each rank's node, by its index in the attempt's plan."""
-        return {rank: self._plan.node_of_rank(rank).index for rank in range(self._plan.world)}
+    return statistics.median(used)
 
 
 def list_peers(plan: Plan, devices: dict[int, str]) -> list[list[int]]:
@@ -157,7 +110,7 @@ class Autoscaler:
         self._most, self._fewest = plan.morphing.max_nodes, plan.morphing.min_nodes
         self._facts = read_facts(run, plan)
         self.conf = membership.read_submitted(run)
-        self._pace: AttemptPace | None = None
+        self._reader: AttemptReader | None = None
         self._told = ""
 
     def poll(self) -> bool:
@@ -187,16 +140,17 @@ class Autoscaler:
     ) -> Standing | None:
         """Return pace and outlook of the run; None until the attempt has done enough steps."""
         number = state.attempt
-        if self._pace is None or self._pace.number != number:
+        if self._reader is None or self._reader.attempt.number != number:
             plan = read_attempt_plan(self._run, number)
             if plan is None:
                 return None
-            self._pace = AttemptPace(self._run.attempt(number), plan)
-        pace = self._pace.find_pace()
-        if pace is None:
+            self._reader = AttemptReader(self._run.attempt(number), plan, 0)
+        progress = self._reader.read().progress
+        pace_s = find_recent_step_s(progress)
+        if progress is None or pace_s is None:
             return None
-        steps = self._facts.steps or pace.num_steps
-        steps_left = math.inf if steps is None else steps - pace.step
+        steps = self._facts.steps or progress.num_steps
+        steps_left = math.inf if steps is None else steps - progress.points[-1].step
         if steps_left <= 0:
             return None
         going = membership.read_leaving(self._run)
@@ -207,7 +161,7 @@ class Autoscaler:
             facts=self._facts,
             here=tuple(here),
             steps_left=steps_left,
-            step_s=pace.step_s,
+            step_s=pace_s,
             pause=self._compute_pause(),
             left_s=left.value if isinstance(left, Value) else math.inf,
         )
@@ -306,14 +260,18 @@ class Autoscaler:
 
     def _leave_slow(self, standing: Standing, state: ManagerState) -> bool:
         """Ask slow nodes to leave; True if any was asked."""
-        assert self._pace is not None
+        assert self._reader is not None and self._reader.plan is not None
+        plan, traces = self._reader.plan, self._reader.traces.ranks
         members = list(map(get_seat, state.members))
-        nodes = self._pace.map_nodes()
-        if len(members) <= max(nodes.values(), default=-1):
+        nodes = [plan.node_of_rank(rank).index for rank in range(plan.world)]
+        if len(members) <= max(nodes, default=-1):
             return False  # of another attempt
-        seats = {rank: members[index] for rank, index in nodes.items()}
+        steps_s = {rank: trace.medians()[0] for rank, trace in traces.items()}
         found = find_slow_nodes(
-            self._pace.read_works(), self._pace.list_peers(), seats, self._pace.list_steps_s()
+            {rank: trace.works_s() for rank, trace in traces.items()},
+            list_peers(plan, {rank: trace.device for rank, trace in traces.items()}),
+            {rank: members[index] for rank, index in enumerate(nodes)},
+            {rank: step_s for rank, step_s in steps_s.items() if step_s is not None},
         )
         slow = [node for node in found if node.seat in standing.here]
         parting = choose_leaving(standing, slow, self._fewest)

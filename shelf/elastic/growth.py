@@ -14,23 +14,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from varuna_core.morph.gain import Forecast, forecast, pays, with_more
-from varuna_core.records.logs.slow_ranks import find_slow_ranks
+from varuna_core.records.logs.slow_ranks import SlowRank, find_slow_ranks
 from varuna_core.records.plan import GroupPlan, Plan
 from varuna_core.records.training import TrainingFacts
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlowNode:
-    """A node with a slow rank, and the slowest of its ranks."""
+class SlowNode(SlowRank):
+    """A node with a slow rank: the slowest of its ranks."""
 
     seat: int
-    rank: int
-    ratio: float
-    """The rank's work divided by its peers', in the median step."""
-    extra_s: float
-    """Seconds that the rank works longer than its peers in each step."""
-    num_steps: int
-    num_peers: int
 
     def __str__(self) -> str:
         peers = "its peer" if self.num_peers == 1 else f"its {self.num_peers} peers"
@@ -53,17 +46,7 @@ def find_slow_nodes(
     across = [ranks for ranks in peers if len({seats[rank] for rank in ranks}) > 1]
     for slow in find_slow_ranks(works_s, across, steps_s):
         seat = seats[slow.rank]
-        worst.setdefault(
-            seat,
-            SlowNode(
-                seat=seat,
-                rank=slow.rank,
-                ratio=slow.ratio,
-                extra_s=slow.extra_s,
-                num_steps=slow.num_steps,
-                num_peers=slow.num_peers,
-            ),
-        )
+        worst.setdefault(seat, SlowNode(seat=seat, **vars(slow)))
     return list(worst.values())
 
 

@@ -62,7 +62,7 @@ class AttemptReader:
         self._beats = JsonFolder(attempt.path / "beat")
         self._exits = JsonFolder(attempt.path / "exit")
         self._lives: dict[str, Beats] = {}
-        self._traces = TraceFolder(attempt)
+        self.traces = TraceFolder(attempt)
         self._steps = StepsFolder(attempt)
         self._left_out: dict[str, str] = {}
         self._listed: dict[str, tuple[tuple[int, int], bool]] = {}
@@ -117,8 +117,8 @@ class AttemptReader:
             if files.poll():
                 changed.add(files.name)
                 times += [files.newest] if files.newest else []
-        changed.update(f"@{rank}" for rank in self._traces.poll() | self._steps.poll())
-        times += self._traces.times + self._steps.times
+        changed.update(f"@{rank}" for rank in self.traces.poll() | self._steps.poll())
+        times += self.traces.times + self._steps.times
         self.newest = max(times, default=None)
         return changed
 
@@ -160,7 +160,7 @@ class AttemptReader:
 
     def _find_traces(self) -> None:
         if self._has_changed(str(self.attempt.path / "trace")):
-            self._traces.find()
+            self.traces.find()
         if self._has_changed(str(self.attempt.path / "ranks")):
             self._steps.find()
 
@@ -202,7 +202,7 @@ class AttemptReader:
         }
         view = view_logs(self.files.values(), self._find_progress(), failed)
         longest = dict(view.phases_s)
-        saved = [step.checkpoint_s for trace in self._traces.ranks.values() for step in trace.steps]
+        saved = [step.checkpoint_s for trace in self.traces.ranks.values() for step in trace.steps]
         if saved and max(saved) > 0:
             longest[CHECKPOINT] = max(max(saved), longest.get(CHECKPOINT, 0.0))
         stop = self._state.values.get("stop")
@@ -306,7 +306,7 @@ class AttemptReader:
         stages = place.stages if place is not None else ()
         life = self._lives.get(str(index))
         process = life.processes.get(rank) if life is not None else None
-        trace = self._traces.ranks.get(rank)
+        trace = self.traces.ranks.get(rank)
         last = trace.last if trace is not None else None
         if trace is not None and trace.stages:
             stages = trace.stages
@@ -342,7 +342,7 @@ class AttemptReader:
             if rank.exit is None and rank.work_s is not None:
                 groups.setdefault((rank.stages, rank.device), []).append(rank.rank)
         peers = [own for own in groups.values() if len(own) > 1]
-        works_s = {rank: self._traces.ranks[rank].works_s() for own in peers for rank in own}
+        works_s = {rank: self.traces.ranks[rank].works_s() for own in peers for rank in own}
         steps_s = {rank.rank: rank.step_s for rank in ranks if rank.step_s is not None}
         slow = {item.rank: item for item in find_slow_ranks(works_s, peers, steps_s)}
         return tuple(
@@ -354,12 +354,10 @@ class AttemptReader:
 
     def _find_progress(self) -> Progress | None:
         by_lines = find_progress(self.files.values())
-        ends = [
-            (trace.last.step, -rank) for rank, trace in self._traces.ranks.items() if trace.last
-        ]
+        ends = [(trace.last.step, -rank) for rank, trace in self.traces.ranks.items() if trace.last]
         if ends:
             rank = -max(ends)[1]
-            return join_progress(by_lines, self._traces.ranks[rank].points(self._offset_of(rank)))
+            return join_progress(by_lines, self.traces.ranks[rank].points(self._offset_of(rank)))
         if not self._steps.counts:
             return by_lines
         node = by_lines.source.rpartition(".")[0] if by_lines is not None else ""

@@ -20,7 +20,7 @@ from vjob.jobs.monitor.model.snapshot import Point, Progress
 from vjob.jobs.schedulers.job import list_fitting
 from vjob.jobs.schedulers.slurm.commands import parse_time
 from vjob.jobs.schedulers.slurm.nodes import build_sinfo_idle_command, parse_idle_nodes
-from vjob.shelf.elastic.autoscale import find_pace, list_peers
+from vjob.shelf.elastic.autoscale import find_recent_step_s, list_peers
 from vjob.shelf.elastic.growth import (
     DEFAULT_PAUSE_S,
     Pause,
@@ -165,14 +165,12 @@ def progress(steps: int, step_s: float = 1.0, first: int = 1) -> Progress:
 
 
 def test_a_pace_is_known_after_some_steps() -> None:
-    assert find_pace(None) is None
-    assert find_pace(Progress(step=3)) is None
-    assert find_pace(progress(15)) is None
-    found = find_pace(progress(40, 3.0, first=100))
-    assert found is not None and (found.step, found.step_s) == (139, 3.0)
+    assert find_recent_step_s(None) is None
+    assert find_recent_step_s(Progress(step=3)) is None
+    assert find_recent_step_s(progress(15)) is None
+    assert find_recent_step_s(progress(40, 3.0, first=100)) == 3.0
     lines = tuple(Point(step=s, step_s=2.0) for s in range(10, 80, 10))
-    told = find_pace(Progress(step=70, points=lines, first_step=1))
-    assert told is not None and told.step_s == 2.0
+    assert find_recent_step_s(Progress(step=70, points=lines, first_step=1)) == 2.0
 
 
 # Slow nodes.
@@ -227,7 +225,8 @@ def test_at_most_half_of_all_are_slow_and_units_do_not_matter(
 
 
 def slow_node(seat: int, extra_s: float) -> SlowNode:
-    return SlowNode(seat=seat, rank=seat, ratio=1.5, extra_s=extra_s, num_steps=20, num_peers=3)
+    (slow,) = find_slow_nodes(works({0: 1.0, 1: 1.0, 2: 1.5, 3: 1.0}), [[0, 1, 2, 3]], EACH)
+    return replace(slow, seat=seat, rank=seat, extra_s=extra_s)
 
 
 def spread(nodes: int) -> Standing:
