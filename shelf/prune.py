@@ -16,7 +16,7 @@ import stat
 import time
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,22 +67,13 @@ class Candidate:
     state: str
     written: float
     """Time of the last write in the run folder, by the file system's clock."""
-    size_bytes: int
-    num_files: int
+    size_bytes: int = 0
+    num_files: int = 0
     folder: str
     kept: str
     """The reason to keep the run; empty if the run is to be removed."""
     left: str = ""
     """A file of the ranks in the folder, because of which the run is kept."""
-
-
-@dataclass(frozen=True)
-class _Measured:
-    written: float
-    size_bytes: int
-    num_files: int
-    kept: str
-    left: str = ""
 
 
 def choose_runs(wanted: Wanted, folder: Path | None = None) -> list[Candidate]:
@@ -104,15 +95,14 @@ def choose_runs(wanted: Wanted, folder: Path | None = None) -> list[Candidate]:
             kept = f"one of the newest {wanted.keep} runs of its name"
         if not kept and time.time() - view.record.submitted < wanted.days * DAY_S:
             kept = _explain_age(wanted)
-        measured = _Measured(view.record.submitted, 0, 0, kept) if kept else _measure(view, wanted)
-        found.append(
-            Candidate(
-                run=view.record.run,
-                state=view.state,
-                folder=str(view.run.path),
-                **asdict(measured),
-            )
+        one = Candidate(
+            run=view.record.run,
+            state=view.state,
+            written=view.record.submitted,
+            folder=str(view.run.path),
+            kept=kept,
         )
+        found.append(one if kept else _measure(one, view.run, wanted))
     return sorted(found, key=lambda one: one.written)
 
 
@@ -185,13 +175,13 @@ def _explain_age(wanted: Wanted) -> str:
     return f"newer than {wanted.days:g} days"
 
 
-def _measure(view: RunView, wanted: Wanted) -> _Measured:
-    """Measure a run by all of its files. The record's age is ignored, since other commands write
-    there."""
-    root = view.run.path
+def _measure(one: Candidate, run: RunFolder, wanted: Wanted) -> Candidate:
+    """Measure a run by all of its files, one of which may be a reason to keep it. The record's age
+    is ignored, since other commands write there."""
+    root = run.path
     device = os.lstat(root).st_dev
-    code = _list_code(view.run)
-    written, size, num_files, kept, left = view.record.submitted, 0, 0, "", ""
+    code = _list_code(run)
+    written, size, num_files, kept, left = one.written, 0, 0, "", ""
     for path, facts in _walk(root):
         is_folder = stat.S_ISDIR(facts.st_mode)
         if facts.st_dev != device:
@@ -200,14 +190,14 @@ def _measure(view: RunView, wanted: Wanted) -> _Measured:
         if not is_folder:
             num_files += 1
             size += facts.st_blocks * 512
-        if not is_folder and path != view.run.record:
+        if not is_folder and path != run.record:
             written = max(written, facts.st_mtime)
-        if not kept and not wanted.checkpoints and _is_of_training(path, view.run, code):
+        if not kept and not wanted.checkpoints and _is_of_training(path, run, code):
             left = os.path.relpath(path, root)
             kept = f"its ranks left {left} in the folder (--checkpoints also removes it)"
     if not kept and time.time() - written < wanted.days * DAY_S:
         kept = _explain_age(wanted)
-    return _Measured(written, size, num_files, kept, left)
+    return replace(one, written=written, size_bytes=size, num_files=num_files, kept=kept, left=left)
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
