@@ -28,20 +28,21 @@ def list_runs(limit: int | None) -> list[dict[str, Any]]:
     """Return runs as plain rows, newest last."""
     index.check_readable()
     runs = index.list_runs()
-    rows = []
-    for view in view_runs(runs[-limit:] if limit else runs):
-        record = view.record
-        rows.append(
-            {
-                "run": record.run,
-                "jobs": [job.id for job in record.jobs],
-                "state": view.state,
-                "submitted": record.submitted,
-                "message": choose_message(view),
-                "folder": str(view.run.path),
-            }
-        )
+    rows = map(_make_row, view_runs(runs[-limit:] if limit else runs))
     return [*rows, *_list_removed()]
+
+
+def _make_row(view: RunView, **more: Any) -> dict[str, Any]:
+    """Return a run as a plain row, with `more` after its state."""
+    return {
+        "run": view.record.run,
+        "jobs": [job.id for job in view.record.jobs],
+        "state": view.state,
+        **more,
+        "submitted": view.record.submitted,
+        "message": choose_message(view),
+        "folder": str(view.run.path),
+    }
 
 
 def choose_message(view: RunView) -> str:
@@ -92,18 +93,8 @@ def find_sweep(name: str) -> list[RunFolder]:
 
 def list_sweep(name: str) -> list[dict[str, Any]]:
     """Return the runs of a sweep as plain rows, with their values of its keys."""
-    return [
-        {
-            "run": view.record.run,
-            "jobs": [job.id for job in view.record.jobs],
-            "state": view.state,
-            "swept": dict(view.record.swept),
-            "submitted": view.record.submitted,
-            "message": choose_message(view),
-            "folder": str(view.run.path),
-        }
-        for view in view_runs(find_sweep(name))
-    ]
+    views = view_runs(find_sweep(name))
+    return [_make_row(view, swept=dict(view.record.swept)) for view in views]
 
 
 def render_sweep(rows: Sequence[dict[str, Any]], width: int | None = None) -> str:
