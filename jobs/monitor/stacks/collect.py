@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,23 +77,9 @@ def collect_stacks(
     words = _build_agent_words(view.run, plan, attempt, native)
     questions = _build_questions(view, plan, words, hosts)
     answers = Answers(questions, hosts, tell, schedulers.get_scheduler(plan.scheduler))
-    codes = process.run_together(
-        [question.command for question in questions],
-        answers.hear,
-        env={**clean_environment(os.environ), **keep_ssh_agent(os.environ)},
-        timeout_s=timeout_s,
-        scripts={n: one.script for n, one in enumerate(questions) if one.script is not None},
-    )
-    answers.close(codes, timeout_s)
-    return Stacks(
-        run=view.run.name,
-        world=plan.world,
-        groups=tuple(group_stacks(answers.seen, whole=whole)),
-        failed=tuple(sorted(answers.failed, key=lambda stack: stack.rank)),
-        silent=answers.silent,
-        hang=explain_hang(plan, attempt),
-        queues=list_queues(plan, attempt),
-    )
+    answers.ask(timeout_s)
+    found = answers.build_stacks(view.run.name, plan.world, whole=whole)
+    return replace(found, hang=explain_hang(plan, attempt), queues=list_queues(plan, attempt))
 
 
 def explain_hang(plan: Plan, attempt: AttemptFolder) -> str:
@@ -243,7 +229,7 @@ def expect_here(view: RunView) -> None:
 
 
 class Answers:
-    """Collector of the nodes' answers."""
+    """Asks the nodes, and collects their answers."""
 
     def __init__(
         self,
@@ -262,6 +248,28 @@ class Answers:
         self._said: dict[int, list[str]] = {}
         """Lines of each query that are not packed answers: messages of srun and ssh, and errors."""
         tell(0, len(hosts))
+
+    def ask(self, timeout_s: float) -> None:
+        """Run the queries at once, and wait for their answers."""
+        scripts = {n: x.script for n, x in enumerate(self._questions) if x.script is not None}
+        codes = process.run_together(
+            [question.command for question in self._questions],
+            self.hear,
+            env={**clean_environment(os.environ), **keep_ssh_agent(os.environ)},
+            timeout_s=timeout_s,
+            scripts=scripts,
+        )
+        self.close(codes, timeout_s)
+
+    def build_stacks(self, run: str, world: int, *, whole: bool) -> Stacks:
+        """Return what was answered, with ranks of equal stacks as groups."""
+        return Stacks(
+            run=run,
+            world=world,
+            groups=tuple(group_stacks(self.seen, whole=whole)),
+            failed=tuple(sorted(self.failed, key=lambda stack: stack.rank)),
+            silent=self.silent,
+        )
 
     def hear(self, number: int, line: str) -> None:
         is_parcel, value = self._unpackers[number].add(line)

@@ -7,7 +7,6 @@ job's own, and finds the job's processes by the variables that Slurm sets. Nothi
 from __future__ import annotations
 
 import base64
-import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -15,11 +14,9 @@ from pathlib import Path
 
 from varuna_core.agent.bundle import write_bundle
 from varuna_core.records.files import read_bytes
-from varuna_core.records.machine import clean_environment
-from vjob.jobs import process
 from vjob.jobs.errors import InputError
 from vjob.jobs.monitor.stacks.collect import PICK_PYTHON, Answers, StackQuery
-from vjob.jobs.monitor.stacks.group import Stacks, group_stacks
+from vjob.jobs.monitor.stacks.group import Stacks
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.foreign_job import ForeignJob, JobPart
 
@@ -60,28 +57,14 @@ def collect_job_stacks(
     spy = str(Path(sys.executable).with_name("py-spy"))
     words = [sys.executable, "-c", LOADER, ",".join(ids), ",".join(hosts)]
     words += ["native" if native else "plain", spy]
-    build = schedulers.get_scheduler(job.scheduler).build_beside
-    commands = [
-        _build_command(build, part, ["sh", "-c", PICK_PYTHON, "sh", *words]) for part in running
-    ]
-    queries = [StackQuery(command=x) for x in commands]
     scheduler = schedulers.get_scheduler(job.scheduler)
+    command = ["sh", "-c", PICK_PYTHON, "sh", *words]
+    commands = [_build_command(scheduler.build_beside, part, command) for part in running]
+    queries = [StackQuery(command=words, script=text) for words in commands]
     answers = Answers(queries, dict(enumerate(hosts)), tell, scheduler)
-    codes = process.run_together(
-        commands,
-        answers.hear,
-        env=clean_environment(os.environ),
-        timeout_s=timeout_s,
-        scripts=dict.fromkeys(range(len(commands)), text),
-    )
-    answers.close(codes, timeout_s)
-    return Stacks(
-        run=job.word,
-        world=len(answers.seen) + len(answers.failed),
-        groups=tuple(group_stacks(answers.seen, whole=whole)),
-        failed=tuple(sorted(answers.failed, key=lambda stack: stack.rank)),
-        silent=answers.silent,
-    )
+    answers.ask(timeout_s)
+    world = len(answers.seen) + len(answers.failed)
+    return answers.build_stacks(job.word, world, whole=whole)
 
 
 def _build_command(build: Callable[..., list[str]], part: JobPart, command: list[str]) -> list[str]:

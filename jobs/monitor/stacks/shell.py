@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 
 from varuna_core.launch.machines import parse_machine
-from varuna_core.launch.ssh import OPTIONS, keep_ssh_agent
+from varuna_core.launch.ssh import build_ssh_command, keep_ssh_agent
 from varuna_core.records.files import read_json
 from varuna_core.records.machine import clean_environment
 from varuna_core.records.plan import Plan, read_plan
@@ -87,9 +87,5 @@ def build_over_ssh(view: RunView, host: str, command: Sequence[str]) -> list[str
         raise InputError(f"{view.run.machines} does not say where {host} is")
     if machine.is_local:
         return list(command)
-    words = ["ssh", "-t" if sys.stdin.isatty() else "-T", "-x"]
-    words += [] if plan.ssh_config is None else ["-F", plan.ssh_config]
-    words += [word for option in OPTIONS for word in ("-o", option)]
-    words += [] if machine.user is None else ["-l", machine.user]
-    words += [] if machine.port is None else ["-p", str(machine.port)]
-    return [*words, machine.host, shlex.join(command)]
+    tool, _, *words = build_ssh_command(machine, plan.ssh_config)[:-1]
+    return [tool, "-t" if sys.stdin.isatty() else "-T", *words, shlex.join(command)]
