@@ -10,8 +10,10 @@ import time
 from collections.abc import Sequence
 
 from vjob.jobs.monitor.model.snapshot import ENDED, EXIT_CODES, Health, Verdict
+from vjob.jobs.monitor.readers.job_reader import JudgedReader
+from vjob.shelf.screen.actions import JobActions
 from vjob.shelf.screen.key_screen import Failed, KeyApp, Repeat
-from vjob.shelf.screen.live import Actions, LiveScreen, Looked, Read, SnapshotSource
+from vjob.shelf.screen.live import LiveScreen, Looked, Read
 from vjob.shelf.screen.theme import Marks
 from vjob.shelf.view.job import View
 
@@ -26,14 +28,14 @@ class StatusApp(KeyApp[None]):
 
     def __init__(
         self,
-        source: SnapshotSource,
-        actions: Actions,
+        reader: JudgedReader,
+        actions: JobActions,
         *,
         interval_s: float,
         marks: Marks | None = None,
     ) -> None:
         super().__init__(marks)
-        self.source = source
+        self.reader = reader
         self.actions = actions
         self.interval_s = interval_s
         self.verdict: Verdict | None = None
@@ -60,7 +62,7 @@ class StatusApp(KeyApp[None]):
 
     def _read_job(self) -> None:
         try:
-            snapshot, verdict = self.source.read()
+            snapshot, verdict = self.reader.read()
             self.verdict = verdict
             next_s = ENDED_S if verdict.health in ENDED else self.interval_s
             self.post(Looked(View.make(snapshot, verdict), time.monotonic(), next_s))
@@ -76,8 +78,8 @@ class StatusApp(KeyApp[None]):
             self.post(Read(node, [], problem=str(error) or type(error).__name__))
 
 
-def run_screen(source: SnapshotSource, actions: Actions, *, interval_s: float = INTERVAL_S) -> int:
+def run_screen(reader: JudgedReader, actions: JobActions, *, interval_s: float = INTERVAL_S) -> int:
     """Show the screen until the user leaves it; return the exit code of the last verdict."""
-    app = StatusApp(source, actions, interval_s=interval_s)
+    app = StatusApp(reader, actions, interval_s=interval_s)
     app.run()
     return app.exit_code

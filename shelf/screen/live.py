@@ -1,13 +1,12 @@
 """The live screen: head, node table, GPUs, log, hints, and the actions of its keys.
 
-`SnapshotSource` and `Actions` provide its data and actions. They are called in threads, never in
-the screen's own, since they may wait for a file server; the threads answer with the messages below.
+Its data and the actions of keys come from threads, never from the screen's own, since they may wait
+for a file server; the threads answer with the messages below.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from rich.text import Text
 from textual.app import ComposeResult
@@ -15,17 +14,18 @@ from textual.message import Message
 from textual.widgets import Input
 
 from varuna_core.records import record as records
-from vjob.jobs.monitor.model.snapshot import Line, Snapshot, Verdict
+from vjob.jobs.monitor.model.snapshot import Line
 from vjob.shelf.screen import theme
+from vjob.shelf.screen.actions import JobActions
 from vjob.shelf.screen.gpu_pane import GpuPane
 from vjob.shelf.screen.heading import render_heading
 from vjob.shelf.screen.key_screen import FILTER, KeyScreen
 from vjob.shelf.screen.log_pane import LogPane
-from vjob.shelf.screen.node_pane import NodePane
 from vjob.shelf.screen.pages import KEYS, Confirmation, TextPage, render_verdict
+from vjob.shelf.screen.table_pane import Flag, TablePane
 from vjob.shelf.screen.theme import Marks
 from vjob.shelf.view.formats import format_coarse_duration
-from vjob.shelf.view.job import View
+from vjob.shelf.view.job import NODE_COLUMNS, NodeRow, View
 
 HINT = 1
 ONE_PANE = 9
@@ -64,40 +64,35 @@ def arrange_panes(
     return Heights(nodes=nodes, gpus=gpus, log=lines - gpus - nodes)
 
 
-class SnapshotSource(Protocol):
-    def read(self) -> tuple[Snapshot, Verdict]:
-        """Read the job once; if this raises, the error is shown and reading continues."""
+class NodePane(TablePane[NodeRow]):
+    """Node table whose cursor starts on the node at fault, until the user moves it."""
 
+    columns = NODE_COLUMNS
 
-class LineSource(Protocol):
-    """Source of new log lines."""
+    def __init__(self, marks: Marks, *, id: str) -> None:
+        super().__init__(marks, id=id)
+        self._num_planned: int | None = None
 
-    def read_new(self, node: str | None) -> list[Line]:
-        """Return lines that `node`, or every node if None, wrote since the last call.
+    def name_row(self, row: NodeRow) -> str:
+        return row.node.name
 
-        The first call for another node begins with its last few hundred lines, so nodes that nobody
-        views cost nothing. `Line.kind` marks an error, to which the screen can jump.
-        """
+    def render_words(self, row: NodeRow) -> str:
+        return row.words
 
+    def flag_row(self, row: NodeRow) -> Flag:
+        return (self.marks.culprit, theme.BAD) if row.is_culprit else (" ", theme.BAD)
 
-class Actions(Protocol):
-    """Actions of keys that reach beyond the screen."""
+    def take(self, rows: tuple[NodeRow, ...], num_planned: int | None) -> None:
+        """Show the rows of a new snapshot."""
+        self._num_planned = num_planned
+        culprit = next((row.node.name for row in rows if row.is_culprit), None)
+        self.take_rows(rows, culprit)
 
-    @property
-    def lines(self) -> LineSource: ...
-
-    @property
-    def cancel_text(self) -> str:
-        """Return a description of `cancel` for the confirmation; empty if it is not possible."""
-
-    def cancel(self) -> str:
-        """Cancel the job; return a sentence."""
-
-    def report(self) -> str:
-        """Write the report; return its path."""
-
-    def stacks(self) -> str:
-        """Return the stacks of every rank, as lines of text."""
+    def make_heading(self) -> Text:
+        title = self.begin_title("nodes")
+        planned, have = self._num_planned, len(self.all_rows)
+        missing = f"{have:,} of {planned:,}" if planned and planned != have else f"{have:,}"
+        return title.append(f"  {missing}", theme.PLAIN)
 
 
 class Looked(Message):
@@ -167,7 +162,7 @@ class LiveScreen(KeyScreen):
         ("escape", "leave", "back"),
     ]
 
-    def __init__(self, marks: Marks, actions: Actions, interval_s: float) -> None:
+    def __init__(self, marks: Marks, actions: JobActions, interval_s: float) -> None:
         super().__init__(marks)
         self.actions = actions
         self.interval_s = interval_s

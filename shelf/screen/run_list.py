@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from rich.text import Text
 from textual.app import ComposeResult
@@ -18,7 +17,9 @@ from textual.message import Message
 from textual.widgets import Input
 
 from vjob.jobs.monitor.model.run_row import RunRow
+from vjob.jobs.monitor.readers.run_table import RunTable
 from vjob.shelf.screen import theme
+from vjob.shelf.screen.actions import ListActions
 from vjob.shelf.screen.key_screen import FILTER, Failed, KeyApp, KeyScreen, Repeat
 from vjob.shelf.screen.pages import Confirmation
 from vjob.shelf.screen.pane import TextLines
@@ -82,24 +83,6 @@ class RunPane(TablePane[RunRow]):
         self.show()
 
 
-class RunSource(Protocol):
-    """Source of the list's rows."""
-
-    @property
-    def problem(self) -> str:
-        """Why a scheduler did not answer; empty if all did."""
-
-    def read(self) -> Sequence[RunRow]: ...
-
-
-class RunActions(Protocol):
-    """Actions of keys on runs, given by their folders."""
-
-    def cancel(self, folder: str) -> str: ...
-
-    def compare(self, folders: Sequence[str], width: int) -> str: ...
-
-
 @dataclass
 class ListPlace:
     """The user's place in the list, kept while another screen is shown."""
@@ -148,7 +131,7 @@ class RunListScreen(KeyScreen):
         ("escape", "clear", "back"),
     ]
 
-    def __init__(self, marks: Marks, actions: RunActions, place: ListPlace) -> None:
+    def __init__(self, marks: Marks, actions: ListActions, place: ListPlace) -> None:
         super().__init__(marks)
         self.actions, self.place = actions, place
         self.runs = RunPane(marks, id="runs")
@@ -287,15 +270,15 @@ class RunListApp(KeyApp[str | None]):
 
     def __init__(
         self,
-        source: RunSource,
-        actions: RunActions,
+        table: RunTable,
+        actions: ListActions,
         place: ListPlace,
         *,
         interval_s: float,
         marks: Marks | None = None,
     ) -> None:
         super().__init__(marks)
-        self.source = source
+        self.runs = table
         self.list_screen = RunListScreen(self.marks, actions, place)
         self._looks = Repeat(self._read, interval_s)
 
@@ -312,14 +295,14 @@ class RunListApp(KeyApp[str | None]):
 
     def _read(self) -> None:
         try:
-            rows = tuple(self.source.read())
-            self.post(Listed(rows, self.source.problem, time.monotonic()))
+            rows = tuple(self.runs.read())
+            self.post(Listed(rows, self.runs.problem, time.monotonic()))
         except Exception as error:  # whatever it is: said on the screen, and tried again
             self.post(Failed(str(error) or type(error).__name__))
 
 
 def run_list(
-    source: RunSource, actions: RunActions, place: ListPlace, *, interval_s: float
+    table: RunTable, actions: ListActions, place: ListPlace, *, interval_s: float
 ) -> str | None:
     """Show the list until the user leaves it; return the folder of a run to open, or None."""
-    return RunListApp(source, actions, place, interval_s=interval_s).run()
+    return RunListApp(table, actions, place, interval_s=interval_s).run()

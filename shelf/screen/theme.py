@@ -136,7 +136,6 @@ class Marks:
     advice: str
     up: str
     down: str
-    dash: str
     degree: str
     cut: str
     """Sign that replaces what does not fit."""
@@ -205,7 +204,6 @@ UNICODE = Marks(
     advice="→",
     up="▲",
     down="▼",
-    dash="–",  # noqa: RUF001 - says that nothing is known
     degree="°",
     cut="…",
 )
@@ -219,7 +217,6 @@ ASCII = Marks(
     advice="->",
     up="^",
     down="v",
-    dash="-",
     degree="C",
     cut="~",
 )

@@ -21,7 +21,7 @@ from vjob.jobs.monitor.rules.pace import find_left_s, find_pace_s
 from vjob.jobs.reporting.report import find_folder, render_report
 from vjob.reports.page.document import fill, read_scripts
 from vjob.shelf.compare import render_compared
-from vjob.shelf.screen.start import JobActions, JudgedSource
+from vjob.shelf.screen.actions import JobActions
 from vjob.shelf.view.formats import format_loss, format_seconds
 from vjob.shelf.view.job import GPU_COLUMNS, NODE_COLUMNS, View, list_gpus
 from vjob.shelf.view.runs import RUN_COLUMNS
@@ -116,14 +116,12 @@ class StatusSource:
     """Reads one job, and the new lines of its logs."""
 
     def __init__(self, job: str, here: Path, links: tuple[tuple[str, str], ...]) -> None:
-        reader = open_reader(job, here)
-        find_files = getattr(reader, "find_logs", dict)
-        self._source = JudgedSource(JudgedReader(reader), find_files)
-        self._lines = JobActions(self._source).lines
+        self._reader = JudgedReader(open_reader(job, here))
+        self._lines = JobActions(self._reader).lines
         self._links = links
 
     def make(self) -> JobReading:
-        snapshot, verdict = self._source.read()
+        snapshot, verdict = self._reader.read()
         if snapshot.folder and not os.path.exists(snapshot.folder):
             raise InputError(f"{snapshot.folder} does not exist (any more)")
         over = verdict.health in ENDED and bool(snapshot.record_state or is_plain_job(snapshot))

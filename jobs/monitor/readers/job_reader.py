@@ -53,6 +53,16 @@ class JudgedReader:
         self._reader = reader
         self._history: deque[Snapshot] = deque(maxlen=LOOKS)
 
+    @property
+    def last(self) -> Snapshot | None:
+        """The last snapshot; None before the first read."""
+        return self._history[-1] if self._history else None
+
+    def find_logs(self) -> Mapping[str, Mapping[str, str]]:
+        """Return the paths of logs by node and kind, if they are not in one folder."""
+        found: Mapping[str, Mapping[str, str]] = getattr(self._reader, "find_logs", dict)()
+        return found
+
     def read(self) -> tuple[Snapshot, Verdict]:
         snapshot = self._reader.read()
         verdict = judge(snapshot, list(self._history))

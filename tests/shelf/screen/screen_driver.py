@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from textual.pilot import Pilot
 
 from tests.shelf.screen.sample_job import RecordedActions
+from vjob.shelf.screen.actions import JobActions
 from vjob.shelf.screen.app import StatusApp
-from vjob.shelf.screen.live import Actions, SnapshotSource
 from vjob.shelf.screen.pane import Pane
 from vjob.shelf.screen.theme import UNICODE, Marks
 
@@ -53,10 +54,10 @@ def shown(pane: Pane) -> str:
 
 
 def drive(
-    source: SnapshotSource,
+    source: Any,
     script: Callable[[DrivenScreen], Awaitable[None]],
     *,
-    actions: Actions | None = None,
+    actions: JobActions | RecordedActions | None = None,
     size: tuple[int, int] = (120, 36),
     marks: Marks = UNICODE,
     interval_s: float = 0.2,

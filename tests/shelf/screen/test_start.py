@@ -11,26 +11,22 @@ import pytest
 from tests.shelf.screen.sample_job import EMPTY, make_snapshot
 from vjob.jobs.errors import VjobError
 from vjob.jobs.monitor.model.snapshot import Snapshot
-from vjob.shelf.screen.start import JobActions
+from vjob.shelf.screen.actions import JobActions
 
 
 @dataclass
-class Source:
-    """The last look, and where its files lie."""
+class Reader:
+    """The last look."""
 
     last: Snapshot | None
-    folder: Path | None = None
 
-    def find_folder(self) -> Path | None:
-        return self.folder
-
-    def find_files(self) -> dict[str, dict[str, str]]:
+    def find_logs(self) -> dict[str, dict[str, str]]:
         return {}
 
 
-def make_actions(last: Snapshot | None, folder: Path | None = None) -> JobActions:
-    source: Any = Source(last, folder)
-    return JobActions(source)
+def make_actions(last: Snapshot | None) -> JobActions:
+    reader: Any = Reader(last)
+    return JobActions(reader)
 
 
 def test_a_key_runs_vjob_wherever_one_is_and_tells_its_error(
@@ -59,5 +55,5 @@ def test_before_the_first_look_nothing_can_be_done_and_no_line_is_there() -> Non
 
 def test_lines_come_from_the_jobs_folder(tmp_path: Path) -> None:
     (tmp_path / "n1.out").write_text("2: hello\n")
-    (line,) = make_actions(EMPTY, tmp_path).lines.read_new("n1")
+    (line,) = make_actions(replace(EMPTY, folder=str(tmp_path))).lines.read_new("n1")
     assert (line.text, line.rank) == ("hello", 2)
