@@ -86,12 +86,9 @@ class RunReader:
         *,
         num_lines: int = 10,
         desk: SchedulerDesk | None = None,
-        reads_attempt: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """If `reads_attempt` is false, read only record and scheduler, for a table of many runs."""
         self.run = run
-        self._reads_attempt = reads_attempt
         record = read_record(run)
         if record is None:
             raise InputError(
@@ -119,7 +116,7 @@ class RunReader:
     def read(self) -> Snapshot:
         """Return a snapshot of the run's present state."""
         self._desk.ask(self._silent)
-        attempts = self.run.attempts() if self._reads_attempt else []
+        attempts = self.run.attempts()
         shown = self._read_attempt(attempts)
         self._read_scripts()
         now = self._note_time()
@@ -130,6 +127,7 @@ class RunReader:
         assert record is not None, "record.json existed when the reader was opened"
         self._silent = self._find_silent(shown.nodes, now) if _is_live(record) else ()
         plan, store, newest = self._plan, self._store, self._store.newest
+        manager = read_state(self.run.morph) if plan is not None and plan.morph else None
         if newest is not None and newest.is_of_other(self.run.name, record.submitted):
             newest = None
         progress = shown.progress
@@ -174,9 +172,9 @@ class RunReader:
             earlier=add_causes(self._read_earlier(attempts[:-1]), scheduler, plan),
             restarts=self._count_restarts(),
             max_restarts=None if plan is None or plan.morph else plan.restarts,
-            morph=self._read_morph(record, shown),
-            waits_for_room=self._read_room(record),
-            left_out=self._read_left_out(),
+            morph=_describe_morph(manager, shown) if _is_live(record) else "",
+            waits_for_room=self._read_room(manager) if _is_live(record) else "",
+            left_out=self._list_left_out(manager),
             morphs=self._read_morphs(),
             world=plan.world if plan else None,
             num_nodes=plan.num_nodes if plan else None,
@@ -252,36 +250,21 @@ class RunReader:
             self._new_files, self._has_new_files = find_new_files(self.run), True
         return self._new_files
 
-    def _read_morph(self, record: RunRecord, shown: AttemptView) -> str:
-        """Describe a morphing run's change of nodes between attempts; empty if there is none."""
-        if self._plan is None or not self._plan.morph or record.state != records.SUBMITTED:
-            return ""
-        state = read_state(self.run.morph)
-        has_failed = any(rank.exit is not None and rank.exit.code for rank in shown.ranks)
-        is_ending = shown.stop is not None or has_failed
-        return "" if state is None else format_going(state, is_ending=is_ending)
-
-    def _read_room(self, record: RunRecord) -> str:
+    def _read_room(self, manager: ManagerState | None) -> str:
         """Return the full folder whose space the next attempt waits for; empty if there is none."""
-        if self._plan is None or record.state != records.SUBMITTED:
-            return ""
-        if self._plan.morph:
-            state = read_state(self.run.morph)
-            return state.room if state is not None and state.phase == GATHERING else ""
+        if manager is not None:
+            return manager.room if manager.phase == GATHERING else ""
         last: Any = {}
-        if self._plan.restarts:
+        if self._plan is not None and self._plan.restarts and not self._plan.morph:
             events = [one for one in read_lines(self.run.events()) if isinstance(one, dict)]
             last = events[-1] if events else {}
         return str(last.get("folder", "")) if last.get("kind") == records.NO_ROOM else ""
 
-    def _read_left_out(self) -> tuple[str, ...]:
-        if self._plan is None or not self._plan.morph:
+    def _list_left_out(self, manager: ManagerState | None) -> tuple[str, ...]:
+        if manager is None:
             return ()
-        state = read_state(self.run.morph)
-        if state is None:
-            return ()
-        left_out = state.left_out
-        spare = [name_host(self.run, seat) for seat in list_spare(state)]
+        left_out = manager.left_out
+        spare = [name_host(self.run, seat) for seat in list_spare(manager)]
         if spare:
             names = format_names(spare)
             left_out += (f"present but not used: {names}; the layout has no place for more",)
@@ -373,6 +356,13 @@ def _explain(
     if shown.stop is not None and shown.outcome is None:
         return f"ending: {shown.stop.get('reason')}"
     return ""
+
+
+def _describe_morph(manager: ManagerState | None, shown: AttemptView) -> str:
+    """Describe a morphing run's change of nodes between attempts; empty if there is none."""
+    has_failed = any(rank.exit is not None and rank.exit.code for rank in shown.ranks)
+    is_ending = shown.stop is not None or has_failed
+    return "" if manager is None else format_going(manager, is_ending=is_ending)
 
 
 def format_going(state: ManagerState, *, is_ending: bool) -> str:
