@@ -30,7 +30,7 @@ from vjob.jobs.runs.find import (
 from vjob.jobs.runs.outcome import find_own_checkpoint
 from vjob.jobs.runs.owner import expect_ours
 from vjob.jobs.schedulers import choose as schedulers
-from vjob.jobs.schedulers.job import OVER, JobState
+from vjob.jobs.schedulers.job import JobState
 
 POLL_S = 1.0
 NOT_YOURS = "only the run's owner can cancel it with vjob (an operator: scancel, by its job id)"
@@ -62,7 +62,7 @@ def cancel_run(
             write_signal(run.attempts()[-1], "USR1", f"cancel-{uuid.uuid4().hex}")
             is_asked = True
             call_agents(run)
-            if _wait_over(run, wait_s):
+            if not _wait_all([view], wait_s):
                 return _explain_leave(view_run(run))
     except OSError as error:  # a full disk must not keep a run from its end
         say(f"{run.path} cannot be written: {error.strerror}; ranks are not asked to checkpoint")
@@ -73,7 +73,7 @@ def cancel_run(
     if problems and last.record.state != records.ENDED:
         _note_failure(run)
         raise VjobError(f"{run.name} could not be cancelled: {problems[0]}; try again")
-    if _wait_over(run, wait_s, cancelled if _is_pending(view) else 0.0):
+    if not _wait_all([view], wait_s, cancelled if _is_pending(view) else 0.0):
         last = view_run(run)
         if is_asked and _has_left(last):
             return _explain_leave(last)
@@ -261,15 +261,3 @@ def _is_pending(view: RunView) -> bool:
     """Return True for a run with a pending job, which is over as soon as it is cancelled; the end
     of a running job is known from its files."""
     return any(info.state is JobState.PENDING for info in view.infos)
-
-
-def _wait_over(run: RunFolder, wait_s: int, cancelled: float = 0.0) -> bool:
-    deadline = time.monotonic() + wait_s
-    while time.monotonic() < deadline:
-        view = view_run(run, after=cancelled)
-        if view.record.state == records.ENDED or (
-            view.infos and all(info.state in OVER for info in view.infos)
-        ):
-            return True
-        time.sleep(POLL_S)
-    return False
