@@ -84,10 +84,8 @@ class SchedulerJob:
     native_word: str
     """The scheduler's own word for the state."""
     nodes: tuple[str, ...] = ()
-    reason_code: str = ""
-    """The scheduler's code for the reason why the job is pending or ended, if it has such codes."""
     reason_text: str = ""
-    """The same reason as the scheduler writes it."""
+    """The reason why the job is pending or ended, as the scheduler writes it."""
     comment: str = ""
     """The text that was given to the job when it was submitted."""
     restarts: int = 0

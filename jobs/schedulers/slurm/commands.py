@@ -73,7 +73,7 @@ def build_job(
 ) -> SchedulerJob:
     """Build a job from the fields of one row that squeue, sacct or scontrol printed."""
     text, state = parse_reason(reason), parse_state(word)
-    code, took = re.match(r"\w*", text), parse_date(preempted)
+    took = parse_date(preempted)
     numbers = re.fullmatch(r"(\d{1,9}):(\d{1,9})", exit_code)
     is_told = numbers is not None and state in OVER  # 0:0 while it goes on
     status, number = (int(numbers[1]), int(numbers[2])) if numbers and is_told else (None, None)
@@ -82,7 +82,6 @@ def build_job(
         state=state,
         native_word=word,
         nodes=() if nodes in NO_NODES else tuple(expand_nodes(nodes)),
-        reason_code=code[0] if code else "",
         reason_text=text,
         comment=comment,
         restarts=restarts,

@@ -103,7 +103,7 @@ def parse_parts(text: str) -> list[JobPart]:
 
 def _drop_future(info: SchedulerJob) -> SchedulerJob:
     """Clear the reason of a running job, since it explains the wait before the start."""
-    return replace(info, reason_code="", reason_text="") if info.state is JobState.RUNNING else info
+    return replace(info, reason_text="") if info.state is JobState.RUNNING else info
 
 
 def _find_raw_id(line: str) -> str:
