@@ -19,11 +19,6 @@ LATE_S = 60.0
 class GpuPane(ScrollPane):
     """Bars for the GPUs of one node."""
 
-    BINDINGS = [  # noqa: RUF012 - Textual's own way
-        ("up,k", "move(-1)", "up"),
-        ("down,j", "move(1)", "down"),
-    ]
-
     def __init__(self, marks: Marks, *, id: str) -> None:
         super().__init__(marks, id=id)
         self._row: NodeRow | None = None

@@ -90,12 +90,6 @@ class LogPane(ScrollPane):
     """Log of `node`, or of all nodes if None."""
 
     BINDINGS = [  # noqa: RUF012 - Textual's own way
-        ("up,k", "move(-1)", "up"),
-        ("down,j", "move(1)", "down"),
-        ("pageup", "page(-1)", "page up"),
-        ("pagedown", "page(1)", "page down"),
-        ("home", "end(-1)", "first"),
-        ("end", "end(1)", "last"),
         ("left", "side(-1)", "left"),
         ("right", "side(1)", "right"),
     ]

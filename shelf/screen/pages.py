@@ -36,14 +36,7 @@ KEYS = (
 
 
 class TextPane(ScrollPane):
-    BINDINGS = [  # noqa: RUF012 - Textual's own way
-        ("up,k", "move(-1)", "up"),
-        ("down,j", "move(1)", "down"),
-        ("pageup", "page(-1)", "page up"),
-        ("pagedown,space", "page(1)", "page down"),
-        ("home", "end(-1)", "first"),
-        ("end", "end(1)", "last"),
-    ]
+    BINDINGS = [("space", "page(1)", "page down")]  # noqa: RUF012 - Textual's own way
 
     def __init__(self, marks: Marks, title: str, lines: Sequence[Text]) -> None:
         super().__init__(marks, id="text")

@@ -72,6 +72,14 @@ class TextLines(Pane):
 class ScrollPane(Pane, can_focus=True):
     """A pane with a title line and more rows than fit; keys and the wheel move through them."""
 
+    BINDINGS = [  # noqa: RUF012 - Textual's own way
+        ("up,k", "move(-1)", "up"),
+        ("down,j", "move(1)", "down"),
+        ("pageup", "page(-1)", "page up"),
+        ("pagedown", "page(1)", "page down"),
+        ("home", "end(-1)", "first"),
+        ("end", "end(1)", "last"),
+    ]
     num_top = 1
     """Number of lines above the rows."""
 
