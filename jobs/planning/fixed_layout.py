@@ -9,9 +9,10 @@ plan.json (records/plan.py, Plan.layouts; varuna_core/morph/layout.py reads it).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from varuna_core.facts.partition import Partition
 from varuna_core.planner.model.chain import Chain
@@ -29,6 +30,9 @@ from varuna_core.records.plan import name_nodes
 from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.conf.world_size import MOST_LAYOUTS, build_groups, list_node_counts, require_number
 from vjob.jobs.planning.question import PlanOptions, Question, load_question
+
+if TYPE_CHECKING:
+    from vjob.jobs.planning.script_layouts import Layouts
 
 LIMIT_S = 10.0
 MOST_NODES = 2_000
@@ -114,27 +118,19 @@ def _count_of_fullest(question: Question, conf: JobConf, replicas: int) -> int:
     return -(-question.training.batch // (size * replicas)) * size
 
 
-@dataclass(frozen=True, kw_only=True)
-class OtherLayouts:
-    """Layouts for other numbers of nodes than the conf asks for, keyed by the text that
-    `name_nodes` makes of the nodes."""
-
-    layouts: Mapping[str, tuple[int, int, str]]
-    """Pipeline stages, replicas and partition of each layout."""
-    steps: Mapping[str, float]
-    """Seconds of a step with each layout, and with the layout for all nodes."""
-
-
-def plan_other_nodes(question: Question, conf: JobConf, given: ShapePlan) -> OtherLayouts:
-    """Find the best depth, replicas and cuts for other numbers of nodes; all else is as in the plan
-    `given`.
+def plan_other_nodes(
+    question: Question, conf: JobConf, given: ShapePlan
+) -> tuple[Layouts, dict[str, float]]:
+    """Return the best layouts for other numbers of nodes than the conf asks for, and the seconds of
+    a step with each and with the layout for all nodes, both keyed by the text that `name_nodes`
+    makes of the nodes; all else is as in the plan `given`.
 
     Numbers near the conf's come first; those for which there is no time are missing.
     """
     option = given.candidate.option
     tables = Tables(question.profile, question.training)
     deadline = within(LIMIT_S)
-    found: dict[str, tuple[int, int, str]] = {}
+    found: Layouts = {}
     groups = build_groups(conf.cluster.nodes)
     steps = {name_nodes([group for group in groups for _ in range(group.count)]): given.step.step_s}
     for counts in itertools.islice(list_node_counts(conf), MOST_LAYOUTS):
@@ -148,26 +144,26 @@ def plan_other_nodes(question: Question, conf: JobConf, given: ShapePlan) -> Oth
             name = name_nodes([groups[i] for i, n in chosen for _ in range(n)])
             found[name] = len(best.placed.sites), best.option.shape.replicas, cuts.spell()
             steps[name] = best.step_s
-    return OtherLayouts(layouts=found, steps=steps)
+    return found, steps
 
 
 def plan_by_profile(
     conf: JobConf, fixed: Collection[str], base: Path, file: Path
-) -> tuple[dict[str, tuple[int, int, str]], dict[str, float]]:
+) -> tuple[Layouts, dict[str, float]]:
     """Return the planner's layouts and expected step times; raise PlanningError or InputError if
     the conf allows none. Partitions count the embedding and the head unless the conf's own
     partition does not."""
     question = load_question(conf, fixed, base, PlanOptions(prices={}, profile=file))
-    found = plan_other_nodes(question, conf, plan_fixed_layout(question, conf))
+    found, steps = plan_other_nodes(question, conf, plan_fixed_layout(question, conf))
     num_segments = question.profile.model.num_segments
     partition = conf.parallel.partition
     if partition == "auto" or sum(partition.counts) == num_segments:
-        return dict(found.layouts), dict(found.steps)
+        return found, steps
     spelled = {
         name: (depth, replicas, Partition.parse(cuts).without_ends(num_segments).spell())
-        for name, (depth, replicas, cuts) in found.layouts.items()
+        for name, (depth, replicas, cuts) in found.items()
     }
-    return spelled, dict(found.steps)
+    return spelled, steps
 
 
 def _find_layout(

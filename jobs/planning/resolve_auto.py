@@ -288,13 +288,13 @@ def _cut(conf: JobConf, base: Path, file: Path | None) -> Chosen:
         plan = plan_fixed_layout(question, conf)
         may_change = conf.morph.enabled and conf.parallel.order != "pipeline"
         may_change = may_change and plan.candidate.stages_per_rank == 1
-        others = plan_other_nodes(question, conf, plan) if may_change else None
+        layouts, steps = plan_other_nodes(question, conf, plan) if may_change else (None, None)
     return Chosen(
         conf=_keep_recompute(conf, apply_cuts(conf, plan), question),
         why=f"stages cut at submit by {question.basis}",
         prediction=_predict(conf, plan, question.profile),
-        layouts=None if others is None else others.layouts,
-        layout_steps=None if others is None else others.steps,
+        layouts=layouts,
+        layout_steps=steps,
     )
 
 
