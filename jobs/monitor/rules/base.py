@@ -205,7 +205,7 @@ def conclude(
     values: Values | None = None,
     *,
     remedies: Sequence[Remedy] = (),
-    lines: Sequence[Line] = (),
+    lines: Sequence[Line | None] = (),
     evidence: Sequence[Evidence] = (),
     details: Sequence[Finding] = (),
     node: str = "",
@@ -214,9 +214,10 @@ def conclude(
     never_starts: bool = False,
     end: End | None = None,
 ) -> Verdict:
-    """Build a verdict without sentences; `lines` are log lines that prove it, `evidence` is any
-    other proof."""
-    proof = (*map(make_evidence, lines), *evidence)
+    """Build a verdict without sentences; `lines` are log lines that prove it, as far as they are
+    known, and `evidence` is any other proof."""
+    known = tuple(line for line in lines if line is not None)
+    proof = (*map(make_evidence, known), *evidence)
     if end is not None:
         proof = (*proof, *end.evidence)
     return Verdict(
@@ -230,7 +231,7 @@ def conclude(
         ),
         end=end,
         details=tuple(details),
-        evidence=tuple(lines),
+        evidence=known,
         node=node,
         rank=rank,
         phase=phase,

@@ -74,7 +74,7 @@ def rank_failed(snapshot: Snapshot) -> Verdict | None:
         snapshot,
         "rank failed",
         {"rank": first.rank, "node": first.node, "how": first.how},
-        (root,) if root is not None else (),
+        (root,),
         evidence=(Evidence("exit file", Sure.MEASURED),),
         node=first.node,
         rank=first.rank,
@@ -93,7 +93,7 @@ def asked_to_end(snapshot: Snapshot) -> Verdict | None:
         snapshot,
         "asked to end",
         {"kind": stop.get("kind"), "said": stop.get("reason") or NotKnown("no reason was given")},
-        (root,) if root is not None else (),
+        (root,),
         node=str(node or ""),
         rank=rank if isinstance(rank, int) else None,
         root=root,
@@ -262,7 +262,7 @@ def no_gpu_process(snapshot: Snapshot) -> Verdict | None:
         snapshot,
         "no gpu process",
         {"num_gpus": len(gpus), "age_s": snapshot.now - started, **more},
-        (root,) if root is not None else (),
+        (root,),
         evidence=(seen,),
         remedies=(*remedies, *show(snapshot, Target.STACKS, Target.LOGS)),
     )
@@ -340,7 +340,7 @@ def failing(
     snapshot: Snapshot,
     rule: str,
     values: Values,
-    lines: tuple[Line, ...],
+    lines: Sequence[Line | None],
     *,
     node: str = "",
     rank: int | None = None,
@@ -427,7 +427,7 @@ def not_a_number(snapshot: Snapshot) -> Verdict | None:
             "step": point.step if point.step >= 0 else NotKnown("the line names no step"),
             "first_step": first,
         },
-        _list_lines(snapshot, point.step, line),
+        (line, find_step_line(snapshot, point.step)),
         details=_list_sources(snapshot),
         remedies=(
             LOWER_RATE,
@@ -462,7 +462,7 @@ def loss_scale(snapshot: Snapshot) -> Verdict | None:
         snapshot,
         "loss scale",
         {"num_skipped": num_skipped, "scale": scales[-1] if scales else unknown},
-        _list_lines(snapshot, points[-1].step),
+        (find_step_line(snapshot, points[-1].step),),
         details=_list_sources(snapshot),
         remedies=(
             LOWER_RATE,
@@ -489,7 +489,7 @@ def gradients_explode(snapshot: Snapshot) -> Verdict | None:
         snapshot,
         "gradients explode",
         {"norm": norms[-1], "usual_norm": usual, "loss": losses[-1]},
-        _list_lines(snapshot, points[-1].step),
+        (find_step_line(snapshot, points[-1].step),),
         details=_list_sources(snapshot),
         remedies=(
             LOWER_RATE,
@@ -525,11 +525,6 @@ def _skipped_run(points: Sequence[Point]) -> list[Point]:
             break
         run.insert(0, points[at])
     return run
-
-
-def _list_lines(snapshot: Snapshot, step: int, line: Line | None = None) -> tuple[Line, ...]:
-    """Return the given line, if any, and the line of the step, as far as it is kept."""
-    return tuple(x for x in (line, find_step_line(snapshot, step)) if x is not None)
 
 
 def _list_sources(snapshot: Snapshot) -> tuple[Finding, ...]:

@@ -32,7 +32,7 @@ from vjob.jobs.monitor.rules.pace import (
     find_silent_nodes,
     has_ended_ranks,
 )
-from vjob.jobs.monitor.rules.stalled import find_stopped
+from vjob.jobs.monitor.rules.stalled import stopped_ranks
 
 LIMIT_NEAR_S = 600.0
 """Seconds before the time limit from which a remark names it."""
@@ -96,12 +96,6 @@ def warnings(snapshot: Snapshot) -> Iterator[Finding]:
 
 def _of_line(rule: str, line: Line) -> Finding:
     return Finding(rule, values=line_values(line), evidence=(make_evidence(line),))
-
-
-def stopped_ranks(snapshot: Snapshot) -> Iterator[Finding]:
-    found = find_stopped(snapshot)
-    if found is not None:
-        yield found
 
 
 def time_limit_near(snapshot: Snapshot) -> Iterator[Finding]:

@@ -14,7 +14,6 @@ from varuna_core.records.logs.slow_ranks import STARK, compute_peers_work, costs
 from vjob.jobs.monitor.model.snapshot import (
     COUNTED,
     Health,
-    Line,
     Rank,
     Snapshot,
     Verdict,
@@ -167,7 +166,7 @@ def slower(snapshot: Snapshot) -> Verdict | None:
         Health.SLOW,
         "slower",
         _slowdown_values(change),
-        lines=_last_line(snapshot),
+        lines=(find_step_line(snapshot),),
         evidence=_see_pace(snapshot),
         details=(Finding("step", values=step_values(snapshot)),),
         remedies=(
@@ -260,7 +259,7 @@ def healthy(snapshot: Snapshot) -> Verdict | None:
             "is_early": is_early,
             "limit_s": job_limit_s(snapshot),
         },
-        lines=_last_line(snapshot),
+        lines=(find_step_line(snapshot),),
         remedies=show(snapshot, Target.STACKS) if stands else (),
     )
 
@@ -294,11 +293,6 @@ def unknown(snapshot: Snapshot) -> Verdict | None:
         values["ended"] = snapshot.outcome.reason
     remedies = show(snapshot, Target.LOGS) or (do("ask again later"),)
     return conclude(Health.UNKNOWN, "unknown", values, remedies=remedies)
-
-
-def _last_line(snapshot: Snapshot) -> tuple[Line, ...]:
-    line = find_step_line(snapshot)
-    return (line,) if line is not None else ()
 
 
 def _is_slower(change: Slowdown, times: float) -> bool:

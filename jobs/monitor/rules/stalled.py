@@ -8,7 +8,7 @@ that does something different. `find_suspect` tries several signs, the surest fi
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -291,12 +291,11 @@ def _fell_silent(snapshot: Snapshot, name: str, beat: float | None) -> bool:
     return since is not None and beat is not None and since - beat > LOST_BEFORE_S
 
 
-def find_stopped(snapshot: Snapshot) -> Finding | None:
-    """Return a finding about stopped ranks while the job does not stall yet; None without any."""
+def stopped_ranks(snapshot: Snapshot) -> Iterator[Finding]:
+    """Yield a remark about stopped ranks while the job does not stall yet."""
     suspect = _stopped(snapshot)
-    if suspect is None or not is_live(snapshot) or held_up(snapshot) is not None:
-        return None
-    return suspect.finding
+    if suspect is not None and is_live(snapshot) and held_up(snapshot) is None:
+        yield suspect.finding
 
 
 def held_up(snapshot: Snapshot) -> Verdict | None:
@@ -322,7 +321,7 @@ def held_up(snapshot: Snapshot) -> Verdict | None:
             "limit_s": limit,
             **step_values(snapshot),
         },
-        lines=tuple(x for x in (find_step_line(snapshot),) if x is not None),
+        lines=(find_step_line(snapshot),),
         details=_list_details(snapshot),
         remedies=(*suspect.remedies, *show(snapshot, Target.STACKS)),
         node=suspect.node,
@@ -399,7 +398,7 @@ def stalled(snapshot: Snapshot, floor_s: float = FLOOR_S) -> Verdict | None:
         Health.STALLED,
         "stalled",
         {**values, "suspect": who} if who is not None else values,
-        lines=(root,) if root is not None else (),
+        lines=(root,),
         evidence=gpus.evidence if gpus is not None else (),
         details=(*beside, *_list_details(snapshot)),
         remedies=(
