@@ -7,10 +7,13 @@ a node, such as the existence of a mount's source, are left to the agent's prefl
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+import shlex
+from collections.abc import Collection, Iterator, Mapping
+from itertools import dropwhile
+from pathlib import Path, PurePath
 
 from varuna_core.agent.gpu.accelerator import list_variables
 from varuna_core.agent.setup.world import TORCHRUN_NAMES
@@ -22,7 +25,6 @@ from vjob.jobs.conf.fates import check_effect
 from vjob.jobs.conf.loading.check_bounds import check_numbers, locate
 from vjob.jobs.conf.loading.check_cluster import check_cluster, check_groups
 from vjob.jobs.conf.loading.check_layout import check_layout, check_partition, check_ranks
-from vjob.jobs.conf.loading.check_program import find_launch_problems, suggest_program
 from vjob.jobs.conf.paths import split_blend
 from vjob.jobs.conf.schema import (
     BUILT_IN,
@@ -33,10 +35,11 @@ from vjob.jobs.conf.schema import (
     Mlflow,
     Parallel,
 )
-from vjob.jobs.conf.world_size import close_layout
+from vjob.jobs.conf.world_size import close_layout, get_world
 from vjob.jobs.errors import KeyProblem, Problem
 from vjob.jobs.programs import start
 from vjob.jobs.programs.code.modules import find_module
+from vjob.jobs.programs.launchers import is_python, split_module
 from vjob.jobs.programs.megatron import SCRIPTS
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -172,6 +175,61 @@ def check_program(conf: JobConf) -> Iterator[KeyProblem]:
         yield "parallel.recompute", "selective", message
     if conf.parallel.recompute == "offload":
         yield from _check_offload(conf.parallel)
+
+
+def find_launch_problems(
+    conf: JobConf, launch: str, written: Collection[str]
+) -> Iterator[KeyProblem]:
+    """Yield settings of the conf that this launch does not allow."""
+    key, world = "program.launch", get_world(conf)
+    layout = start.list_layout_keys(written)
+    if launch == "python":
+        if world > 1:
+            message = (
+                f"runs one process, but cluster.nodes has {world} ranks: use torchrun, or one rank"
+            )
+            yield key, launch, message
+        if conf.morph.enabled:
+            yield key, launch, "conflicts with morph.enabled, whose ranks communicate: use torchrun"
+    if launch == "node" and conf.morph.enabled and conf.morph.mode != "world":
+        message = "must be 'world' with program.launch: node, whose program places its own ranks"
+        yield "morph.mode", conf.morph.mode, message
+    if launch == "node" and conf.profile.ranks != "all":
+        message = "is for single ranks, but program.launch: node uses a launcher: remove it"
+        yield "profile.ranks", conf.profile.ranks, message
+    if launch in ("python", "node") and layout and not (launch == "python" and world > 1):
+        referenced = references.list_referenced(conf)
+        for name in layout:
+            if name not in referenced:
+                message = (
+                    f"has no effect with program.launch: {launch}: remove it, or pass it as "
+                    f"${{{name}}} in program.args, or use launch: torchrun"
+                )
+                yield name, references.find_value(conf, name), message
+
+
+def suggest_program(text: str) -> str:
+    """Suggest how to write a command that was given as a script; empty for a single word."""
+    try:
+        first, *rest = shlex.split(text)
+    except ValueError:
+        return ""
+    if not rest:
+        return ""
+    kind, words = "command", [first, *rest]
+    if is_python(PurePath(first).name):
+        module, given = split_module(rest)
+        if module:
+            kind, words = "module", [module, *given]
+        else:
+            files = [*dropwhile(lambda word: word.startswith("-"), rest)]
+            kind, words = ("script", files) if files else (kind, words)
+    elif first.endswith(".py"):
+        kind = "script"
+    named = json.dumps(shlex.join(words)) if kind == "command" else words[0]
+    args = words[1:] if kind != "command" else []
+    shown = f", args: {json.dumps(shlex.join(args))}" if args else ""
+    return f"; write program: {{{kind}: {named}{shown}}}"
 
 
 def _check_offload(parallel: Parallel) -> Iterator[KeyProblem]:

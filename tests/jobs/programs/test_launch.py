@@ -17,8 +17,7 @@ from varuna_core.agent.setup.container import fill_in
 from varuna_core.agent.setup.site import Site
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.conf.loading.check import check_conf
-from vjob.jobs.conf.loading.check_program import suggest_program
+from vjob.jobs.conf.loading.check import check_conf, suggest_program
 from vjob.jobs.conf.loading.load import parse_conf_lines
 from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.errors import InputError
