@@ -121,8 +121,7 @@ class RunReader:
         self._read_scripts()
         now = self._note_time()
         self._read_store(now)
-        answer = self._desk.answer()
-        view, scheduler = answer.view, answer.scheduler
+        view, scheduler = self._desk.answer()
         record = (view.record if view is not None else None) or read_record(self.run)
         assert record is not None, "record.json existed when the reader was opened"
         self._silent = self._find_silent(shown.nodes, now) if _is_live(record) else ()

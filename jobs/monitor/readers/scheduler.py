@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from varuna_core.facts.cause import EndCause
 from varuna_core.facts.cluster import NodeCondition, NodeState
@@ -35,15 +35,6 @@ LOST_EVERY_S, NODES_EVERY_S = 30.0, 120.0
 
 NOT_STARTED = (JobState.PENDING, JobState.REQUEUED, JobState.CONFIGURING)
 """States in which the start time is only an estimate."""
-
-
-@dataclass(frozen=True)
-class SchedulerAnswer:
-    """The last answer of the scheduler."""
-
-    view: RunView | None
-    """The run's view; None before the first answer."""
-    scheduler: Scheduler
 
 
 class SchedulerDesk:
@@ -84,8 +75,9 @@ class SchedulerDesk:
         self._thread = threading.Thread(target=self._work, name="scheduler", daemon=True)
         self._thread.start()
 
-    def answer(self) -> SchedulerAnswer:
-        """Return the answer, or else the last good one; raise the error of a failed first query."""
+    def answer(self) -> tuple[RunView | None, Scheduler]:
+        """Return the run's view, None before the first answer, and what the scheduler said, or else
+        said last; raise the error of a failed first query."""
         if self._thread is not None:
             self._thread.join(FIRST_S if self._last is None else LATER_S)
             if self._thread.is_alive():
@@ -97,7 +89,7 @@ class SchedulerDesk:
                 self._thread = None
         if self._error is not None and self._last is None:
             raise self._error
-        return SchedulerAnswer(self._last, self._build_answer())
+        return self._last, self._build_answer()
 
     def _build_answer(self) -> Scheduler:
         good = self._good

@@ -188,14 +188,14 @@ def test_a_question_that_hangs_is_not_waited_for_and_asked_once(
     desk = SchedulerDesk(run, "slurm", view=view, now=lambda: float(next(clock)))
     for _ in range(3):
         desk.ask()
-        answer = desk.answer()
-        assert answer.view is None and "has not answered" in answer.scheduler.problem
+        seen, scheduler = desk.answer()
+        assert seen is None and "has not answered" in scheduler.problem
     assert len(asked) == 1
     free.set()
     monkeypatch.setattr(scheduling, "FIRST_S", 60.0)
-    answer = desk.answer()
-    assert answer.view is good and answer.scheduler.problem == ""
-    assert [job.id for job in answer.scheduler.jobs] == ["77"]
+    seen, scheduler = desk.answer()
+    assert seen is good and scheduler.problem == ""
+    assert [job.id for job in scheduler.jobs] == ["77"]
 
 
 def test_the_age_of_the_last_good_word_grows(run: RunFolder) -> None:
@@ -206,7 +206,7 @@ def test_the_age_of_the_last_good_word_grows(run: RunFolder) -> None:
     ages = []
     for _ in range(3):
         desk.ask()
-        ages.append(desk.answer().scheduler.age_s)
+        ages.append(desk.answer()[1].age_s)
         seconds[0] += 100.0
     assert ages == [0.0, 100.0, 200.0]
 
@@ -230,7 +230,7 @@ def test_silent_nodes_are_asked_about_now_and_then(run: RunFolder, tools: StubPr
     for _ in range(3):
         desk.ask(["b1", "b2"])
         said = {"b1": "down+not_responding (Not responding)"}
-        assert desk.answer().scheduler.lost_nodes == said
+        assert desk.answer()[1].lost_nodes == said
         seconds[0] += 1
     assert len(tools.calls("scontrol")) == 1
     assert "b[1-2]" in tools.calls("scontrol")[0]["argv"]  # type: ignore[operator]
