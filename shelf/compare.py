@@ -216,7 +216,7 @@ def _load(folder: Path, run: RunFolder | None) -> Compared:
     from vjob.reports.page.comparison import Compared, flatten
 
     job, analysis = read_job(folder)
-    conf = _read_conf(run) if run is not None else {}
+    conf = read_resolved(run) if run is not None else {}  # its secrets are redacted
     settings = flatten(conf) if conf else dict(job.job_info)
     if run is not None:
         settings |= _read_commit(run)
@@ -238,8 +238,3 @@ def _read_commit(run: RunFolder) -> dict[str, str]:
     except OSError:
         mark = ""
     return {COMMIT: f"{commit} ({mark})" if mark else commit} if commit else {}
-
-
-def _read_conf(run: RunFolder) -> object:
-    """Return the resolved conf with secrets redacted; empty if it cannot be read."""
-    return read_resolved(run)

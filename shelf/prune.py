@@ -83,7 +83,8 @@ def choose_runs(wanted: Wanted, folder: Path | None = None) -> list[Candidate]:
     """
     runs = index.list_runs() if folder is None else _list_folder(folder)
     views = view_runs(runs)
-    awaited = {path for view in views if not is_over(view) for path in _awaited_by(view)}
+    waiting = [view.record for view in views if not is_over(view)]
+    awaited = {path for record in waiting for path in (*record.after, *record.after_any)}
     newest = _find_newest(views, wanted.keep)
     living = _ask_living(views)
     found = []
@@ -119,10 +120,6 @@ def _list_folder(folder: Path) -> list[RunFolder]:
     if not found and (root / "record.json").is_file():
         raise InputError(f"{folder} is a run, not a folder of logs; `rm -r` removes a single run")
     return found
-
-
-def _awaited_by(view: RunView) -> tuple[str, ...]:
-    return (*view.record.after, *view.record.after_any)
 
 
 def _find_newest(views: Sequence[RunView], keep: int) -> set[Path]:
