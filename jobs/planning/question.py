@@ -33,7 +33,7 @@ from varuna_core.planner.profile.transformer import (
 from varuna_core.planner.search.space import Wishes
 from varuna_core.records.training import name_shapes
 from varuna_core.schedule.recompute import Recompute
-from vjob.jobs.conf.loading.check import check_program, check_supported
+from vjob.jobs.conf.loading.check import check_program
 from vjob.jobs.conf.schema import BUILT_IN, JobConf, NodeGroup
 from vjob.jobs.conf.world_size import close_layout
 from vjob.jobs.errors import InputError
@@ -152,8 +152,7 @@ def may_have_zero_3(conf: JobConf) -> bool:
     if conf.program.kind not in BUILT_IN:
         return False
     changed = close_layout(replace(conf, parallel=replace(conf.parallel, zero=3, tensor=1)))
-    problems = (*check_program(changed), *check_supported(changed))
-    return not any(key == "parallel.zero" for key, _, _ in problems)
+    return not any(key == "parallel.zero" for key, _, _ in check_program(changed))
 
 
 def describe_training(conf: JobConf, batch: int) -> TrainingModel:

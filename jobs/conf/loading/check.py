@@ -86,7 +86,6 @@ def check_conf(
     ]
     problems += [*check_container(conf), *check_morph(conf), *check_others(conf)]
     problems += check_track(conf)
-    problems += check_supported(conf)
     problems += [*check_effect(conf, lines), *references.list_problems(conf)]
     if environ is not None:
         problems += find_unset(conf, environ)
@@ -175,6 +174,9 @@ def check_program(conf: JobConf) -> Iterator[KeyProblem]:
         yield "parallel.recompute", "selective", message
     if conf.parallel.recompute == "offload":
         yield from _check_offload(conf.parallel)
+    if conf.parallel.zero == 3 and conf.parallel.tensor > 1:
+        message = "3 is not supported with parallel.tensor above 1; use 1 or 2"
+        yield "parallel.zero", 3, message
 
 
 def find_launch_problems(
@@ -282,6 +284,7 @@ def _sum_split(split: str) -> float:
 
 def check_container(conf: JobConf) -> Iterator[KeyProblem]:
     container = conf.container
+    known = ("auto", "none", *RUNTIMES, *list_plugins("vjob.container_runtimes"))
     if container.image == "":
         yield "container.image", "", "must name an image; null runs without a container"
     if container.image is None:
@@ -289,6 +292,9 @@ def check_container(conf: JobConf) -> Iterator[KeyProblem]:
             yield "container.runtime", container.runtime, "needs container.image"
         if container.mounts:
             yield "container.mounts", container.mounts, "needs container.image"
+    elif container.runtime not in known:
+        message = f"is not supported by this version of vjob; use {', '.join(RUNTIMES)} or none"
+        yield "container.runtime", container.runtime, message
     for index, mount in enumerate(container.mounts):
         source, colon, target = mount.removesuffix(":ro").partition(":")
         if not (source and colon and target) or ":" in target:
@@ -319,6 +325,8 @@ def check_morph(conf: JobConf) -> Iterator[KeyProblem]:
     if morph.enabled and morph.leave_slow and not conf.profile.timeline:
         message = "needs profile.timeline: true, for the times of each rank"
         yield "morph.leave_slow", True, message
+    if morph.enabled:
+        yield from _check_morph_program(conf)
 
 
 def check_others(conf: JobConf) -> Iterator[KeyProblem]:
@@ -466,28 +474,7 @@ def _may_be_elsewhere(path: str, container: Container, base: Path | None) -> boo
     return container.image is not None and (base is None or not _is_under(path, base))
 
 
-def check_supported(conf: JobConf) -> Iterator[KeyProblem]:
-    """Yield settings that this version of vjob documents as not yet supported."""
-    runtime = conf.container.runtime
-    if conf.program.kind in BUILT_IN:
-        yield from _check_built_in_supported(conf)
-    if conf.morph.enabled:
-        yield from _check_morph_supported(conf)
-    known = ("auto", "none", *RUNTIMES, *list_plugins("vjob.container_runtimes"))
-    if conf.container.image is not None and runtime not in known:
-        message = f"is not supported by this version of vjob; use {', '.join(RUNTIMES)} or none"
-        yield "container.runtime", runtime, message
-
-
-def _check_built_in_supported(conf: JobConf) -> Iterator[KeyProblem]:
-    """Yield combinations of settings that the built-in programs, unlike others, do not support."""
-    parallel = conf.parallel
-    if parallel.tensor > 1 and parallel.zero == 3:
-        message = "3 is not supported with parallel.tensor above 1; use 1 or 2"
-        yield "parallel.zero", parallel.zero, message
-
-
-def _check_morph_supported(conf: JobConf) -> Iterator[KeyProblem]:
+def _check_morph_program(conf: JobConf) -> Iterator[KeyProblem]:
     """Refuse morphing for a program that cannot change its layout or has no checkpoints."""
     key, kind = "morph.enabled", conf.program.kind
     if kind not in (*BUILT_IN, *OWN):
