@@ -102,8 +102,6 @@ dist.destroy_process_group()
 """
 EVENT = """
 import time, types
-from varuna_core import trace
-trace.write_to("0.jsonl")
 from varuna_core.trace.recorder import Recorder, wrap
 recorder, engine = Recorder(), types.SimpleNamespace(forward=lambda: None)
 wrap(engine, "forward", lambda inner: recorder.act("F", 0, 1, inner))
@@ -156,7 +154,7 @@ def count_events(folder: Path) -> int:
 
 
 def time_event(folder: Path) -> float:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "VJOB_TRACE": str(folder / "0.jsonl")}
     command = [sys.executable, "-c", EVENT]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=True)
     return float(done.stdout)
