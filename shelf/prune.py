@@ -291,7 +291,8 @@ def render(candidates: Sequence[Candidate], width: int | None = None, *, show_ke
     if kept and not show_kept:
         reasons: dict[str, int] = {}
         for one in kept:
-            reason = "its ranks left files in the folder (--checkpoints)" if one.left else one.kept
+            left = "its ranks left files in the folder (with --checkpoints it goes too)"
+            reason = left if one.left else one.kept
             reasons[reason] = reasons.get(reason, 0) + 1
         counted = ", ".join(f"{reason} ({count})" for reason, count in sorted(reasons.items()))
         stay = f"{count_runs(len(kept))} stay{'s' * (len(kept) == 1)}, as --all shows: {counted}"

@@ -31,7 +31,7 @@ ProgramKind = Literal[
 ]
 BUILT_IN = ("pretrain_gpt", "pretrain_bert")
 OWN = ("script", "module", "command")
-"""Programs of the user's own, which take their launch from `program.launch`."""
+"""The user's own programs, which are launched as `program.launch` says."""
 OWN_MODEL = (*OWN, FUNCTION)
 """Programs whose model vjob does not know."""
 Auto = Literal["auto"]

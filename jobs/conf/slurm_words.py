@@ -120,12 +120,14 @@ WORDS: Mapping[str, SlurmWord] = {
     "ntasks": SlurmWord(f"{_NODES}ranks", None, "of one node"),
     "ntasks-per-node": _RANKS,
     "tasks-per-node": _RANKS,
-    "ntasks-per-gpu": SlurmWord(f"{_NODES}ranks", None, "for one node; default: one rank per GPU"),
+    "ntasks-per-gpu": SlurmWord(
+        f"{_NODES}ranks", None, "the number of ranks on a node; default: one per GPU"
+    ),
     "partition": SlurmWord(f"{_NODES}queue", to_word),
     "gres": SlurmWord(f"{_NODES}gpus", to_gpus),
     "gpus": _GPUS,
     "gpus-per-node": SlurmWord(_GPUS.key, _to_gpu_count),
-    "gpus-per-task": SlurmWord(_GPUS.key, None, "for one node; each rank gets one GPU"),
+    "gpus-per-task": SlurmWord(_GPUS.key, None, "the number of GPUs of a node; each rank gets one"),
     "cpus-per-task": SlurmWord(f"{_NODES}cpus", None, "for all ranks of one node together"),
     "mem": SlurmWord(_MEMORY_GB.key, to_gigabytes),
     "mem-per-cpu": _MEMORY_GB,

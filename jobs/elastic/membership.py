@@ -103,7 +103,7 @@ def grow(
         now = read_members(view, plan)
         _check_room(plan, now, count)
         if why and any(join.by_itself for join in now.waiting):
-            raise InputError("a job that the run itself asked for is already waiting to join")
+            raise InputError("a job that this run asked for is already waiting to join")
         return _build_join(plan, joins, like, count, queue, by_itself=bool(why))
 
     join = reserve_seats(run.morph, build)

@@ -118,7 +118,7 @@ def choose_offer(
         raise PlanningError(
             f"within a budget of {budget:g}, {steps} steps take "
             f"{offer.step_s * steps / 3600:.3g} h, but the deadline is {deadline_h:g} h: raise "
-            "one of the two"
+            "the budget or the deadline"
         )
     return offer, f"the fastest plan within {budget:g} for {steps} steps"
 

@@ -83,7 +83,8 @@ WRAPPERS: Mapping[str, tuple[str, ...]] = {
 }
 """Wrappers that may precede a command, each with its options that take the next word."""
 OPERANDS: Mapping[str, int] = {"timeout": 1, "taskset": 1, "chrt": 1}
-"""Number of operands of a wrapper before the command: a time, a mask, a priority."""
+"""For each wrapper, the number of operands before the command: the duration of timeout, the mask
+of taskset, the priority of chrt."""
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 _PYTHON = re.compile(r"python[\d.]*t?|pypy[\d.]*")
 _PYTHON_VALUES = ("-W", "-X", "--check-hash-based-pycs")

@@ -341,7 +341,7 @@ def list_problems(conf: JobConf) -> Iterator[KeyProblem]:
     if conf.train.compile:
         yield "train.compile", True, "is for the built-in programs; Megatron-LM has its own kernels"
     if conf.train.cuda_graphs:
-        message = "is for the built-in programs; Megatron-LM has flags of its own, for program.args"
+        message = "is for the built-in programs; put Megatron-LM's own flags into program.args"
         yield "train.cuda_graphs", True, message
     if conf.train.checkpoint.local is not None:
         message = "is for the built-in programs; Megatron-LM writes to train.checkpoint.folder"

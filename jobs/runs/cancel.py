@@ -189,7 +189,7 @@ def _explain_leave(view: RunView) -> str:
         raise VjobError(f"{record.run} has ended in another way than asked: {said}")
     if _has_saved(view.run):
         return f"{record.run} saved and left{_tell_resume(view.run)}"
-    return f"{record.run} left after it was asked to save"
+    return f"{record.run} left after it was asked to save; no new checkpoint was seen"
 
 
 def _tell_resume(run: RunFolder) -> str:

@@ -109,7 +109,7 @@ def render_sweep(rows: Sequence[dict[str, Any]], width: int | None = None) -> st
 
 
 def shorten_keys(keys: Iterable[str]) -> dict[str, str]:
-    """Shorten keys to the fewest last parts that are unique: lr, optimizer.name."""
+    """Shorten each key to the fewest of its last parts that keep it unique: lr, optimizer.name."""
     split = {key: key.split(".") for key in keys}
     found = {}
     for key, parts in split.items():

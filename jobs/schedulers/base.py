@@ -54,7 +54,7 @@ class ScriptRequest:
     groups: Sequence[GroupPlan]
     """The groups in the order of their nodes; several if one job holds all of them."""
     nodes: Sequence[NodeGroup]
-    """The same groups of nodes, as the conf spells them."""
+    """The groups of `groups`, as the conf spells them."""
     cluster: Cluster
     morph: bool = False
     """True if the run continues without lost nodes."""

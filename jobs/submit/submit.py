@@ -114,8 +114,8 @@ def prepare(
 ) -> Prepared:
     """Build the plan and the scripts of a run; a preview stops here, and needs no Slurm.
 
-    `run_id` is by default made from the conf's name and the time. `snapshot` is that of another run
-    with the same code.
+    `run_id` is by default made from the conf's name and the time. `snapshot` is the copy of the
+    code that another run made of the same code.
     """
     conf = resolved.conf
     if "%" in conf.log_folder:

@@ -94,7 +94,7 @@ def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
             "wait for the GPU at every call and so slow each step."
             if has_calls
             else "No rank wrote a trace: Megatron's timers say how long ranks worked, not when.",
-            evidence="start and end lists of the log" if has_calls else "times across ranks",
+            evidence="timers' begins and ends in the log" if has_calls else "times across ranks",
             key="profile.timeline",
         )
     elif not job.traces.ranks:
@@ -1053,7 +1053,8 @@ def find_causes(job: Job, analysis: Analysis, before: Sequence[Finding]) -> list
 
 
 def _has(job: Job, target: Target) -> bool:
-    """Return True if the confs of this run's kind have a key for the target."""
+    """Return True if whoever started this run can set the target of a remedy: by a key of the
+    conf, an option of sbatch, and so on."""
     return job.plan.context in SPELLINGS[target]
 
 

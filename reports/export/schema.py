@@ -230,7 +230,7 @@ TABLES = {
             _STEP,
             Column("time", "time", "when the line was written, or its own date"),
             Column("num_steps", "int", "steps that the training is to take"),
-            Column("loss", "float", "the first loss of the line"),
+            Column("loss", "float", "the first loss in the line"),
             Column("grad_norm", "float", "norm of the gradients"),
             Column("learning_rate", "float", "learning rate"),
             Column("loss_scale", "float", "factor of fp16"),

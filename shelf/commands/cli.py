@@ -197,7 +197,7 @@ class CommandGroup(click.Group):
             if found is not None:
                 SEAM.remember_help(cmd_name, found.get_short_help_str(limit=1000))
             return found
-        warn_once(f"the plug-in {cmd_name} is ignored: it is not a command of click")
+        warn_once(f"the plug-in {cmd_name} is ignored: it is not a click command")
         return None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

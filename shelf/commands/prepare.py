@@ -69,8 +69,8 @@ def init(
         raise InputError("give only one of --from, --minimal and --for")
     if words and source is None and (kind is None or len(words) > 1):
         raise InputError(
-            f"{words[0]}: a folder needs --for KIND, a script's arguments need --from; redirect "
-            "other output into a file"
+            f"{words[0]}: only --for KIND writes to a folder, and only --from takes arguments, "
+            "those of a script; to keep the conf, redirect it: vjob init > conf.yaml"
         )
     folder = Path(words[0]) if words and kind else None
     if minimal or kind:

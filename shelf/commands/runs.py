@@ -186,7 +186,9 @@ def prune(
 @click.option("--private", is_flag=True, help="Close it again.")
 @click.option("--anyway", is_flag=True, help="Also share files in which a secret was found.")
 @click.option("--dry-run", is_flag=True, help="Show what would be shared; change nothing.")
-@click.option("--show-what", is_flag=True, help="Like --dry-run; list shared and withheld files.")
+@click.option(
+    "--show-what", is_flag=True, help="Like --dry-run; also list the files, withheld too."
+)
 @json_option
 def share(
     job: str,

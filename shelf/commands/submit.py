@@ -307,8 +307,8 @@ def print_submitted(
     follow: bool,
     err: bool = False,
 ) -> None:
-    """Print the job and where its files are, then warnings, then its lines if followed; with `err`
-    on standard error."""
+    """Print the job and the place of its files, then warnings, then the job's lines if it is
+    followed; with `err`, print to standard error."""
     from varuna_core.records.formatting import format_duration
     from varuna_core.records.logs.tail import clean
     from vjob.jobs.programs.code.packages import describe_python

@@ -37,7 +37,7 @@ from vjob.shelf.commands.terminal import StatusLine, say
     show_default=True,
     metavar="TIME",
     type=Duration(is_open=True),
-    help="Time to wait for two steps once the ranks run.",
+    help="How long to wait for two steps after the ranks have started.",
 )
 @click.option("--keep", is_flag=True, help="Keep the run folder of the try even if all is well.")
 @json_option

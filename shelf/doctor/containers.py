@@ -146,7 +146,7 @@ def judge_scratch(path: str, kind: str, options: str, free: int) -> Diagnosis:
         problem, remedy = "not a disk of this machine", advice
     elif free < LOW_SCRATCH:
         where = "memory" if kind == "tmpfs" else "disk"
-        problem = f"too little {where} for an unpacked image of PyTorch, which takes 25 GB"
+        problem = f"too little {where} for an unpacked PyTorch image, which takes 25 GB"
         remedy = f"{advice} with three times the image's size; `vjob container clean` makes room"
     else:
         return Diagnosis(name="scratch", status="ok", text=text)
@@ -196,7 +196,7 @@ def judge_gpus(
         "docker": "docker without GPUs",
     }
     return [
-        Diagnosis(name=f"gpus in {name}", status="ok", text="the tool that adds GPUs is installed")
+        Diagnosis(name=f"gpus in {name}", status="ok", text="the tool for GPUs is installed")
         if rows[name][0]
         else Diagnosis(
             name=f"gpus in {name}",

@@ -46,7 +46,7 @@ class Comparison:
     """Two program lines and their differences."""
 
     place: str
-    """File and line of the script, and its program."""
+    """The script's file and line, and the program that it starts there."""
     words: int
     """Number of the script's words, the program's name included."""
     open: Words

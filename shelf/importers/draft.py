@@ -37,12 +37,12 @@ class Draft:
         self.files = files
         self.environ = environ
         self.added: dict[str, tuple[Word, str]] = {}
-        """Variables from options and files, each with its place."""
+        """Environment variables from options and files, each with the place that sets it."""
         self.notes: list[str] = []
         """Notes on what was ignored or needs a look, with reasons."""
         self.num_first = 0
         self.taken: list[str] = []
-        """Lines that say what became which key."""
+        """Lines that tell the user which part of the script became which key of the conf."""
         self.values: dict[str, Any] = {}
         """Values by dotted key."""
         self.groups: list[dict[str, Any]] = []

@@ -46,7 +46,7 @@ class Launch:
     kind: Kind
     command: Command
     options: Options
-    """Options of the launcher."""
+    """The launcher's own options, as the script gives them."""
     script: Word
     """File of the script, the module, or the first word of a command."""
     args: tuple[Word, ...]

@@ -229,7 +229,7 @@ class LiveScreen(KeyScreen):
             return ""
         age = format_coarse_duration(self.age_s)
         shown = f"everything shown is {age} old: " if self.looked_at else ""
-        return shown + (self.problem or "the files or the scheduler do not answer")
+        return shown + (self.problem or "the file system or the scheduler does not answer")
 
     def place_panes(self) -> None:
         """Give every pane its lines, and the head its text."""

@@ -14,7 +14,8 @@ def _show_health(row: RunRow) -> Cell:
 
 
 def _find_share(row: RunRow) -> float | None:
-    """Return the finished share of a run as a sort key; runs without a known end sort highest."""
+    """Return, as a sort key, the share of a run that is done; runs without a known end sort
+    highest."""
     return row.step if row.step is None or not row.num_steps else row.step / row.num_steps
 
 

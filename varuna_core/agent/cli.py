@@ -150,7 +150,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     add = commands.add_parser(
         "way",
-        help="print whether the job of an ended batch script goes back into the queue",
+        help="print whether the job is requeued after its batch script has ended",
         description="Print go-on, requeue, leave or ended: what the batch script does next. "
         "Asks scontrol if the answer depends on the job's state.",
     )

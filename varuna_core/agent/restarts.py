@@ -102,7 +102,7 @@ class Decision:
 def explain_requeue(run: RunFolder, plan: Plan, attempt: AttemptFolder, outcome: Outcome) -> str:
     """Explain why a job that hung is not requeued; empty if it is."""
     if plan.layout == "split":
-        return "one job of a split run cannot go back into the queue by itself"
+        return "one job of a split run cannot be requeued without the others"
     before = run.attempt(attempt.number - 1)
     earlier = read_outcome(before) if attempt.number else None
     if earlier is None or earlier.code != HUNG or plan.restart_same:

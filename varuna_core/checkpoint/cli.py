@@ -82,7 +82,7 @@ def _build_parser() -> argparse.ArgumentParser:
     export.add_argument(
         "--vocab",
         type=int,
-        help="vocabulary size; --hf: drop padding tokens; --torch-dist: add zero tokens",
+        help="vocabulary size: --hf drops the padding beyond it, --torch-dist pads to it",
     )
     export.add_argument(
         "--dtype",

@@ -59,7 +59,7 @@ PHRASES: Mapping[EndCause, str] = {
     EndCause.REFUSED: "the scheduler refused it",
     EndCause.SUBMIT_LOST: "the submit was cut off before the scheduler had the job",
     EndCause.FORGOTTEN: "the scheduler has forgotten the job, and it left no outcome",
-    EndCause.DEPENDENCY_FAILED: "never started: a run that it waited for did not end well",
+    EndCause.DEPENDENCY_FAILED: "never started: a run that it depends on did not end well",
     EndCause.CANCELLED: "cancelled",
     EndCause.TIME_LIMIT: "the time limit was reached",
     EndCause.DEADLINE: "its deadline passed",

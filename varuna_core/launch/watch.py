@@ -240,7 +240,8 @@ class MachineWatch:
             return
         if after.is_sent_home:
             self._say(
-                f"{host.name} was dismissed; to use it again, remove it from the list for a while"
+                f"{host.name} left the run as it was asked to; to use it again, remove its line "
+                "from the list of machines, and add it again some seconds later"
             )
         elif code != 0:
             reason = _explain(host, agent, code, lines)

@@ -99,7 +99,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--expected",
         type=int,
         metavar="N",
-        help="nodes that the job was given; default: the plan's",
+        help="number of nodes that the job was given; default: that of the plan",
     )
     add.set_defaults(run_command=_run_manage)
     add = commands.add_parser("answer", parents=[shared, job], help="what the batch script does")
@@ -110,8 +110,8 @@ def build_parser() -> argparse.ArgumentParser:
         "standby",
         parents=[shared],
         help="wait to be the next attempt's agent; `stay` starts it",
-        description="Start ranks that wait like those of this node and attempt, until standard "
-        "input says which attempt to run, or ends.",
+        description="Start ranks as for this node and attempt. They wait until standard input "
+        "names the attempt to run, and end if it is closed.",
     )
     add.add_argument("--attempt", required=True, type=int, metavar="N")
     add.add_argument("--node", required=True, type=int, metavar="INDEX", help="in that attempt")

@@ -22,7 +22,7 @@ from varuna_core.records.record import MORPH_PARTS, append_event
 from varuna_core.records.runfolder import RunFolder
 
 MARKS = ("sign", "ending", "ended", "ordered", "running", "loaded", "stepped")
-"""Marks of a morph; each part of its cost lies between two consecutive marks."""
+"""Points in time of a morph; each part of its cost is the time between two consecutive ones."""
 MOST_BYTES = 1024 * 1024
 """Bytes of a rank's output in which its first step is looked for; beyond, a morph counts as over at
 the start of its ranks."""

@@ -33,7 +33,7 @@ ASK_S = 50.0
 """Time limit of one command, in seconds."""
 LEAST_WAIT_S = 5.0
 NODES_PER_S = 20.0
-"""Nodes that look at the run folder in a second, so that thousands do not come at once."""
+"""How many nodes may look at the run folder in a second, so that thousands do not come at once."""
 
 
 def give_back(

@@ -338,7 +338,7 @@ class MorphFolder:
 
     @property
     def unclaimed(self) -> Path:
-        """File with the manager's state in runs of versions without epochs."""
+        """File with the manager's state in runs of older versions, which had no epochs."""
         return self.path / "manager.json"
 
     @property

@@ -674,7 +674,7 @@ FOLDERS = (
     (r"(?<![\w.-])(/nix/store/)([0-9a-z]{32}-[\w.+-]{1,100})", "package of Nix"),
     (r"(/)([a-z][\w.+-]{0,60}-\d[\w.]{0,30}-[a-z2-7]{32})(?![\w.~%+=-])", "package of Spack"),
 )
-"""Random names of folders that may be shown, after the given text."""
+"""Texts before names of folders that look random but may be shown."""
 _FOLDERS = [re.compile(pattern) for pattern, _ in FOLDERS]
 
 

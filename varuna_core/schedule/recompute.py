@@ -39,7 +39,8 @@ class Memory:
     graphs: tuple[float, ...]
     """For each stage, memory of one micro-batch's graph, including its inputs."""
     inputs: tuple[float, ...]
-    """For each stage, memory that an `f` keeps: inputs, and products in mode `selective`."""
+    """For each stage, memory that a forward without a graph (`f`) keeps: its inputs and, in mode
+    `selective`, the results of matrix products."""
     limits: tuple[float, ...]
     """For each rank, the maximum memory of all its micro-batches."""
 
@@ -52,7 +53,8 @@ def measure_memory(schedule: Schedule, memory: Memory) -> tuple[float, ...]:
 def apply_recompute(
     schedule: Schedule, recompute: Recompute, memory: Memory | None = None
 ) -> Schedule:
-    """Return the schedule with `f` and `R`, or `O` and `L`, for this mode; `auto` needs `memory`.
+    """Return the schedule with the actions of this mode: forwards without a graph (`f`) and
+    recomputes (`R`), or offloads (`O`) and loads (`L`). Mode `auto` needs `memory`.
 
     A schedule that already has such actions is returned unchanged.
     """

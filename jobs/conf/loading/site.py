@@ -68,7 +68,7 @@ class Site:
     message: str = ""
     defaults: Table = NOTHING
     fixed: Table = NOTHING
-    """Defaults of the site's file alone, which give the values of locked keys."""
+    """Defaults of the site's file alone; locked keys have their values from here."""
     locks: Mapping[str, Lock] = field(default_factory=dict)
     queues: Mapping[str, Queue] = field(default_factory=dict)
     left_out: frozenset[str] = frozenset()

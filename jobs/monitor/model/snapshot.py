@@ -344,7 +344,7 @@ class Rank:
     step: int | None = None
     """The last step in the rank's trace, or the number of optimizer steps of this attempt."""
     is_counted: bool = False
-    """`step` is the number of optimizer steps."""
+    """True if `step` is the number of optimizer steps."""
     step_s: float | None = None
     """Median seconds of the rank's last steps."""
     work_s: float | None = None
@@ -541,7 +541,8 @@ class Snapshot(AttemptView):
     without_log: tuple[int, ...] = ()
     """Nodes of a bare folder's job that left no log there, by NODE_RANK."""
     other_jobs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Nodes of further jobs with logs in a bare folder, by master; their steps are ignored."""
+    """Nodes of other jobs that have logs in the same folder, which no run of vjob made, by the
+    master node of each job; their steps are ignored."""
     num_nodes: int | None = None
     """Nodes that the plan has; fewer in `nodes` means that some have left nothing yet."""
     echoes: tuple[Echo, ...] = ()
@@ -557,7 +558,7 @@ class Snapshot(AttemptView):
     clock_skew_s: float | None = None
     """The file server's clock minus this machine's, if the difference is worth showing."""
     scheduler_lines: tuple[str, ...] = ()
-    """The last lines of the batch script."""
+    """The last lines of the batch script's output."""
     reported_exits: tuple[ReportedExit, ...] = ()
     """Ends that launchers report in the logs of a job that vjob did not submit, once it is over."""
     num_gpus: int | None = None

@@ -395,7 +395,7 @@ def _plain(value: str) -> str:
 SKIPS = 20
 """Consecutive skipped steps that are too many for a search of the loss scale."""
 FLAT_SKIPS = 10
-"""Consecutive skipped steps that are too many if the loss scale does not fall."""
+"""Number of consecutive skipped steps that is too many if the loss scale does not fall."""
 LEAST_SCALE = 1.0
 EXPLODED = 100.0
 """Factor over the earlier median of gradient norms at which gradients explode, in three points and

@@ -203,14 +203,14 @@ def test_a_read_that_hangs_leaves_a_screen_that_answers_and_says_how_old_it_is(
     gate = threading.Event()
 
     async def script(screen: DrivenScreen) -> None:
-        await screen.until_shown("the files or the scheduler do not answer")
+        await screen.until_shown("the file system or the scheduler does not answer")
         assert "everything shown is" in screen.text() and "HEALTHY" in screen.text()
         await screen.press("down", "question_mark")
         assert "keys" in screen.text()
         await screen.press("escape")
         gate.set()
         await screen.until_shown("SLOW")
-        await screen.until(lambda: "do not answer" not in screen.text())
+        await screen.until(lambda: "does not answer" not in screen.text())
 
     drive(Player((make_snapshot(8), HEALTHY), gate.wait, make_slow()), script)
 

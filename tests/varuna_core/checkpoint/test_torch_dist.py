@@ -282,7 +282,7 @@ def test_what_is_missing_or_torn_is_named(
         (FILE, None, f"{FILE} is missing: "),
         (METADATA, whole[METADATA][:900], f"{METADATA} is not a complete pickle"),
         (METADATA, None, f"{METADATA} is missing"),
-        (COMMON, whole[COMMON][:100], f"{COMMON} is not a complete file of torch.save"),
+        (COMMON, whole[COMMON][:100], f"{COMMON} is not a complete torch.save file"),
         (COMMON, None, f"{COMMON} is missing"),
     ):
         (theirs / name).unlink()

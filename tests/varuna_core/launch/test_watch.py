@@ -146,7 +146,9 @@ def test_a_machine_that_the_manager_sends_home_comes_back_once_it_was_off_the_li
     first, second = f"{HERE} 0 {SESSION}", f"{HERE}-2 1 {SESSION}"
     stage.wait_for_starts(first, second)
     stage.end_agent(f"{HERE}-2", 0)
-    stage.wait_for_word(f"{HERE}-2 was dismissed; to use it again, remove it from the list")
+    stage.wait_for_word(
+        f"{HERE}-2 left the run as it was asked to; to use it again, remove its line"
+    )
     stage.write("127.0.0.1", "::1")
     stage.wait_for_starts(first, second, f"{HERE}-2 1 {SESSION}")
 

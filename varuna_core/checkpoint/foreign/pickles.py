@@ -93,7 +93,7 @@ def load_torch_file(path: Path, part: IO[bytes] | None = None) -> dict[str, Any]
         raise DamagedCheckpoint(f"{path} is missing") from error
     except (RuntimeError, *TORN) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise DamagedCheckpoint(f"{path} is not a complete file of torch.save: {first}") from error
+        raise DamagedCheckpoint(f"{path} is not a complete torch.save file: {first}") from error
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} holds a {type(found).__name__}, not a dict")
     return found

@@ -23,7 +23,7 @@ class Scope(str, Enum):
     NODE = "node"
     """The kernel or a driver of a node."""
     SCHEDULER = "scheduler"
-    """The scheduler and its steps, in the logs of a job."""
+    """Lines of the scheduler and of its steps in the logs of a job."""
     CONTAINER = "container"
     """A container runtime, before the ranks start."""
     SSH = "ssh"

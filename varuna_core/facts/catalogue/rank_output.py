@@ -273,7 +273,7 @@ PROGRAM = (
     cause(
         "quota",
         r"(?i)Disk quota exceeded|\bEDQUOT\b|\[Errno 122\]|quota .{0,30}exceeded",
-        "a quota of bytes or of files is used up",
+        "the quota for bytes or for the number of files is used up",
         MAKE_ROOM,
         MOVE_LOGS,
         MOVE_CHECKPOINTS,

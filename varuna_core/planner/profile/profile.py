@@ -86,7 +86,8 @@ LinkKey = tuple[str, str, Where]
 
 
 Half = Literal["reduce", "broadcast", "reduce_scatter", "all_gather"]
-"""Halves of an all-reduce, to owners and back, of whole parameters or slices of each parameter."""
+"""The two halves of an all-reduce, to the owners and back: of whole parameters, or of slices of
+each parameter."""
 HALVES: tuple[Half, ...] = ("reduce", "broadcast", "reduce_scatter", "all_gather")
 
 

@@ -57,7 +57,8 @@ class Prefix(NamedTuple):
     first: Array = 0.0
     """Time that the first stage needs after the end of the pipeline."""
     ending: Array = 0.0
-    """The longest time in which a cut stage runs its optimizer and transfers its weights."""
+    """The longest time that one of these stages needs for its optimizer and the transfer of its
+    weights."""
 
     def pick(self, row: int | Array) -> Prefix:
         return Prefix(*(values[row] for values in self))
@@ -215,8 +216,8 @@ class Cells:
 
 CHUNK = 4096
 FEW = 50_000
-"""Largest product of counts and limits for which all windows are computed at once; above it, they
-are found by bisection."""
+"""Most pairs of a run's end and a time limit for which the longest runs of segments are all
+computed in one table; if there are more, each is found by bisection."""
 TIME_CELLS, ENDING_CELLS = 24, 6
 
 
@@ -531,7 +532,8 @@ def _compute_share(figures: Mapping[str, Array]) -> float:
 
 
 def _name_way(option: Option) -> Recompute:
-    """Return the recompute mode that adds to a stage's work."""
+    """Return the option's recompute mode; `none` if all stages have so few micro-batches that no
+    graph is recomputed or offloaded."""
     is_used = option.num_microbatches > _count_spared(option)
     if option.recompute == "offload":
         is_used &= _is_order_known(option)

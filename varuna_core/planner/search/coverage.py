@@ -41,7 +41,7 @@ class Stop(str, Enum):
     ONE_F_ONE_B = "1f1b"
     """Ways to save memory are searched only with 1f1b, which holds least."""
     NEVER_FASTER = "never-faster"
-    """In this cost model, another class always has a plan that is as fast."""
+    """In this cost model, another class always has a plan that is at least as fast."""
 
 
 @dataclass(frozen=True, kw_only=True)

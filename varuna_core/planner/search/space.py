@@ -74,7 +74,8 @@ class Option:
     num_microbatches: int
 
     def measure_simplicity(self, stages: int) -> tuple[int, ...]:
-        """Return a key that sorts simplest first: ranks of a replica, then a rank's work."""
+        """Return a sort key that puts the simplest options first: by the ranks of a replica, then
+        by the work of a rank."""
         return (
             stages * self.shape.tensor,
             RECOMPUTES.index(self.recompute),

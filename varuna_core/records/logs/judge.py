@@ -304,7 +304,7 @@ def _convert(lines: Lines, fit: Fit) -> Known[int]:
 
 def _take_lines(lines: Optional[Lines], ranks: Tuple[RankSteps, ...]) -> Steps:
     if lines is None:
-        unknown = NotKnown("no step was seen in a line, a trace or the optimizer")
+        unknown = NotKnown("no step was seen: not in the lines, in a trace or by the optimizer")
         return Steps(unknown, unknown, unknown, None, None, None, None, ranks)
     seen = Evidence("step lines", Sure.REPORTED, lines.file, seen=len(lines.points))
     total: Known[int] = NotKnown("no line says how many steps there will be")

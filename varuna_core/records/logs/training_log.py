@@ -238,7 +238,8 @@ def leave_out_first(first: str, line: str, found: Iteration) -> Iteration:
 
 
 def parse_validation(line: str) -> Optional[Tuple[int, str, Dict[str, float]]]:
-    """Return the step, the part of the data (val or test, one of several sets), losses by label."""
+    """Return the step, the part of the data (val, test, or one of several sets) and the losses by
+    label."""
     head = _VALIDATION.search(line)
     if head is None:
         return None

@@ -85,8 +85,8 @@ class LossSeed:
         ]
 
     def split_weight(self, micro: MicroBatch) -> None:
-        """Set the factor for a micro-batch's gradients on a stage that does not compute the loss,
-        or has done so already."""
+        """Give a micro-batch's weight and the loss scale to `split`, which multiplies them into
+        the gradients of a stage whose backward does not begin at a loss."""
         if self.split is not None:
             self.split(self._weight(micro), self._scale)
 

@@ -53,7 +53,7 @@ class Cut:
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """An operation that draws random numbers, with the tensor that they are for."""
+    """An operation that draws random numbers, and the tensor that receives them."""
 
     name: str
     shape: tuple[int, ...]

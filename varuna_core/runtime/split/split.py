@@ -263,7 +263,8 @@ class LayerShares(Protocol):
         """Return a parameter with the full shape, to check the stage before it holds shards."""
 
     def install(self, stage: Stage, local: Mapping[str, nn.Parameter]) -> None:
-        """Make the stage's modules compute with shards."""
+        """Make the stage's modules compute with their shards of the parameters (tensor
+        parallelism)."""
 
 
 @dataclass(frozen=True, kw_only=True)
