@@ -117,7 +117,7 @@ def _build_parser() -> argparse.ArgumentParser:
     take.add_argument(
         "--vocab",
         type=int,
-        help="vocabulary size; --program: add zero tokens; Megatron-LM: also drop padding",
+        help="vocabulary size: --program pads to it, Megatron-LM also drops padding beyond it",
     )
     take.add_argument("--heads", type=int, help="attention heads of Megatron-LM, if not stored")
     take.add_argument("--sequence", type=int, help="--program: number of positions to keep")
