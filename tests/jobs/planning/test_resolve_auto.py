@@ -115,7 +115,7 @@ def test_what_cannot_be_left_open(conf: Path, tmp_path: Path) -> None:
         choose(script, [])
     with pytest.raises(ConfError, match="program"):
         read_conf(script, environ={})
-    with pytest.raises(InputError, match=r"zero 3 needs parallel\.tensor 1"):
+    with pytest.raises(InputError, match=r"not supported with parallel\.tensor above 1"):
         choose(conf, [*OPEN, "parallel.zero=3", "parallel.tensor=2"])
 
 
