@@ -154,11 +154,6 @@ PRIVATE_NAMES = (
         "a failure takes until torch's time limit",
     ),
     PrivateName(
-        "torch.UntypedStorage._share_cuda_ torch.UntypedStorage._new_shared_cuda",
-        "send messages between two processes on one GPU",
-        "a run with several ranks a GPU does not start",
-    ),
-    PrivateName(
         "torch.distributed._functional_collectives.AsyncCollectiveTensor DTensor._local_tensor",
         "wait for a share of a layer that is still on its way",
         "tensor=T does not start",

@@ -36,7 +36,7 @@ OWNERS: dict[str, Callable[[], Any]] = {
 }
 """The object that the first word of a name stands for."""
 
-ELSEWHERE = {"ProcessGroupNCCL", "SGD", "DTensor", "_share_cuda_"}
+ELSEWHERE = {"ProcessGroupNCCL", "SGD", "DTensor"}
 """Names that exist only on a GPU, or once torch has set them."""
 
 NOT_TORCHS = {"_exit", "_getframe", "_current_frames", "_asdict"}
