@@ -12,10 +12,10 @@ class Count(submitit.helpers.Checkpointable):
         self.done = 0
 
     def __call__(self, mark: str) -> int:
-        Path(mark).write_text("begun")
         while True:
             time.sleep(0.1)
             self.done += 1
+            Path(mark).write_text("begun")
 
 
 def wait(mark: str) -> None:

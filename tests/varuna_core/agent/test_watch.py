@@ -227,7 +227,7 @@ def test_a_signal_for_which_a_rank_has_no_handler_is_told(make_stage: MakeStage)
     stage.start_all()
     stage.wait_for_log("n0", "out", "on")
     write_signal(stage.attempt, "USR1", "key")
-    assert call_hub(stage.attempt.link, 10.0)
+    wait_until(lambda: call_hub(stage.attempt.link, 10.0), "an answer of the hub")
     stderr = stage.nodes[0].stderr
     assert stderr is not None
     assert any("SIGUSR1 waits for a handler of rank 0" in line for line in stderr)
