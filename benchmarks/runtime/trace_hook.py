@@ -134,10 +134,10 @@ def train(
         )
         for rank in (0, 1)
     ]  # fmt: skip
-    said = [rank.communicate(timeout=3000)[0] for rank in ranks]
+    outputs = [rank.communicate(timeout=3000)[0] for rank in ranks]
     if any(rank.returncode for rank in ranks):
         raise SystemExit("a rank failed")
-    lines = [line.split() for line in said[1].splitlines()]
+    lines = [line.split() for line in outputs[1].splitlines()]
     found = [line for line in lines if line[0] == "block" and int(line[1]) >= 0]
     calls = next(line for line in lines if line[0] == "calls")
     return [(float(on), float(off)) for _, _, on, off in found], list(map(int, calls[1:]))

@@ -121,11 +121,12 @@ def _count_of_fullest(question: Question, conf: JobConf, replicas: int) -> int:
 def plan_other_nodes(
     question: Question, conf: JobConf, given: ShapePlan
 ) -> tuple[Layouts, dict[str, float]]:
-    """Return the best layouts for other numbers of nodes than the conf asks for, and the seconds of
-    a step with each and with the layout for all nodes, both keyed by the text that `name_nodes`
-    makes of the nodes; all else is as in the plan `given`.
+    """Plan ahead for runs with other numbers of nodes than the conf asks for.
 
-    Numbers near the conf's come first; those for which there is no time are missing.
+    Return the best layout for each set of nodes, and the seconds of a step with each of them and
+    with all nodes of the conf. Both are keyed by the name that `name_nodes` gives the nodes. What
+    is not part of a layout stays as in the plan `given`. Sets near the conf's come first; those
+    that the time limit of the search leaves out are missing.
     """
     option = given.candidate.option
     tables = Tables(question.profile, question.training)

@@ -555,8 +555,8 @@ def _add_ends(
     lasts = {label: value_of(one.step) for label, one in judged.items() if not one.is_counted}
     ends = [(label, one.step) for label, one in origins.items() if one is not None]
     ends += [(label, last) for label, last in lasts.items() if last is not None]
-    told = set(every["attempt"])
-    rows = [{"attempt": label, "step": step} for label, step in ends if label in told]
+    known = set(every["attempt"])
+    rows = [{"attempt": label, "step": step} for label, step in ends if label in known]
     return pd.concat([every, pd.DataFrame(rows)]) if rows else every
 
 

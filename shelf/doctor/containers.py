@@ -268,8 +268,8 @@ def make_room(scratch: str) -> Iterator[Path]:
 
 
 def make_skeleton(root: Path, host: Path) -> tuple[Mount, ...]:
-    """Make empty folders and copy the machine's links; return the mounts that turn them into a
-    complete system."""
+    """Make the root folder of a test container: empty folders and files, and copies of this
+    machine's symbolic links. Return the mounts of this machine's folders that complete it."""
     mounts = []
     for name in FOLDERS:
         (root / name).mkdir(parents=True)

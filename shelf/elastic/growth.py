@@ -84,7 +84,8 @@ def compute_pause(pauses_s: Sequence[float]) -> Pause:
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Pace of a run and its remaining steps, with which offers of more nodes are compared."""
+    """Pace and remaining steps of a run as it is now. More nodes are worth a pause if the run would
+    then end earlier than this."""
 
     plan: Plan
     """The plan, with joined nodes after those of the conf."""

@@ -49,8 +49,8 @@ def name_agent(attempt: int, index: int) -> str:
 
 
 class ManagerLink:
-    """The manager's connections: what the daemons said last, and what the manager sends to all of
-    them."""
+    """Connections of a run's manager to the daemon of each node: the last state that each daemon
+    sent, and messages from the manager to all daemons."""
 
     def __init__(self, run: RunFolder, plan: Plan, say: Callable[[str], object]) -> None:
         self._run, self._plan, self._say = run, plan, say

@@ -178,7 +178,8 @@ def _apply_input(state: ManagerState, said: Input, now: float, rules: Rules) -> 
 
 
 def _apply_time(state: ManagerState, now: float, rules: Rules, choose: Choose) -> Step:
-    """Apply the actions that are due by the time and the new state, such as after a deadline."""
+    """Return the next state and the actions that are due at the time `now`: at a passed deadline,
+    at the time to grow, when no node of the attempt is left, or when a new one can start."""
     is_late = state.deadline is not None and now >= state.deadline
     actions: List[Action] = []
     if state.phase in (RUNNING, SAVING) and is_late and state.living:

@@ -62,8 +62,9 @@ class Schedules:
             wrap(module, name, partial(self._recorder.span, "send"))
 
     def apply_to_messages(self, module: ModuleType) -> None:
-        """Wrap the class that sends and receives messages since megatron-core 0.14; `apply` wraps
-        the functions that do so in earlier versions."""
+        """Wrap the methods of `P2PCommunicator`, which sends and receives messages in
+        megatron-core 0.14 and later. In earlier versions functions of the schedules do this, which
+        `apply` wraps."""
         owner = getattr(module, "P2PCommunicator", None)
         if owner is not None:
             for name in _RECEIVING:

@@ -256,8 +256,8 @@ class Classifier:
     MOST = 200_000
 
     def __init__(self, marks: Sequence[bytes] = STEP_MARKS) -> None:
-        """`marks` are words; every line about a step contains one of them. If there are none, any
-        line may be about a step."""
+        """`marks` are words of which every line about a step contains at least one; if `marks` is
+        empty, any line may be about a step."""
         self._marks = (*marks, *_OTHER_MARKS) if marks else (b"",)
         self._plain: set[bytes] = set()
         """Lines of no known kind whose digits do not matter, without these digits."""

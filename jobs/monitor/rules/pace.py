@@ -122,7 +122,8 @@ def find_silence_s(snapshot: Snapshot) -> float | None:
 
 
 def find_silent_nodes(snapshot: Snapshot, limit_s: float) -> dict[str, float]:
-    """Return the seconds since the last heartbeat of each node that has had none for longer."""
+    """Return, by node, the seconds since its last heartbeat, for nodes whose last heartbeat is
+    older than `limit_s`. Nodes that are done send none and are left out."""
     ages = {
         node.name: snapshot.now - node.beat_at
         for node in snapshot.nodes

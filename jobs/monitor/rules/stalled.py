@@ -574,8 +574,8 @@ def _start_phase(snapshot: Snapshot) -> tuple[str, dict[str, Any], float, float 
         return warm_up
     missing = (snapshot.num_nodes or 0) - sum(1 for phase in phases.values() if phase)
     values = {"state": "rendezvous", "missing": max(missing, 0), "num_nodes": snapshot.num_nodes}
-    told = [line for line in snapshot.scheduler_lines if _STEP_CREATION.search(line)]
-    values["is_held"] = bool(told) and "busy" in told[-1]
+    created = [line for line in snapshot.scheduler_lines if _STEP_CREATION.search(line)]
+    values["waits_for_step"] = bool(created) and "busy" in created[-1]
     return "rendezvous", values, RENDEZVOUS_S, begun
 
 

@@ -437,7 +437,7 @@ def _start_phase(values: Values) -> str:
         nodes = values["nodes"]
         verb = _plural(len(nodes), "is", "are")
         return f"{format_names(nodes)} {verb} preparing the container"
-    if state == "rendezvous" and values.get("is_held"):
+    if state == "rendezvous" and values.get("waits_for_step"):
         return "srun waits until another step of the job leaves it room on the nodes"
     if state == "rendezvous":
         missing, total = values["missing"], values["num_nodes"]

@@ -82,8 +82,8 @@ class AllocationJob(LocalJob):
             self.warn_at = time.monotonic() + left.value - self.limits.warn_s
 
     def warn(self) -> None:
-        """Send the ranks the signal that warns of the time limit, unless the job's limit was
-        extended since."""
+        """Read the job's time limit again, and send the ranks the signal that warns of it, unless
+        somebody has extended the limit since the warning was scheduled."""
         self.set_limits()
         if self.warn_at < time.monotonic() + MARGIN_S:
             super().warn()

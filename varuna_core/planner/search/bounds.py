@@ -532,8 +532,8 @@ def _compute_share(figures: Mapping[str, Array]) -> float:
 
 
 def _name_way(option: Option) -> Recompute:
-    """Return the option's recompute mode; `none` if all stages have so few micro-batches that no
-    graph is recomputed or offloaded."""
+    """Return the recompute mode whose work a lower bound may count: the option's own, or `none` if
+    no stage is certain to recompute or offload anything, as with few micro-batches."""
     is_used = option.num_microbatches > _count_spared(option)
     if option.recompute == "offload":
         is_used &= _is_order_known(option)

@@ -238,8 +238,9 @@ def leave_out_first(first: str, line: str, found: Iteration) -> Iteration:
 
 
 def parse_validation(line: str) -> Optional[Tuple[int, str, Dict[str, float]]]:
-    """Return the step, the part of the data (val, test, or one of several sets) and the losses by
-    label."""
+    """Parse Megatron-LM's line of an evaluation: return the step, the name of the data set (such as
+    `val`, `test`, or `val` with the number of one of several sets), and each loss by its label;
+    None for any other line."""
     head = _VALIDATION.search(line)
     if head is None:
         return None

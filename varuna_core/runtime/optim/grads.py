@@ -143,8 +143,11 @@ class Gradients:
         hooks: ParameterHooks | None = None,
         has_fixed_sums: bool = False,
     ) -> None:
-        """If `sharding` is given, the parameters are shards of layers. With `has_fixed_sums`,
-        gradients are summed at the same addresses in all steps (fixed_sums.py)."""
+        """Prepare the sums of gradients over the replicas.
+
+        `sharding` is given if the parameters are shards of layers (tensor parallelism). With
+        `has_fixed_sums`, gradients are summed at the same addresses in all steps
+        (fixed_sums.py)."""
         self.masters, self.links, self.device, self.owners = masters, links, device, owners
         self.overlap = True
         self.weight = weight or MicroBatchWeight()
