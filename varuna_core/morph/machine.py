@@ -59,6 +59,7 @@ from varuna_core.records.morphing import (
     SAVING,
     STOPPING,
     ManagerState,
+    get_seat,
 )
 
 ATTEMPTING = (RUNNING, SAVING, STOPPING)
@@ -157,7 +158,7 @@ def _apply_input(state: ManagerState, said: Input, now: float, rules: Rules) -> 
     if isinstance(said, CalledToLeave):
         state = replace(state, after=_weightier(state.after, REQUEUE))
         if state.phase == GATHERING:
-            return _retreat(state, state.code or STOPPED, said.reason, rules)
+            return _retreat(state, state.code or STOPPED, said.reason, rules, said.reason)
         return _ask_to_save(state, said.reason, now, rules)
     if isinstance(said, CalledToEnd):
         state = replace(state, after=END)
@@ -189,7 +190,8 @@ def _apply_time(state: ManagerState, now: float, rules: Rules, choose: Choose) -
         for node in state.living:
             actions.append(Fence(node))
             state = _without(state, node)
-            state = replace(state, why=f"{node} did not end its ranks in {rules.stop_s:g} s")
+            why = f"node {get_seat(node)} did not end its ranks in {rules.stop_s:g} s"
+            state = replace(state, why=why)
     elif state.phase == RUNNING and state.grow_at is not None and now >= state.grow_at:
         state, actions = _grow(state, now, rules, choose)
     if state.phase in ATTEMPTING and not state.living:
@@ -227,11 +229,16 @@ def _try_to_start(
         return state, [Start(state.attempt, chosen)]
     if not is_late:
         return state, []
-    what = f"{len(free)} nodes are here, but no plan for {rules.min_nodes} or more fits them"
+    here = "1 node is here" if len(free) == 1 else f"{len(free)} nodes are here"
+    if len(free) < rules.min_nodes:
+        what = f"{here}, at least {rules.min_nodes} are needed"
+    else:
+        what = f"{here}, but no plan for {rules.min_nodes} or more of them fits"
     safe = f"; the checkpoint of iteration {state.whole} is safe" if state.whole >= 0 else ""
     last = f"; before that: {state.why}" if state.why else ""
+    note = f"{what}{safe}"
     state = replace(state, after=_weightier(state.after, REQUEUE))
-    return _retreat(state, state.code or NODE_LOST, f"{what}{safe}{last}", rules)
+    return _retreat(state, state.code or NODE_LOST, f"{note}{last}", rules, note)
 
 
 def _grow(state: ManagerState, now: float, rules: Rules, choose: Choose) -> Step:
@@ -355,13 +362,13 @@ def _leave_out(state: ManagerState, said: Judged, rules: Rules) -> ManagerState:
     return replace(state, suspect="", leaving=leaving, left_out=left_out)
 
 
-def _retreat(state: ManagerState, code: int, reason: str, rules: Rules) -> Step:
+def _retreat(state: ManagerState, code: int, reason: str, rules: Rules, note: str) -> Step:
     """End the job before its ranks have run. It counts toward the limit of attempts without a new
     checkpoint, except after a lack of disk space."""
     state = replace(state, fruitless=state.fruitless + (not state.room))
     if state.fruitless >= rules.most_fruitless:
         state = replace(state, after=END)
-    return _end(state, code, reason, rules)
+    return _end(state, code, reason, rules, note)
 
 
 def _give_up(state: ManagerState, rules: Rules) -> Step:

@@ -475,11 +475,19 @@ class Manager:
             end = facts.End(EndCause.NODE_SILENT, facts.Actor.NODE)
         why = Evidence("manager", text=self._state.why)
         evidence = (why, *judged.end.evidence) if self._state.why else judged.end.evidence
-        node = end.node or judged.end.node
+        node = end.node or self._name_gone(attempt)
         end = replace(end, code=NODE_LOST, node=node, at=judged.end.at, evidence=evidence)
         found = conclude(end, judged.outcome.missing_ranks)
         is_echo = judged.end.cause is end.cause
         return found if is_echo else found.with_note(judged.outcome.reason)
+
+    def _name_gone(self, attempt: AttemptFolder) -> str:
+        """Return the host of the node that the attempt lost last, the one that the state's `why` is
+        about; empty if its agent left no report."""
+        gone = frozenset(self._state.gone)
+        node = next(node for node in reversed(self._state.fenced) if node in gone)
+        report = read_reports(attempt).get(self._state.members.index(node))
+        return "" if report is None else report.host
 
     def _find_full(self, number: int, end: facts.End) -> str:
         """Return the folder that is still too full for the run, if the attempt ended because a disk
@@ -566,8 +574,8 @@ class Manager:
         attempt = self._run.attempt(number)
         why = Evidence("manager", text=action.reason)
         blank = facts.End(action.cause, code=action.code, at=round(time.time(), 3), evidence=(why,))
-        was = read_judgement(attempt) or conclude(blank, [])
-        was = was.with_note(action.note)
+        judged = read_judgement(attempt)
+        was = conclude(blank, []) if judged is None else judged.with_note(action.note)
         end = replace(was.end, code=action.code)
         outcome = replace(was.outcome, code=action.code, reason=action.reason)
         with contextlib.suppress(OSError):

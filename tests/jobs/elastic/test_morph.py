@@ -127,10 +127,10 @@ def test_with_too_few_nodes_it_waits_then_ends_and_says_what_is_safe(vjob: Vjob)
     kill_node(run, 1)
     record = vjob.wait_over(run, 120)
     assert record["verdict"] == "FAILED"
-    assert "no plan for 2 or more fits" in record["message"]
+    assert "1 node is here, at least 2 are needed" in record["message"]
     assert "the checkpoint of iteration" in record["message"]
     assert "local1 was lost" in record["message"]
-    assert record["outcome"]["code"] == 113
+    assert (record["outcome"]["code"], record["end"]["node"]) == (113, "local1")
     assert [attempt.number for attempt in run.attempts()] == [0]
 
 

@@ -234,7 +234,10 @@ def test_too_few_nodes_are_waited_for_up_to_a_deadline() -> None:
     assert story.tell(Judged(FAILED, 113, "gone")) == []
     (end,) = story.wait(60)
     assert isinstance(end, End) and (end.code, end.requeue) == (113, False)
-    assert "the checkpoint of iteration 8 is safe" in end.reason
+    assert (
+        end.note == "1 node is here, at least 2 are needed; the checkpoint of iteration 8 is safe"
+    )
+    assert end.reason == f"{end.note}; before that: gone"
 
 
 def test_cancelled_while_gathering_it_ends_at_once() -> None:

@@ -18,9 +18,11 @@ from tests.command import read_rank
 from tests.varuna_core.agent.local_run import TIMING, make_group, make_plan, wait_until
 from tests.varuna_core.programs.trainings import GPT
 from varuna_core.agent.bundle import write_bundle
+from varuna_core.facts.cause import EndCause
+from varuna_core.facts.sentences import describe_end
 from varuna_core.morph import manager
 from varuna_core.morph.orders import Orders, read_orders
-from varuna_core.records.exits import read_outcome
+from varuna_core.records.exits import read_judgement, read_outcome
 from varuna_core.records.files import read_json, read_lines, write_json
 from varuna_core.records.morphing import (
     RUNNING,
@@ -56,6 +58,7 @@ class Elastic:
         warm: bool = False,
         python: str = "",
         restarts: int | None = None,
+        min_nodes: int = 2,
         **timing: float,
     ) -> None:
         """Ranks that are a line of shell, or with `python` a program in it."""
@@ -71,7 +74,9 @@ class Elastic:
             timing=replace(TIMING, **{"lost_s": 6.0, "join_s": 60.0, **timing}),
             restarts=restarts,
             morph=True,
-            morphing=MorphPlan(min_nodes=2, max_nodes=3, requeue=False, save_s=5, warm=warm),
+            morphing=MorphPlan(
+                min_nodes=min_nodes, max_nodes=3, requeue=False, save_s=5, warm=warm
+            ),
         )
         write_plan(self.run.plan, plan)
         training = replace(GPT, pipeline=3, checkpoint_folder=store)
@@ -299,8 +304,34 @@ def test_where_no_node_comes_the_job_says_so_and_spares_the_attempts_before(tmp_
         for number, session in enumerate(("7.0", "7.1")):
             assert elastic.finish(elastic.start("manage", session=session))[0] == 0
             assert elastic.answer(session) == "113"
-            outcome = read_outcome(elastic.run.attempt(number))
-            assert outcome is not None and outcome.reason.startswith("0 nodes are here")
+            judged = read_judgement(elastic.run.attempt(number))
+            assert judged is not None
+            assert describe_end(judged.end) == "0 nodes are here, at least 2 are needed"
+            assert judged.outcome.reason == describe_end(judged.end)
+    finally:
+        elastic.end()
+
+
+def test_a_run_with_too_few_nodes_names_the_lost_one_and_says_what_is_missing(
+    tmp_path: Path,
+) -> None:
+    """The node that the ranks' errors came from was well, yet it was the one to exclude; and the
+    run's record had the loss alone, not why no attempt followed."""
+    waits = 'mkdir -p "$0"; while [ ! -e "$0/cut" ]; do sleep 0.1; done; exit 1'
+    elastic = Elastic(tmp_path, waits, min_nodes=3, join_s=3.0)
+    try:
+        manager, nodes = elastic.start("manage"), [elastic.stay(index) for index in range(3)]
+        wait_until(lambda: elastic.has_started(0), "the first attempt")
+        wait_until((tmp_path / "ckpt").is_dir, "a rank")
+        nodes[2].kill()
+        (tmp_path / "ckpt" / "cut").touch()
+        assert elastic.finish(manager)[0] == 0
+        judged = read_judgement(elastic.run.attempt(0))
+        assert judged is not None
+        assert (judged.end.cause, judged.end.node) == (EndCause.NODE_SILENT, "n2")
+        said = describe_end(judged.end)
+        assert said.startswith("n2 was lost: no sign of life for ")
+        assert said.endswith("; 2 nodes are here, at least 3 are needed")
     finally:
         elastic.end()
 
