@@ -151,7 +151,7 @@ def _count_ranks(groups: list[Any]) -> int | None:
 
 
 MOST_REASON = 300
-"""Characters kept of the reason for a run's state."""
+"""Characters kept of the reason for a run's state: the first and the last half of them."""
 MOST_STEPS = 200
 """The most steps of `choose_more` whose events are read."""
 
@@ -167,8 +167,11 @@ class RunState:
 
     def __str__(self) -> str:
         """Format the state, such as `COMPLETED: all 2 ranks exited 0`."""
-        words = (self.word, " ".join(self.reason.split())[:MOST_REASON])
-        return ": ".join(filter(None, words))
+        reason = " ".join(self.reason.split())
+        if len(reason) > MOST_REASON:  # its end says what vjob did
+            half = MOST_REASON // 2
+            reason = f"{reason[:half]} ... {reason[-half:]}"
+        return ": ".join(filter(None, (self.word, reason)))
 
 
 @dataclass(kw_only=True)

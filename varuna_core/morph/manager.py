@@ -75,6 +75,7 @@ from varuna_core.records.exits import (
     Outcome,
     conclude,
     end_of_stop,
+    is_fallout,
     read_exits,
     read_judgement,
     read_outcome,
@@ -467,7 +468,8 @@ class Manager:
         return Judged(kind, outcome.code, outcome.reason, culprit, repeats, is_sure, wants)
 
     def _blame_gone(self, attempt: AttemptFolder, judged: Judgement) -> Judgement:
-        """Attribute the attempt's end to lost nodes; failures seen by others are a consequence."""
+        """Attribute the attempt's end to lost nodes; the rank that failed first is a note, unless
+        it reports the loss of its peer."""
         stop = read_stop(attempt) or {}
         if stop.get("kind") == "lost":
             end = end_of_stop(stop)
@@ -478,7 +480,9 @@ class Manager:
         node = end.node or self._name_gone(attempt)
         end = replace(end, code=NODE_LOST, node=node, at=judged.end.at, evidence=evidence)
         found = conclude(end, judged.outcome.missing_ranks)
-        is_echo = judged.end.cause is end.cause
+        rank, world = judged.end.rank, self._own_plan(attempt).world
+        first = None if rank is None else read_exits(attempt, world).get(rank)
+        is_echo = judged.end.cause is end.cause or (first is not None and is_fallout(first))
         return found if is_echo else found.with_note(judged.outcome.reason)
 
     def _name_gone(self, attempt: AttemptFolder) -> str:

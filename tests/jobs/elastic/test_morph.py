@@ -143,7 +143,8 @@ def test_a_run_that_makes_no_progress_stops_and_says_why(vjob: Vjob) -> None:
     run = vjob.submit(take_two(CONF).format(steps=40, min_nodes=1))
     record = vjob.wait_over(run, 240)
     assert record["verdict"] == "FAILED"
-    assert "no new checkpoint in 3 attempts; the last one: rank" in record["message"]
+    assert record["message"].startswith("rank ")
+    assert record["message"].endswith("; no new checkpoint in 3 attempts")
     assert [attempt.number for attempt in run.attempts()] == [0, 1, 2]
 
 

@@ -1,4 +1,4 @@
-"""The one sentence that a report opens with."""
+"""The one sentence that a report opens with, and the state that stands below it."""
 
 from __future__ import annotations
 
@@ -102,3 +102,11 @@ def test_it_names_the_first_change_that_a_finding_asks_for(read: tuple[Job, Anal
     said = write_opening(replace(job, state=RunState("FAILED", "rank 0")), analysis, [ended, slow])
     assert said.endswith("; the first finding below says why; change then: cluster.exclude: [n3], "
                          "for rank 3 is slow.")  # fmt: skip
+
+
+def test_of_a_long_reason_the_end_is_kept_too() -> None:
+    """What vjob did about an end comes last, after an exception of any length."""
+    said = str(RunState("FAILED", f"rank 0 exited 1: {'x' * 500}; no new checkpoint in 3 attempts"))
+    assert said.startswith("FAILED: rank 0 exited 1: xx")
+    assert said.endswith("x; no new checkpoint in 3 attempts")
+    assert len(said) < 320
