@@ -184,8 +184,11 @@ def test_ended_or_killed_the_master_takes_all_with_it(
     said = vjob("grow", run.name, "--count", "1", code=2).stderr
     assert f"runs on a list of machines: add hosts to {machines.file}" in said
     os.kill(int(run.master_pid.read_text()), number)
-    verdict = "CANCELLED" if number == signal.SIGINT else "NODE_FAIL"
-    assert vjob.wait_over(run, 60)["verdict"] == verdict, vjob.explain(run)
+    expected = ("FAILED", "supervisor-died")
+    if number == signal.SIGINT:
+        expected = ("CANCELLED", "cancelled")
+    record = vjob.wait_over(run, 60)
+    assert (record["verdict"], record["end"]["cause"]) == expected, vjob.explain(run)
     wait_for(lambda: not find_all(vjob), 60, lambda: f"still there: {find_all(vjob)}")
 
 
