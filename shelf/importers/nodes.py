@@ -43,7 +43,7 @@ NO_KEY: Mapping[str, str] = {
 
 AMOUNTS: Mapping[str, str] = {
     "nodes": "count", "ntasks": "ranks", "ntasks-per-node": "ranks", "tasks-per-node": "ranks",
-    "cpus-per-task": "cpus", "gpus": "gpus", "gpus-per-task": "gpus",
+    "ntasks-per-gpu": "ranks", "cpus-per-task": "cpus", "gpus": "gpus", "gpus-per-task": "gpus",
     "mem-per-cpu": "memory_gb", "mem-per-gpu": "memory_gb",
 }  # fmt: skip
 """Options whose amount on a node depends on other options, with their keys."""
@@ -80,10 +80,10 @@ def build_nodes(draft: Draft, launch: Launch) -> None:
     is_alone = bool(find_launcher([word.text for word in (launch.script, *launch.args)]))
     for name, count, block in zip(names, counts, chosen, strict=True):
         starts_ranks = launch.kind == "command" and is_alone  # those of its node
-        group = _build_group(draft, block, has_ranks=ranks is not None or starts_ranks)
+        group = _build_group(draft, block, count, has_ranks=ranks is not None or starts_ranks)
         own = ranks
         if own is None and block is not None and launch.kind in ("python", "command"):
-            tasks = _work_out(block.options)["ranks"] if launch.command.is_step else 1
+            tasks = _work_out(block.options, count)["ranks"] if launch.command.is_step else 1
             own = tasks if isinstance(tasks, int) else None
             if starts_ranks:
                 own = None
@@ -316,15 +316,20 @@ def _join_srun(draft: Draft) -> list[JobBlock]:
     return blocks
 
 
-def _build_group(draft: Draft, block: JobBlock | None, *, has_ranks: bool) -> dict[str, Any]:
-    """Build a group from a job's options; `has_ranks`: its launcher counts the ranks itself."""
+def _build_group(
+    draft: Draft, block: JobBlock | None, count: int, *, has_ranks: bool
+) -> dict[str, Any]:
+    """Build a group of `count` nodes from a job's options; `has_ranks`: its launcher counts the
+    ranks itself."""
     group: dict[str, Any] = {}
     if block is None:
         return group
     options = dict(block.options)
     if "gres" not in options and block.gres is not None:
         options["gres"] = (block.gres, 0)
-    amounts = _work_out(options)
+    amounts = _work_out(options, count)
+    is_by_node = bool({"gres", "gpus-per-node"} & {*options})
+    is_spread = amounts["count"] is None and count == 1 and not is_by_node
     for name, (text, line) in options.items():
         where = f"{block.file}:{line}: " if line else ""
         said = f"{where}--{name}={redact_string(text)}".rstrip("=")
@@ -333,17 +338,16 @@ def _build_group(draft: Draft, block: JobBlock | None, *, has_ranks: bool) -> di
             amount = amounts.get(AMOUNTS[name])
             if has_ranks and AMOUNTS[name] == "ranks":
                 draft.record(said, "no key of the conf, as the launcher counts the ranks")
-            elif (
-                amount is None
-                and AMOUNTS[name] == "gpus"
-                and {"gres", "gpus-per-node"} & {*options}
-            ):
+            elif amount is None and AMOUNTS[name] == "gpus" and is_by_node:
                 draft.record(said, "no key of the conf, as another option counts a node's GPUs")
             elif amount is None:
                 draft.note(f"{said} is left out: its amount per node is not known; set "
                            f"{NODES}[].{AMOUNTS[name]}")  # fmt: skip
             else:
                 draft.record(said, f"{NODES}[].{AMOUNTS[name]}")
+                if name == "gpus" and amount != 1 and is_spread:
+                    draft.note(f"{said}: the conf asks for them on one node; sbatch without "
+                               "--nodes may spread them over several")  # fmt: skip
         elif convert is not None:
             value = convert(text)
             if value is None:
@@ -403,8 +407,13 @@ def _name_signal(text: str) -> str:
     return text.upper().removeprefix("SIG")
 
 
-def _work_out(options: Mapping[str, tuple[str, int]]) -> dict[str, int | str | None]:
-    """Compute the resources asked of one node; Slurm counts them by task, CPU, GPU or job."""
+def _work_out(
+    options: Mapping[str, tuple[str, int]], count: int | None = None
+) -> dict[str, int | str | None]:
+    """Compute the resources asked of one node; Slurm counts them by task, CPU, GPU or job.
+
+    GPUs of a job whose options do not say how many nodes it has are shared by `count` nodes.
+    """
 
     def number(name: str) -> int | None:
         return to_number(options[name][0]) if name in options else None
@@ -419,19 +428,23 @@ def _work_out(options: Mapping[str, tuple[str, int]]) -> dict[str, int | str | N
         nodes = tasks // each
     elif nodes is None and tasks == 1:
         nodes, each = 1, 1
-    found: dict[str, int | str | None] = {"count": nodes, "ranks": each}
-    per = number("cpus-per-task")
-    cpus = per * each if per is not None and each is not None else None
-    found["cpus"] = cpus
     name = "gpus" if "gpus" in options else "gpus-per-task"
-    kind, _, count = options.get(name, ("", 0))[0].rpartition(":")
-    gpus = to_number(count)
+    kind, _, amount = options.get(name, ("", 0))[0].rpartition(":")
+    gpus = to_number(amount)
+    shared = nodes if nodes is not None else count
     if gpus is not None and name == "gpus":
-        gpus = gpus // nodes if nodes is not None and gpus % nodes == 0 else None
+        gpus = gpus // shared if shared is not None and gpus % shared == 0 else None
     elif gpus is not None:
         gpus = gpus * each if each is not None else None
+    all_gpus = _count_gpus(options, gpus)
+    per_gpu = number("ntasks-per-gpu")
+    if each is None and tasks is None and per_gpu is not None and all_gpus is not None:
+        each = per_gpu * all_gpus
+    per = number("cpus-per-task")
+    cpus = per * each if per is not None and each is not None else None
+    found: dict[str, int | str | None] = {"count": nodes, "ranks": each, "cpus": cpus}
     found["gpus"] = f"{kind}:{gpus}" if kind and gpus is not None else gpus
-    for name, many in (("mem-per-cpu", cpus), ("mem-per-gpu", _count_gpus(options, gpus))):
+    for name, many in (("mem-per-cpu", cpus), ("mem-per-gpu", all_gpus)):
         gigabytes = to_gigabytes(options[name][0]) if name in options else None
         if gigabytes is not None and many is not None:
             found["memory_gb"] = gigabytes * many

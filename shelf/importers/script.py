@@ -46,13 +46,27 @@ class ShellConf:
 def collect(recordings: Sequence[Recording], folder: str) -> ShellConf:
     found = ShellConf(folder=folder)
     for top in recordings:
-        for recording in top.walk_recordings():
+        for recording in _walk_recordings(top):
             found.recordings.append(recording)
             _add_blocks(recording, found)
             found.variables = {**recording.variables, **found.variables}
             found.setup += recording.setup
         found.commands += _walk(top)
     return found
+
+
+def _walk_recordings(recording: Recording) -> Iterator[Recording]:
+    """Yield a script and those that it starts, except those inside a command that the conf keeps
+    whole: what they do besides is done."""
+    yield recording
+    for one in recording.launches:
+        if one.inner is not None and not _is_whole(one):
+            yield from _walk_recordings(one.inner)
+
+
+def _is_whole(command: Command) -> bool:
+    before = command.texts[: locate_program(command.texts)]
+    return any(posixpath.basename(text) in KEPT for text in before)
 
 
 def _walk(recording: Recording, *, is_step: bool = False) -> Iterator[Command]:
@@ -62,9 +76,8 @@ def _walk(recording: Recording, *, is_step: bool = False) -> Iterator[Command]:
     for one in (part for whole in recording.launches for part in _split_components(whole)):
         before = one.words[: locate_program(one.texts)]
         is_own = is_step or any(posixpath.basename(word.text) == "srun" for word in before)
-        is_whole = any(posixpath.basename(word.text) in KEPT for word in before)
         inner = []
-        if one.inner is not None and not is_whole:
+        if one.inner is not None and not _is_whole(one):
             inner = list(_walk(one.inner, is_step=is_own))
         if before or not inner:
             yield replace(one, words=before if inner else one.words, is_step=is_own)

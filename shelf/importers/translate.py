@@ -152,6 +152,15 @@ def translate_source(source: Source, environ: Mapping[str, str]) -> tuple[str, l
                 f"{where}: the script repeats a program that a conf starts once, unless it "
                 f"sets cluster.restarts: {redact_string(_shorten(text))}"
             )
+        if recording.late:
+            more = f", as it does {len(recording.late) - 1} more" if len(recording.late) > 1 else ""
+            draft.note(
+                f"{recording.file}:{recording.late[0]}: sbatch ignores this #SBATCH line, which is "
+                f"behind the script's first command{more}; the conf does not have it either",
+                is_first=True,
+            )
+        for name in recording.arguments if source.args else ():
+            draft.note(f"{recording.file}: {name} was not given, so no word stands for it")
         if recording.task:
             where, number = recording.task
             draft.note(f"{where}: the conf has the values for {ARRAY_TASK} {number}")
@@ -503,9 +512,8 @@ def _is_preparing(command: Command, launch: Launch) -> bool:
     folder."""
     name, rest = posixpath.basename(command.texts[0]), command.texts[1:]
     if name == "mkdir":
-        is_repeatable = any(re.fullmatch(r"-\w*p\w*|--parents", word) for word in rest)
         is_same = all(word.startswith(("-", "/")) for word in rest)
-        return is_repeatable and (is_same or command.cwd == launch.command.cwd)
+        return is_same or command.cwd == launch.command.cwd
     if name == "unset" and (rest[0].startswith("SLURM") or rest[0] in list_own_env()):
         return False
     return name in _PREPARING and not is_question(command)
@@ -567,6 +575,8 @@ def _spell_setup(draft: Draft, command: Command) -> str | None:
     words = [_spell_word(draft, word, command.where) for word in command.words]
     if None in words:
         return None
+    if texts[0] == "mkdir" and not any(re.fullmatch(r"-\w*p\w*|--parents", t) for t in texts):
+        words.insert(1, "-p")  # the script goes on where the folder exists; setup would end the run
     return " ".join(map(str, words))
 
 

@@ -101,6 +101,7 @@ cd() {
     local __vj_to=${1:-$HOME} __vj_was=$PWD __vj_head
     if [[ $__vj_to == -- || $__vj_to == -[LP] ]]; then __vj_to=$2; fi
     if [[ $__vj_to == - ]]; then __vj_to=$OLDPWD; fi
+    if [[ $__vj_to == @SUBMIT@* ]]; then __vj_to=$__VJ_FOLDER${__vj_to#@SUBMIT@}; fi
     if [[ $__vj_to != /* ]]; then __vj_to=$PWD/$__vj_to; fi
     builtin cd "$__vj_to" 2>/dev/null || {  # a folder that is not here: the name alone
         while [[ $__vj_to == */./* ]]; do __vj_to=${__vj_to/\/.\///}; done
@@ -163,7 +164,7 @@ kill() { if [[ $1 != -0 ]]; then __vj_call kill "$@" >/dev/null; fi; }
 unset() {  # of what the script did not set, the program would have had a value
     local __vj_word
     for __vj_word; do
-        if [[ $__vj_word == [A-Z]* && -z ${__vj_set[$__vj_word]-} ]]; then __vj_call unset "$__vj_word" >/dev/null; fi
+        if [[ $__vj_word == @([A-Z]*|*_proxy) && -z ${__vj_set[$__vj_word]-} ]]; then __vj_call unset "$__vj_word" >/dev/null; fi
     done
     builtin unset "$@"
 }

@@ -59,6 +59,7 @@ PART = "$(part of a name)"
 knows."""
 REST = "@ARG@"
 """Placeholder for all further arguments of the script."""
+_FUNCTION = re.compile(r"(?ms)^[ \t]*(?:function\s+)?[\w-]+\s*\(\s*\)\s*\{.*?^[ \t]*\}")
 _NEEDS_MORE = re.compile(r"(.*/)?python[\d.]*|-m")
 """Words after which the next word belongs to the program too: an interpreter, or `-m`."""
 PLACEHOLDER = re.compile(r"<[^<>\n=]+>|\{\{[^{}\n]+\}\}|\{[A-Z][A-Z_ ]+\}")
@@ -247,6 +248,9 @@ class Recording:
     """Place at which the script uses the number of its task in a job array, and the number that it
     got."""
 
+    late: list[int] = field(default_factory=list)
+    """Numbers of its #SBATCH lines that sbatch does not read."""
+
     loops: dict[str, str] = field(default_factory=dict)
     """Programs that the script starts again and again in an endless loop, with their places."""
 
@@ -314,6 +318,15 @@ def list_arguments(*texts: str) -> list[str]:
     count = max([*numbers, len(re.findall(r"\bshift\b", whole)) if numbers else 0, 0])
     marks = [f"@ARG{index}@" for index in range(1, count + 1)]
     return [*marks, REST] if re.search(r"\$\{?[@*]", whole) else marks
+
+
+def _list_missing(text: str, given: int) -> list[str]:
+    """Return the placeholders for arguments that a script uses beyond the first `given`. Those of
+    its functions are others, and none is known to be missing where it shifts or parses them."""
+    outside = _FUNCTION.sub("", text)
+    if re.search(r"\b(shift|getopts?)\b|\$\{?[@*#]", outside):
+        return []
+    return list_arguments(outside)[given:]
 
 
 def _drop_comments(text: str) -> str:
@@ -384,9 +397,10 @@ class _Reader:
         surrounding job."""
         mine, its, marks = given
         found = Recording(file=name, options=[*asked, *read_options(mine.text, name)])
+        found.late = list_late_options(mine.text)
         job = found.options or list(around)
         how = _How(name=name, options=job, is_step=depth > 0,
-                   is_job=bool(job) or "srun" in mine.text or depth > 0)  # fmt: skip
+                   is_job="#SBATCH" in mine.text or "srun" in mine.text or depth > 0)  # fmt: skip
         main, lines = self._run(mine, how)
         how = replace(how, repaired=lines)
         if main.status in ENDED:
@@ -402,7 +416,8 @@ class _Reader:
                 found.task = found.task or (f"{name}:{number}", task)
         unset = self._mark_unset(texts, {**own, **marks.env})
         words = [] if depth or marks.args else list_arguments(*texts)
-        found.arguments = [_spell(one) for one in map(_TOKEN.fullmatch, words) if one]
+        missing = words if depth or not marks.args else _list_missing(mine.text, len(marks.args))
+        found.arguments = [_spell(one) for one in map(_TOKEN.fullmatch, missing) if one]
         if unset or words or marks is not mine:
             marks = replace(marks, env={**marks.env, **unset}, args=words or marks.args)
         is_plain = marks is mine
@@ -1017,6 +1032,16 @@ def read_options(text: str, file: str) -> list[Option]:
             continue
         found += parse_options(words, file, number, component)
     return found
+
+
+def list_late_options(text: str) -> list[int]:
+    """Return the numbers of the #SBATCH lines after the first command. A script that writes or
+    submits another one has the other one's lines."""
+    lines = text.splitlines()
+    first = next((at for at, line in enumerate(lines) if line.strip() and line[0] != "#"), 0)
+    if re.search(r"<<|\bsbatch\b", text):
+        return []
+    return [at + 1 for at, line in enumerate(lines) if at > first and line.startswith("#SBATCH")]
 
 
 def parse_options(words: Sequence[str], file: str, line: int, component: int = 0) -> list[Option]:

@@ -254,14 +254,13 @@ def test_each_line_with_an_effect_is_taken_or_told(tmp_path: Path) -> None:
     made, notes = translate_source(Source(path=tmp_path / "x.sh", line=13), ENVIRON)
     conf, told = yaml.safe_load(made), "\n".join(notes)
     assert conf["setup"] == [
-        "mkdir -p out/1", "mkdir -p out/2", "ulimit -n 4096", "unset XDG_RUNTIME_DIR", "unset X",
-        "mkdir -p /tmp/scratch",
+        "mkdir -p out/1", "mkdir -p out/2", "ulimit -n 4096", "mkdir -p new",
+        "unset XDG_RUNTIME_DIR", "unset X", "mkdir -p /tmp/scratch",
     ]  # fmt: skip
     assert "signal_before_end_s" not in str(conf)
     assert "x.sh:8: OMP_NUM_THREADS=1 -> env" in made and "x.sh:13: t.py -> program" in made
     for line, part in (
         (2, "--signal=B:USR1@60 is left out: the trap of x.sh:7 acts on it"),
-        (6, "not done: mkdir new"),
         (7, "not done: trap 'scontrol requeue $SLURM_JOB_ID' USR1"),
         (9, "not done: unset SLURM_MEM_PER_CPU"),
         (12, "hosts is not written"),
@@ -614,3 +613,63 @@ def test_a_list_of_hosts_that_the_script_writes_is_counted(tmp_path: Path) -> No
     conf, notes = translate(tmp_path, text)
     assert conf["cluster"]["nodes"] == [{"group": "master", "count": 3, "gpus": 4, "ranks": 4}]
     assert "hosts is not written" not in notes and "uses all GPUs" not in notes
+
+
+def test_gpus_of_a_job_without_nodes_are_on_one_node(tmp_path: Path) -> None:
+    head = "#SBATCH --gpus={}\n#SBATCH --ntasks-per-gpu=2\n#SBATCH --mem-per-gpu=32G\n"
+    for gpus, count, is_spread in (("1", 1, False), ("4", 4, True)):
+        made, notes = translate(tmp_path, head.format(gpus) + "srun python t.py\n")
+        (group,) = made["cluster"]["nodes"]
+        assert (group["gpus"], group["ranks"], group["memory_gb"]) == (count, 2 * count, 32 * count)
+        assert ("may spread them over several" in notes) == is_spread
+    made, notes = translate(
+        tmp_path, "#SBATCH --gpus=8\nsrun torchrun --nnodes=2 --nproc_per_node=4 t.py\n"
+    )
+    (group,) = made["cluster"]["nodes"]
+    assert (group["count"], group["gpus"]) == (2, 4) and "spread" not in notes
+
+
+def test_the_folder_of_the_submit_is_the_scripts(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    for line, folder in (('cd "${SLURM_SUBMIT_DIR}" || exit 1', None),
+                         ("cd $SLURM_SUBMIT_DIR/code", "code")):  # fmt: skip
+        made, notes = translate(tmp_path, f"#SBATCH -N 1\n{line}\npython t.py\n")
+        assert made.get("workdir") == folder and "which only the job" not in notes
+
+
+def test_what_a_kept_command_does_inside_is_not_noted(tmp_path: Path) -> None:
+    text = 'srun apptainer exec a.sif bash -c "wandb login; python a.py; python b.py"\n'
+    made, notes = translate(tmp_path, text)
+    assert made["program"]["command"][-1] == "wandb login; python a.py; python b.py"
+    assert "not done" not in notes
+
+
+def test_a_folder_is_made_in_setup_whether_it_is_there_or_not(tmp_path: Path) -> None:
+    made, notes = translate(tmp_path, "mkdir out\nmkdir -m 700 own\npython t.py\n")
+    assert made["setup"] == ["mkdir -p out", "mkdir -p -m 700 own"] and "not done" not in notes
+
+
+def test_proxies_are_unset_in_setup(tmp_path: Path) -> None:
+    made, _ = translate(tmp_path, "unset http_proxy HTTP_PROXY own\npython t.py\n")
+    assert made["setup"] == ["unset http_proxy", "unset HTTP_PROXY"]
+
+
+def test_a_missing_argument_is_noted(tmp_path: Path) -> None:
+    for text, is_noted in (
+        ("DATA=$2\npython t.py $1 $DATA\n", True),
+        ("f() {\n  echo $2\n}\npython t.py $1\n", False),
+        ("python t.py $1 ${2:-none}\n", False),
+        ("shift\npython t.py $1 $2\n", False),
+    ):
+        _, notes = translate(tmp_path, text, "out")
+        assert ("x.sh: $2 was not given" in notes) == is_noted, text
+
+
+def test_lines_that_sbatch_ignores_are_noted(tmp_path: Path) -> None:
+    late = "OUT=logs\n#SBATCH -N 2\n#SBATCH -t 10\nmkdir -p $OUT/$SLURM_JOB_ID\npython t.py\n"
+    made, notes = translate(tmp_path, late)
+    assert "cluster" not in made
+    assert "x.sh:2: sbatch ignores this #SBATCH line" in notes and "as it does 1 more" in notes
+    assert made["setup"] == ['mkdir -p logs/"${SLURM_JOB_ID}"']
+    written = "cat > j.sh <<E\n#SBATCH -N 2\nsrun python t.py\nE\nsbatch j.sh\n"
+    assert "sbatch ignores this" not in translate(tmp_path, written)[1]
