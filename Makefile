@@ -23,10 +23,14 @@ $(VENV)/.installed: setup.cfg constraints.txt
 	touch $@
 
 # MLflow lies beside the venv's own packages: DeepSpeed imports it wherever it finds it, which makes each
-# of its ranks start half as fast.
+# of its ranks start half as fast. What DeepSpeed compiles at its first start on a CPU, for a minute or
+# two, is compiled here: on a busy machine no time limit of a test would hold.
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) -e '$(SOURCE)[dev,docs,train]'
 	$(PIP) --upgrade --target $(VENV)/track mlflow-skinny
+	TORCH_EXTENSIONS_DIR=$(abspath $(VENV))/torch_extensions $(BIN)/python -c \
+	  'from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as B; B().load()' >/dev/null 2>&1 \
+	  || echo 'DeepSpeed compiled nothing: its first test may take minutes.'
 	touch $@
 
 # Frameworks of others, for the recipes of examples/recipes: in a venv of their own, for some of them use

@@ -7,6 +7,7 @@ VJOB_EXPLORE=1 draws new ones.
 import contextlib
 import fcntl
 import gc
+import importlib
 import os
 import signal
 import sys
@@ -27,6 +28,7 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
 # After that, so that pytest need not rewrite the 100 modules of hypothesis, its plugin, each time.
 from hypothesis import settings
 
+from tests import ROOT
 from tests.cluster.fixtures import clean_lab, lab, shared_files
 from tests.containers.image import image
 
@@ -88,6 +90,24 @@ def pytest_sessionstart() -> None:
         for lock in folder.glob("**/lock"):
             lock.unlink()
     fcntl.flock(held, fcntl.LOCK_SH)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Each process of `pytest -n 4` imports other files first, and so compiles them for all: from a
+    fresh clone all four would compile each file at the same time."""
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None:
+        return
+    files = sorted(path for name in session.config.args for path in find_tests(Path(name)))
+    for path in files[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
+        # What fails here, or is skipped, is collected again.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+
+
+def find_tests(place: Path) -> list[Path]:
+    return list(place.absolute().rglob("test_*.py"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
