@@ -307,6 +307,8 @@ def _join_srun(draft: Draft) -> list[JobBlock]:
                     own[-1].options[name] = (word.text, command.line)
             elif name == "het-group" and len(blocks) > 1:
                 draft.record(said, NODES)
+            elif name in ("verbose", "quiet"):
+                continue  # of srun's own messages
             elif name in ("output", "error", "wait", "label", "unbuffered", "kill-on-bad-exit"):
                 why = "lines are kept by node and rank, and ranks are ended together"
                 draft.record(said, f"no key of the conf, as {why}")

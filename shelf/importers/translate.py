@@ -674,6 +674,10 @@ def _build_env(draft: Draft, launch: Launch) -> None:
         else:
             env[name] = value
             draft.record(f"{where}: {said}", f"env.{name}")
+    for name, one in draft.found.variables.items():
+        if name.startswith("SLURM_"):
+            said = redact_string(f"{name}={one.value}")
+            draft.note(f"{place(one)}: {said} is left out: vjob gives srun its options")
     if env:
         draft.values["env"] = env
     if pass_env:

@@ -1009,6 +1009,7 @@ SHORT: Mapping[str, str] = {
     "w": "nodelist", "C": "constraint", "G": "gpus", "D": "chdir", "d": "dependency", "a": "array",
     "M": "clusters", "L": "licenses", "H": "hold", "s": "oversubscribe", "m": "distribution",
     "b": "begin", "i": "input", "k": "no-kill", "W": "wait", "O": "overcommit",
+    "l": "label", "u": "unbuffered", "K": "kill-on-bad-exit", "v": "verbose", "Q": "quiet",
 }  # fmt: skip
 """Long names of one-letter options of sbatch and srun."""
 _HET = re.compile(r"(?:--)?(?:hetjob|packjob)")

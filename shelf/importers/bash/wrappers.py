@@ -27,7 +27,7 @@ SETUP = list_words(
 """Commands that prepare or show something; a line with only such a command is not a launch."""
 _FLAGS: Mapping[str, frozenset[str]] = {
     "srun": list_words(
-        "l u v vv Q q X k s O Z I H E label unbuffered verbose quiet pty exclusive overlap no-kill "
+        "l u v vv Q X k K s O Z I H E label unbuffered verbose quiet pty exclusive overlap no-kill "
         "oversubscribe contiguous spread-job use-min-nodes container-remap-root "
         "no-container-remap-root container-writable container-readonly container-mount-home "
         "no-container-mount-home no-container-entrypoint multi-prog disable-status test-only exact "
@@ -165,6 +165,8 @@ def is_launch(words: Sequence[str]) -> bool:
         return any(is_python(word) or word in LAUNCHERS for word in bare)
     if name in ("conda", "mamba", "micromamba", "ray"):
         return rest[:1] == ["run"] or (name == "ray" and rest[:2] == ["job", "submit"])
+    if name == "wandb":
+        return rest[:1] == ["agent"]  # it starts the trainings of a sweep
     if name in ("python", "python2", "python3") or re.fullmatch(r"python3\.\d+", name):
         return _is_python_launch(rest)
     if name in ("uv", "poetry", "pixi", "pdm", "rye", "pipenv", "hatch"):

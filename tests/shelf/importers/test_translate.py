@@ -673,3 +673,21 @@ def test_lines_that_sbatch_ignores_are_noted(tmp_path: Path) -> None:
     assert made["setup"] == ['mkdir -p logs/"${SLURM_JOB_ID}"']
     written = "cat > j.sh <<E\n#SBATCH -N 2\nsrun python t.py\nE\nsbatch j.sh\n"
     assert "sbatch ignores this" not in translate(tmp_path, written)[1]
+
+
+def test_short_options_of_srun_are_known_and_take_no_program(tmp_path: Path) -> None:
+    for options in ("-l -u", "-K", "-K1 -v", "-q debug", "-Q"):
+        made, notes = translate(tmp_path, f"#SBATCH -N 1\nsrun {options} python t.py --lr 1\n")
+        assert made["program"] == {"script": "t.py", "args": ["--lr", "1"]}, options
+        assert ("left out" in notes) == ("qos=debug is left out: use `qos` in cluster" in notes)
+
+
+def test_an_agent_of_a_sweep_is_a_program(tmp_path: Path) -> None:
+    made, _ = translate(tmp_path, "#SBATCH -N 1\nwandb login\nsrun wandb agent me/it/a1\n")
+    assert made["program"] == {"command": ["wandb", "agent", "me/it/a1"]}
+
+
+def test_options_of_srun_in_variables_are_noted(tmp_path: Path) -> None:
+    text = "#SBATCH -N 1\nexport SLURM_CPU_BIND=cores\nsrun python t.py\n"
+    _, notes = translate(tmp_path, text)
+    assert "x.sh:2: SLURM_CPU_BIND=cores is left out: vjob gives srun its options" in notes
