@@ -28,7 +28,7 @@ $(VENV)/.installed: setup.cfg constraints.txt
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) -e '$(SOURCE)[dev,docs,train]'
 	$(PIP) --upgrade --target $(VENV)/track mlflow-skinny
-	TORCH_EXTENSIONS_DIR=$(abspath $(VENV))/torch_extensions $(BIN)/python -c \
+	PATH="$(abspath $(BIN)):$$PATH" TORCH_EXTENSIONS_DIR=$(abspath $(VENV))/torch_extensions python -c \
 	  'from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as B; B().load()' >/dev/null 2>&1 \
 	  || echo 'DeepSpeed compiled nothing: its first test may take minutes.'
 	touch $@
