@@ -16,9 +16,8 @@ HEAD = """\
 
 `end` in `record.json`, and `end.json` beside the `outcome.json` of an attempt, name why it ended by
 one of the words below, with who ended it, the exit code, the signal, the rank, the node and the
-evidence. The sentence is what vjob says where nothing more is known; a rank's last line, a node's
-name or the words of a check make it longer. The remedies are those of the cause itself, in the
-words of each kind of job; what a line of a log advises comes before them.
+evidence. The sentence is for an end of which nothing more is known. The remedies are those of the
+cause itself, in the words of each kind of job, after what a line of a log advises.
 
 `make docs` writes this page; `python -m benchmarks.ends` compares it with staged ends.
 
@@ -77,7 +76,7 @@ def _render_row(cause: EndCause) -> str:
     for text in dict.fromkeys(filter(None, texts.values())):
         names = [NAMES[context] for context in Context if texts[context] == text]
         who = "" if len(names) == len(NAMES) else f"{', '.join(names)}: "
-        groups.append(f"{who}{text}".replace("|", "\\\\|"))
+        groups.append(f"{who}{text}".replace("|", "\\|"))
     return f"| {cause.value} | {describe_end(end)} | {'<br>'.join(groups) or '-'} |"
 
 

@@ -452,6 +452,7 @@ def _build_port(draft: Draft, launch: Launch) -> None:
 def _build_setup(draft: Draft, launch: Launch) -> None:
     """Add `module load` and the like to `setup`; note other preparations."""
     setup: list[str] = draft.values.get("setup", [])
+    ending: list[str] = []
     inside = {one.where for recording in draft.found.recordings for one in list_inside(recording)}
     for whole in draft.found.setup:
         command = replace(whole, words=whole.program or whole.words)
@@ -465,12 +466,15 @@ def _build_setup(draft: Draft, launch: Launch) -> None:
             continue  # only the shell, which ends, would notice
         if (is_setup and not is_after) or (is_before and _is_preparing(command, launch)):
             line = _spell_setup(draft, command)
-            if line and _may_fail(draft, command):
+            may_fail = _may_fail(draft, command)
+            if line and may_fail:
                 line += " || true"
             if line is None:
                 draft.note(f"{said} is left out: its words are not known")
             elif line and line not in setup:
                 setup.append(line)
+                if not may_fail and not _ends_script(draft, command):
+                    ending.append(f"{command.where}: {redact_string(_shorten(line))}")
                 draft.record(f"{command.where}: {line}", "setup")
                 if name in (".", "source") and not texts[1].endswith("activate"):
                     draft.note(f"{command.where}: not read, but run in setup: {line}")
@@ -485,8 +489,21 @@ def _build_setup(draft: Draft, launch: Launch) -> None:
             draft.note(
                 f"{command.where}: not done: {redact_string(_shorten(shlex.join(texts)))}; {why}"
             )
+    if ending:
+        more = f" (and {len(ending) - 1} more)" if len(ending) > 1 else ""
+        draft.note(
+            f"{ending[0]}{more}: the script goes on if it fails; the run would end and name the "
+            "line, unless you append `|| true` to it in setup"
+        )
     if setup:
         draft.values["setup"] = setup
+
+
+def _ends_script(draft: Draft, command: Command) -> bool:
+    """Return True if the script ends when the command fails: after `set -e`, or by its first
+    line."""
+    first = draft.read_line(command.file, 1)
+    return command.ends_script or bool(re.match(r"#!.*sh\s+-[a-z]*e", first))
 
 
 def _has_effect(command: Command) -> bool:
@@ -503,6 +520,8 @@ def _may_fail(draft: Draft, command: Command) -> bool:
     name, file = (posixpath.basename(text) for text in (*command.texts, "")[:2])
     if name == "deactivate" or file in _RC:
         return True  # there may be nothing to leave, and no terminal
+    if name == "ulimit" and not _ends_script(draft, command):
+        return True  # nodes differ in their hard limits
     after = draft.read_line(command.file, command.line).partition("||")[2]
     return bool(after) and not re.search(r"\b(exit|return|kill)\b", after)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from varuna_core.agent.setup.site import STOPPED, Refusal, load_plan, open_run
+from varuna_core.facts.cause import EndCause
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.record import is_cancel_asked
 from varuna_core.records.requests import SIGNAL_NAMES, STOP_KINDS, write_signal, write_stop
@@ -18,6 +19,8 @@ from varuna_core.records.runfolder import RunFolder
 # command imports what it calls.
 
 SCONTROL_S = 60.0
+LONGEST_LINE = 160
+"""Most characters of a setup line that a reason quotes."""
 _DESCRIPTION = """\
 The node agent of vjob: what runs between the scheduler and the ranks of a training run.
 It needs a run folder with a plan.json in it, as `vjob submit` makes one.
@@ -178,6 +181,20 @@ def build_parser() -> argparse.ArgumentParser:
     add.set_defaults(run_command=_run_stop)
 
     add = commands.add_parser(
+        "setup-failed",
+        help="name the line of `setup` that failed on this node",
+        description="With an attempt, end it on all its nodes for this reason. A run that may "
+        "morph has none yet: print the reason, and that the run goes on without this node.",
+    )
+    add.add_argument("--run", required=True, type=Path, metavar="DIR", help="the run folder")
+    add.add_argument("--attempt", type=int, metavar="N", help="number of the attempt, if any")
+    add.add_argument("--node", required=True, metavar="NAME", help="host of the script")
+    add.add_argument("--script", required=True, type=Path, metavar="FILE", help="the node script")
+    add.add_argument("--line", required=True, metavar="N", help="line of the script, if known")
+    add.add_argument("--status", required=True, type=int, help="exit status of the line")
+    add.set_defaults(run_command=_run_setup_failed)
+
+    add = commands.add_parser(
         "signal",
         parents=[shared],
         help="send a signal to every rank on all nodes",
@@ -310,6 +327,29 @@ def _run_attempt(args: argparse.Namespace) -> int:
     from varuna_core.agent.restarts import number_attempt
 
     print(number_attempt(open_run(args.run), args.requeues), flush=True)
+    return 0
+
+
+def _run_setup_failed(args: argparse.Namespace) -> int:
+    """Say which line of the node script failed. Its text is read here, since words of a command
+    line are visible to all users of the host and the line may hold a secret."""
+    from varuna_core.agent.meeting.link import call_hub
+    from varuna_core.records.secrets import redact_string
+
+    lines = args.script.read_text(errors="replace").splitlines()
+    number = int(args.line) if args.line.isdecimal() else 0
+    line = redact_string(lines[number - 1].strip()) if 0 < number <= len(lines) else ""
+    line = line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 3]}..."
+    reason = f"a setup line failed on {args.node} with exit status {args.status}"
+    reason += f": {line}" if line else "; it is not known which"
+    if args.attempt is None:
+        print(f"vjob: {reason}; the run goes without this node", file=sys.stderr)
+        return 0
+    attempt = open_run(args.run).attempt(args.attempt)
+    attempt.make()
+    cause = EndCause.SETUP_FAILED
+    write_stop(attempt, "not-ready", NOT_READY, reason, node=args.node, cause=cause)
+    call_hub(attempt.link)
     return 0
 
 

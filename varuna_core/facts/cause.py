@@ -61,6 +61,8 @@ class EndCause(str, Enum):
     HANG = "hang"
     NOT_A_NUMBER = "not-a-number"
     # The agents.
+    SETUP_FAILED = "setup-failed"
+    """A line of the conf's `setup` failed on a node."""
     PREFLIGHT = "preflight"
     NOT_MET = "not-met"
     CONTAINER = "container"

@@ -78,6 +78,7 @@ PHRASES: Mapping[EndCause, str] = {
     EndCause.OOM_HOST: "the memory of a node was used up",
     EndCause.HANG: "no rank made progress",
     EndCause.NOT_A_NUMBER: "the loss is not a number",
+    EndCause.SETUP_FAILED: "a setup line failed",
     EndCause.PREFLIGHT: "the checks before the start found a problem",
     EndCause.NOT_MET: "the nodes did not find each other",
     EndCause.CONTAINER: "the container could not be prepared",

@@ -185,7 +185,8 @@ def _find_cause(verdict: Verdict) -> Line | None:
     of the rank that exited with an error."""
     first, end = next(iter(verdict.evidence), None), verdict.end
     is_of_end = first is not None and (bool(first.kind) or end is not None)  # else a step or a save
-    if first is not None and is_of_end and not is_proof(first, Proof.FALLOUT):
+    is_of_setup = end is not None and end.cause is EndCause.SETUP_FAILED
+    if first is not None and is_of_end and (is_of_setup or not is_proof(first, Proof.FALLOUT)):
         return first
     if end is None or end.cause not in (EndCause.RANK_EXIT, EndCause.RANK_EXCEPTION):
         return None

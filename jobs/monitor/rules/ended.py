@@ -22,7 +22,7 @@ from varuna_core.facts.catalogue.ends import (
     refine_end,
 )
 from varuna_core.facts.catalogue.known_line import Proof
-from varuna_core.facts.catalogue.rank_output import REFUSED_BY_VJOB
+from varuna_core.facts.catalogue.rank_output import ATTEMPT_ENDED, REFUSED_BY_VJOB
 from varuna_core.facts.cause import (
     BY_SCHEDULER,
     OF_NODE,
@@ -415,8 +415,25 @@ def _find_hang_s(snapshot: Snapshot) -> float | None:
     return silence
 
 
+def _by_setup(snapshot: Snapshot, decided: End) -> Cause:
+    """Return the cause for a setup line that failed, with a known line of its output if there is
+    one."""
+    own = (REFUSED_BY_VJOB, ATTEMPT_ENDED)
+    output = first_root([line for line in snapshot.errors if line.kind not in own])
+    said = "" if output is None else f" ({format_line(output)})"
+    return Cause(
+        end=decided,
+        reason=f"{describe_end(decided)}{said}",
+        line=output,
+        node=decided.node,
+        remedies=list_remedies(decided),
+    )
+
+
 def _by_root(snapshot: Snapshot, decided: End) -> Cause | None:
     root = first_root(snapshot.errors)
+    if decided.cause is EndCause.SETUP_FAILED:
+        return _by_setup(snapshot, decided)
     reported = next(filter(None, map(_make_reported_end, snapshot.reported_exits)), None)
     if reported is not None and (root is None or not is_proof(root, Proof.CAUSE)):
         who, end = reported

@@ -59,6 +59,9 @@ class Record:
     is_asked: bool
     """True if a pipe or `$(...)` takes its output."""
 
+    ends_script: bool
+    """True under `set -e`, where the script ends if the command fails."""
+
     stdin: str
     frames: tuple[tuple[str, int], ...]
     """Files and lines of the call stack, innermost first."""
@@ -245,8 +248,8 @@ def _parse_record(
     """Return the fields of a record except its frames, and the frames; None if it is truncated."""
     try:
         count = int(parts[0])
-        words, (cwd, asked, stdin, num_frames) = parts[1 : count + 1], parts[count + 1 : count + 5]
-        at = count + 5
+        at = count + 6
+        words, (cwd, asked, flags, stdin, num_frames) = parts[1 : count + 1], parts[count + 1 : at]
         places = parts[at : at + 2 * (int(num_frames) - 1)]
         exported = parts[at + len(places)]
     except (ValueError, IndexError):
@@ -262,8 +265,8 @@ def _parse_record(
     env = {name: value for name, value in env.items() if not name.startswith("__VJ")}
     words = [_hide(word, scratch) for word in words]
     cwd = _hide(cwd, scratch)
-    fields = {"words": tuple(words), "cwd": cwd, "is_asked": asked != "0", "stdin": stdin}
-    return {**fields, "env": env}, frames
+    told = {"is_asked": asked != "0", "ends_script": "e" in flags, "stdin": stdin}
+    return {"words": tuple(words), "cwd": cwd, **told, "env": env}, frames
 
 
 def _hide(text: str, scratch: str) -> str:

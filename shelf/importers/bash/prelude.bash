@@ -8,7 +8,7 @@ __vj_call() {  # a command that would be started, with its words
         if builtin test ! -c /dev/stdin; then IFS= builtin read -r -d '' -t 1 -u 0 __vj_body; fi ;;
     esac
     {
-        builtin printf '%s\0' "$#" "$@" "$PWD" "$__vj_asked" "$__vj_body" "${#BASH_LINENO[@]}"
+        builtin printf '%s\0' "$#" "$@" "$PWD" "$__vj_asked" "$-" "$__vj_body" "${#BASH_LINENO[@]}"
         for ((__vj_at = 1; __vj_at < ${#BASH_LINENO[@]}; __vj_at++)); do
             builtin printf '%s\0' "${BASH_SOURCE[__vj_at]}" "${BASH_LINENO[__vj_at - 1]}"
         done

@@ -183,6 +183,9 @@ class Command:
     is_asked: bool = False
     """True if the script takes the command's output, by a pipe or `$(...)`."""
 
+    ends_script: bool = False
+    """True under `set -e`, where the script ends if the command fails."""
+
     absent: tuple[str, ...] = ()
     """Unset variables that stand for whole words, of which there are none."""
 
@@ -608,6 +611,7 @@ class _Reader:
                 env=_find_env(record, its.get(key), same, login, given.env.get("PATH", "$PATH")),
                 only=only,
                 is_asked=record.is_asked,
+                ends_script=record.ends_script,
                 absent=_list_absent(words, same),
                 after=frozenset(one.where for one, _ in launches),
             )

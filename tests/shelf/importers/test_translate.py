@@ -578,6 +578,30 @@ echo 1 > after
 """
 
 
+@pytest.mark.parametrize(
+    ("text", "is_told"),
+    [
+        ("module load cuda\nmodule load nccl\npython t.py", True),
+        ("set -e\nmodule load cuda\npython t.py", False),
+        ("set -e\nset +e\nmodule load cuda\npython t.py", True),
+        ("set -euo pipefail\nmodule load cuda\npython t.py", False),
+        ("set -o errexit\nmodule load cuda\npython t.py", False),
+        ("#!/bin/bash -le\nmodule load cuda\npython t.py", False),
+        ("module load cuda || true\npython t.py", False),
+        ("ulimit -n 65536\npython t.py", False),
+    ],
+)
+def test_a_line_that_only_in_setup_ends_the_run_is_told(
+    text: str, is_told: bool, tmp_path: Path
+) -> None:
+    """The script went on after a `module load` that failed, and the run ended."""
+    conf, notes = translate(tmp_path, text)
+    assert ("module load cuda (and 1 more): the script goes on" in notes) == ("nccl" in text)
+    assert ("the script goes on if it fails; the run would end" in notes) == is_told
+    if "ulimit" in text:
+        assert conf["setup"] == ["ulimit -n 65536 || true"]
+
+
 def test_lines_that_were_dropped_in_silence_are_told(tmp_path: Path) -> None:
     conf, told = translate(tmp_path, QUIET)
     assert conf["setup"] == [

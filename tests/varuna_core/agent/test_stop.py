@@ -19,6 +19,7 @@ from tests.varuna_core.agent.local_run import (
     shell,
     wait_until,
 )
+from varuna_core.agent.cli import main
 from varuna_core.records.files import read_json
 from varuna_core.records.requests import write_stop
 
@@ -211,3 +212,23 @@ def test_the_first_stop_wins(make_stage: MakeStage) -> None:
     assert write_stop(stage.attempt, "cancel", 143, "first")
     assert not write_stop(stage.attempt, "lost", 113, "second")
     assert read_json(stage.attempt.stop)["reason"] == "first"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("2", "with exit status 3: module load cuda"),
+        ("3", "with exit status 3: " + "x" * 157 + "..."),
+        ("", "with exit status 3; it is not known which"),
+        ("99", "with exit status 3; it is not known which"),
+    ],
+)
+def test_a_run_that_may_morph_names_the_setup_line_on_standard_error(
+    line: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "node.sh"
+    script.write_text(f"#!/bin/bash\n  module load cuda\n{'x' * 500}\n")
+    where = ["--run", str(tmp_path), "--node", "n7", "--script", str(script)]
+    assert main(["setup-failed", *where, "--line", line, "--status", "3"]) == 0
+    told = capsys.readouterr().err
+    assert told == f"vjob: a setup line failed on n7 {said}; the run goes without this node\n"

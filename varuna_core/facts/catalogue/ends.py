@@ -48,6 +48,7 @@ REMEDIES: Mapping[EndCause, Tuple[Remedy, ...]] = {
     EndCause.OOM_JOB: (MORE_MEMORY, Remedy(Action.LOWER, Target.WORKERS, instead=True)),
     EndCause.OOM_HOST: (MORE_MEMORY, Remedy(Action.LOWER, Target.WORKERS, instead=True)),
     EndCause.RANK_SIGNAL: (SHOW_STACK,),
+    EndCause.SETUP_FAILED: (do("correct it, or append `|| true` if the run can do without it"),),
     EndCause.START_FAILED: (do("look at the scheduler's log"),),
     EndCause.NODE_SILENT: WITHOUT_NODE,
     EndCause.AGENT_DIED: WITHOUT_NODE,

@@ -575,6 +575,12 @@ PYTHON = (
         Remedy(Action.CHANGE, Target.IMAGE, instead=True),
         fatal=True,
     ),
+    fallout(
+        "module not found",
+        r"^Lmod has detected the following error|\bUnable to locate a modulefile for\b",
+        "that module cannot be loaded on that node",
+        look_at("module spider"),
+    ),
     cause(
         "arguments",
         r"^\S+: error: (unrecognized arguments|the following arguments|argument "

@@ -157,6 +157,7 @@ ROOTS = {
     "cut file": "EOFError: Ran out of input",
 }
 OTHERS = {
+    "module not found": "ModuleCmd_Load.c(213):ERROR:105: Unable to locate a modulefile for 'x'",
     "ended after a node failure": "slurmstepd-b3: error: *** JOB 21 ON b3 DUE TO NODE FAILURE",
     "xid cleanup": "NVRM: Xid (PCI:0000:3b:00): 45, pid=2193, Ch 00000010",
     "link notice": "NVRM: Xid (PCI:0018:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13",

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import pty
+import shlex
 import signal
 import stat
 import subprocess
@@ -484,13 +485,32 @@ def test_submits_at_the_same_moment_get_folders_and_ids_of_their_own(vjob: Vjob)
         vjob.wait_over(RunFolder(Path(row["folder"])))
 
 
-def test_the_node_whose_setup_fails_is_named_and_not_those_that_were_told(vjob: Vjob) -> None:
-    line = '[ "$VJOB_NODE_NAME" != local2 ] || { echo "module: not found" >&2; exit 1; }'
-    run = vjob.submit(who() + f"setup: [{json.dumps(line)}]\n")
+def test_the_node_and_the_setup_line_that_failed_are_named(vjob: Vjob) -> None:
+    """The verdict said `a setup line failed on local2: see the scheduler's log`."""
+    lmod = 'Lmod has detected the following error: The following module(s) are unknown: "cuda/9"'
+    function = f"module() {{ if true; then echo {shlex.quote(lmod)} >&2; false; fi; return 1; }}"
+    line = '[ "$VJOB_NODE_NAME" != local2 ] || module load cuda/9 --token=hf_abcdefghijklmno'
+    run = vjob.submit(who() + f"setup: {json.dumps([function, 'true', line])}\n")
     record = vjob.wait_over(run)
-    assert record["message"] == "a setup line failed on local2: see the scheduler's log"
+    shown = line.replace("hf_abcdefghijklmno", "<redacted>")
+    assert record["message"] == f"a setup line failed on local2 with exit status 1: {shown}"
     assert (record["outcome"]["code"], record["outcome"]["culprit_node"]) == (112, "local2")
-    assert "module: not found" in vjob("status", "last", code=10).stdout
+    assert record["end"]["cause"] == "setup-failed"
+    said = vjob("status", "last", code=10).stdout
+    assert f"({lmod})" in said and "append `|| true` if the run can do without it" in said
+    said = vjob("logs", "last", "--errors").stdout
+    assert f"> {lmod}" in said and "not the cause" not in said
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["exit 3", "(exit 3)", "source sourced.sh", "cat <<X\na\nX\n(exit 3)", "false || (exit 3)"],
+)
+def test_a_setup_line_is_named_however_it_fails(line: str, vjob: Vjob) -> None:
+    (vjob.folder / "sourced.sh").write_text("true\n\n(exit 3)\n")
+    record = vjob.wait_over(vjob.submit(who() + f"setup: {json.dumps(['true', line, 'true'])}\n"))
+    last = line.splitlines()[-1]
+    assert record["message"].endswith(f" with exit status 3: {last}")
 
 
 def test_a_log_folder_that_cannot_be_written_is_refused_with_what_to_do(vjob: Vjob) -> None:
