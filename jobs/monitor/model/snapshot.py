@@ -470,6 +470,8 @@ class AttemptView:
     """End of the last completed checkpoint or evaluation, as far as lines tell."""
     errors: tuple[Line, ...] = ()
     """Lines of a known kind, the likely earliest first; equal lines of ranks once."""
+    saved: Line | None = None
+    """The last line in which the program says that it saved its state."""
     fatal: Line | None = None
     """The line of a fatal error after the last step, only in a bare folder of logs."""
     stop: Mapping[str, Any] | None = None

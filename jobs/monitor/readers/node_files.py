@@ -219,8 +219,13 @@ def view_logs(
         phases_s=_find_longest(logs),
         phase_ended_at=max((x.phase_ended_at for x in logs if x.phase_ended_at), default=None),
         errors=merge_errors(logs, ended),
+        saved=max((x.saved for x in logs if x.saved), key=_written_by, default=None),
         unreadable={name: why for files in nodes for name, why in files.problems().items()},
     )
+
+
+def _written_by(line: Line) -> float:
+    return line.written_by or 0.0
 
 
 def find_progress(nodes: Collection[NodeFiles]) -> Progress | None:

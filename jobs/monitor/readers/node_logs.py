@@ -6,6 +6,7 @@ that differ only by numbers are classified once.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from dataclasses import replace
@@ -53,6 +54,17 @@ from them."""
 HEAD_BYTES = 16 * 1024
 """Bytes at the beginning of a file in which the settings are searched."""
 
+_SAVED = re.compile(
+    r"\b(?:model|weights?|checkpoints?|ckpt|snapshot|adapter|state)\b.{0,40}\bsaved\b"
+    r"|\bsaved\b.{0,80}(?:\b(?:model|weights?|checkpoints?|ckpt|snapshot|adapter|state)\b"
+    r"|\.(?:pth?|ckpt|safetensors|keras|h5|npz|pkl)\b)",
+    re.IGNORECASE,
+)
+_NOT_SAVED = re.compile(
+    r"\b(?:not|never|no|fail(?:ed|s)?|cannot|unable|error|will|to) |n't ", re.IGNORECASE
+)
+MOST_SAVES = 20
+"""Most lines with the word `saved` that are tried for each part of a file that is read."""
 _DAYS_30 = 30 * 86400.0
 _LATE_S = 1800.0
 """Seconds by which a line's time may be later than its file's; a later time is in another time
@@ -145,6 +157,8 @@ class LogFile:
         """Epochs done and values, from lines that have an epoch but no step."""
         self.step_order = -1
         """Offset of the last line about a step."""
+        self.saved: Line | None = None
+        """The last line that was read in which the program says that it saved its state."""
         self._fatal: Line | None = None
         self._fatal_place = 0
         self.changed = 0
@@ -270,6 +284,7 @@ class LogFile:
         lines.pop()
         if self._begin is not None and self._begin in data:
             self._known, self._places, self.writers, self._keys = [], [], [], {}
+            self.saved = None
             self._raised = RaisedLines()
             after = data.rfind(self._begin)
             start += data.rfind(b"\n", 0, after) + 1
@@ -283,6 +298,7 @@ class LogFile:
         for at, kind in known:
             self._add_known(lines, at, kind, start)
         self._note_fatal(lines, known, start)
+        self._note_saved(data, start)
         if any(INFO_MARK in lines[at] for at in sifted.telling):
             self._read_info(data)
         if added.num_skipped and not added.is_anew:
@@ -493,6 +509,18 @@ class LogFile:
             order = start + sum(map(len, lines[:at])) + at
             self._fatal, self._fatal_place = self._line(show(lines[at]), order, kind), order
 
+    def _note_saved(self, data: bytes, start: int) -> None:
+        end = len(data)
+        for _ in range(MOST_SAVES):
+            at = data.rfind(b"aved", 0, end)
+            if at < 0:
+                return
+            end = data.rfind(b"\n", 0, at) + 1
+            text = show(data[end : data.find(b"\n", at)][:MOST_CHARS])
+            if is_saved(text):
+                self.saved = self._line(text, start + end, "")
+                return
+
     def _name_stream(self) -> str:
         """Return the file's stream; empty if the file may have both streams."""
         if not self.is_apart:
@@ -518,6 +546,11 @@ class LogFile:
             last_at=written,
             stream=self._name_stream() if kind else "",
         )
+
+
+def is_saved(text: str) -> bool:
+    """Return True for a line in which a program says that it has saved its model or its state."""
+    return _SAVED.search(text) is not None and _NOT_SAVED.search(text) is None
 
 
 def _make_point(line: Iteration) -> Point:

@@ -817,4 +817,5 @@ def _list_saved(snapshot: Snapshot, cause: Cause | None = None) -> tuple[Finding
     if snapshot.progress is None or cause is None or not cause.is_cancel or is_plain_job(snapshot):
         return ()
     folders = [disk.path for disk in snapshot.disks if disk.what == "checkpoints"]
-    return (Finding("no checkpoint", values={"folders": folders}),)
+    line = {} if snapshot.saved is None else {"line": line_values(snapshot.saved)}
+    return (Finding("no checkpoint", values={"folders": folders, **line}),)

@@ -696,6 +696,10 @@ def _last_checkpoint(values: Values) -> str:
 
 def _no_checkpoint(values: Values) -> str:
     folders = values["folders"]
+    if "line" in values:
+        line = values["line"]
+        who = name_rank(line["rank"], line["node"])
+        return f"{who} printed: {line['text']}; vjob did not check that this save can be loaded"
     if not folders:
         return "vjob does not know whether the program saved anything"
     return f"it is not known whether {format_names(folders)} has a checkpoint of the program itself"

@@ -151,3 +151,24 @@ def test_a_bar_without_a_name_needs_a_sign_of_training_once_it_begins_again(tmp_
     assert view_logs([logs.files], None).doubt is Doubt.UNNAMED
     logs.write(140.0, "0: epoch 2: loss 2.5")
     assert logs.read().step == 30
+
+
+def test_the_last_line_about_a_save_is_kept(tmp_path: Path) -> None:
+    """A cancelled run said that nobody knows whether it saved, above such a line."""
+    path = tmp_path / "n.out"
+    log = LogFile(path, "n", path.name, Classifier(), num_lines=1)
+    for text, saved in (
+        ("0: Epoch 3 | Training snapshot saved at snapshot.pt", True),
+        ("0: Model weights saved in ./out/checkpoint-500/model.safetensors", True),
+        ("0: => saved ckpt_000200.pt (best)", True),
+        ("0: checkpoint could not be saved: disk full", False),
+        ("0: the model will be saved every 500 steps", False),
+        ("0: saved 31 MB of activations", False),
+        ("0: the figure is saved as a.png", False),
+    ):
+        with path.open("a") as file:
+            file.write(f"{text}\n" + "0: step\n" * 3)
+        assert log.poll()
+        if saved:
+            expected = text
+        assert log.saved is not None and f"0: {log.saved.text}" == expected

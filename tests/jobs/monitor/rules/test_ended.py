@@ -250,6 +250,12 @@ def test_a_cancel_of_ours_needs_no_other_word() -> None:
     assert own.reason.startswith("cancelled with vjob cancel")
     assert own.evidence == () and "submit again" not in own.advice and "errors" not in own.advice
     assert "whether the program saved" in own.facts[-1]
+    saved = make_line("Epoch 3 | Training snapshot saved at snapshot.pt", node="n000", rank=0)
+    told = judge(replace(ended, end=ours, saved=saved)).facts[-1]
+    assert told == (
+        "rank 0 on n000 printed: Epoch 3 | Training snapshot saved at snapshot.pt; vjob did not "
+        "check that this save can be loaded"
+    )
 
 
 def test_ranks_without_a_handler_for_the_early_signal_are_named() -> None:
