@@ -463,6 +463,8 @@ class AttemptView:
     """Why there is no progress, although some lines may be about steps."""
     loss: Point | None = None
     """The last loss whose line names no step."""
+    norms: tuple[Point, ...] = ()
+    """Values of the last lines with a gradient norm and without a step."""
     phase: Phase | None = None
     phases_s: Mapping[str, float] = field(default_factory=dict)
     """The longest that a checkpoint and an evaluation of this run took so far."""

@@ -215,6 +215,7 @@ def view_logs(
         progress=progress,
         doubt=_find_doubt(logs) if progress is None else None,
         loss=find_loss(nodes),
+        norms=max((tuple(log.norms) for log in logs if log.norms), key=_dated, default=()),
         phase=_find_phase(logs, progress),
         phases_s=_find_longest(logs),
         phase_ended_at=max((x.phase_ended_at for x in logs if x.phase_ended_at), default=None),
@@ -222,6 +223,10 @@ def view_logs(
         saved=max((x.saved for x in logs if x.saved), key=_written_by, default=None),
         unreadable={name: why for files in nodes for name, why in files.problems().items()},
     )
+
+
+def _dated(points: Sequence[Point]) -> float:
+    return points[-1].at or 0.0
 
 
 def _written_by(line: Line) -> float:

@@ -25,6 +25,7 @@ from varuna_core.records.logs.times import BAR_SLACK_S, MARK_S, LineTimes
 from varuna_core.records.logs.training_log import (
     ITERATION_MARK,
     PHASE_MARKS,
+    SCALE_STEPS,
     TIMERS_MARK,
     Iteration,
     parse_job_info,
@@ -153,6 +154,8 @@ class LogFile:
         file."""
         self.loss: Point | None = None
         """Last loss of a line without a step; its step is NO_STEP."""
+        self.norms: deque[Point] = deque(maxlen=SCALE_STEPS)
+        """Values of the last lines with a gradient norm and without a step."""
         self.shares: deque[tuple[float, Point]] = deque(maxlen=NUM_POINTS)
         """Epochs done and values, from lines that have an epoch but no step."""
         self.step_order = -1
@@ -397,6 +400,8 @@ class LogFile:
         point = _make_point(reading.line)
         if point.step < 0:  # a bar may tell its step
             self.loss = replace(point, at=self.tail.mtime)
+            if point.grad_norm is not None:
+                self.norms.append(self.loss)
             if "epoch" in reading.line.others:
                 share = reading.line.others["epoch"]
                 self.shares.append((share, replace(point, at=reading.at)))

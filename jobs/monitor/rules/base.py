@@ -18,6 +18,7 @@ from varuna_core.facts.hang import Hang
 from varuna_core.facts.known import Evidence, NotKnown, Sure
 from varuna_core.facts.remedy import Action, Context, Remedy, Target, context_of
 from varuna_core.records.exits import RankExit, find_culprit
+from varuna_core.records.logs.training_log import count_bad_norms
 from varuna_core.records.requests import REQUEUE
 from vjob.jobs.monitor.log_lines.errors import explain_parts
 from vjob.jobs.monitor.model.snapshot import (
@@ -180,6 +181,29 @@ def find_bad_loss(points: Sequence[Point]) -> Point | None:
         return None
     is_bad = point.loss is not None and not math.isfinite(point.loss) and not point.skipped
     return point if is_bad or point.nan else None
+
+
+def list_bad_norms(snapshot: Snapshot) -> Sequence[Point]:
+    """Return the last points with a gradient norm, if these norms show that weights are lost."""
+    points = snapshot.norms
+    if not points and snapshot.progress is not None:
+        points = snapshot.progress.points
+    shown = [one for one in points if one.grad_norm is not None]
+    rows = [(one.step, one.grad_norm, one.loss, bool(one.skipped)) for one in shown]
+    return shown[len(shown) - count_bad_norms(rows) :]
+
+
+def norm_values(run: Sequence[Point]) -> dict[str, Any]:
+    """Return the values of points whose gradient norms are not finite."""
+    no_loss = NotKnown("these lines show no loss")
+    losses = [one.loss for one in run if one.loss is not None]
+    return {
+        "norm": str(run[-1].grad_norm),
+        "num_lines": len(run),
+        "step": run[-1].step if run[-1].step >= 0 else NotKnown("the line names no step"),
+        "first_step": run[0].step,
+        "loss": losses[-1] if losses else no_loss,
+    }
 
 
 def find_failed(snapshot: Snapshot) -> RankExit | None:

@@ -72,8 +72,10 @@ from vjob.jobs.monitor.rules.base import (
     is_plain_job,
     join,
     line_values,
+    list_bad_norms,
     list_unheard,
     make_evidence,
+    norm_values,
     remedies_of_line,
     rows_in,
     show,
@@ -738,8 +740,10 @@ def _list_doubts(snapshot: Snapshot) -> tuple[Finding, ...]:
 
 def _list_bad_loss(snapshot: Snapshot) -> tuple[Finding, ...]:
     points = snapshot.progress.points if snapshot.progress is not None else ()
-    bad = find_bad_loss(points)
-    return () if bad is None else (Finding("last loss is not a number", values={"step": bad.step}),)
+    bad, norms = find_bad_loss(points), list_bad_norms(snapshot)
+    if bad is not None:
+        return (Finding("last loss is not a number", values={"step": bad.step}),)
+    return (Finding("last norms are not numbers", values=norm_values(norms)),) if norms else ()
 
 
 def _ended_well(snapshot: Snapshot) -> bool:

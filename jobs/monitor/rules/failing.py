@@ -40,7 +40,9 @@ from vjob.jobs.monitor.rules.base import (
     is_live,
     is_plain_job,
     line_values,
+    list_bad_norms,
     name_job,
+    norm_values,
     remedies_of_line,
     show,
 )
@@ -404,31 +406,38 @@ LOSS_ROSE = 2.0
 
 
 def not_a_number(snapshot: Snapshot) -> Verdict | None:
-    """Return FAILING if the latest loss is not a finite number, in a step that was not skipped."""
+    """Return FAILING if the latest loss is not a finite number, in a step that was not skipped, or
+    if the last gradient norms are not."""
     points = _live_points(snapshot)
+    norms = list_bad_norms(snapshot) if is_live(snapshot) else ()
     if not points and snapshot.loss is not None and is_live(snapshot):
         points = (snapshot.loss,)
     point = find_bad_loss(points)
-    if point is None:
+    if point is None and not norms:
         return None
-    is_bad = point.loss is not None and not math.isfinite(point.loss) and not point.skipped
-    first = _first_bad(points)
-    line = next((x for x in snapshot.errors if x.kind == "not a number"), None)
-    saved = snapshot.checkpoint_step
-    back: tuple[Remedy, ...] = ()
-    if saved and saved < first:
-        back = (do(f"go back to the checkpoint of step {saved}, saved before the loss became NaN"),)
-    return failing(
-        snapshot,
-        "not a number",
-        {
+    if point is None:
+        point, first = norms[-1], norms[0].step
+        values: Values = norm_values(norms)
+    else:
+        is_bad = point.loss is not None and not math.isfinite(point.loss) and not point.skipped
+        first = _first_bad(points)
+        values = {
             "loss": str(point.loss) if is_bad else NotKnown("the last line shows no NaN or Inf"),
             "num_nan": point.nan,
             "step": point.step if point.step >= 0 else NotKnown("the line names no step"),
             "first_step": first,
-        },
+        }
+    line = next((x for x in snapshot.errors if x.kind == "not a number"), None)
+    saved = snapshot.checkpoint_step
+    back: tuple[Remedy, ...] = ()
+    if saved and saved < first:
+        back = (do(f"go back to the checkpoint of step {saved}, saved before the first NaN"),)
+    return failing(
+        snapshot,
+        "not a number",
+        values,
         (line, find_step_line(snapshot, point.step)),
-        details=_list_sources(snapshot),
+        details=_list_sources(snapshot) if point.step >= 0 else (),
         remedies=(
             LOWER_RATE,
             replace(CLIP, instead=True),

@@ -316,7 +316,19 @@ def _no_gpu_process(values: Values) -> str:
     return f"none of the {values['num_gpus']} GPUs has a process, {age} after the ranks started"
 
 
+def _bad_norms(values: Values) -> str:
+    loss = values["loss"]
+    beside = f"their last loss is {loss:g}" if _is_known(loss) else "they show no loss"
+    count = values["num_lines"]
+    what = f"the gradient norm is {values['norm']} in the last {count} lines that show it"
+    if _is_known(values["step"]):
+        what += f", from step {values['first_step']} to {values['step']}"
+    return f"{what}; {beside}"
+
+
 def _not_a_number(values: Values) -> str:
+    if "norm" in values:
+        return _bad_norms(values)
     loss, count = values["loss"], values["num_nan"]
     steps = _plural(count, "step", "steps")
     what = f"the loss is {loss}" if _is_known(loss) else f"{count} {steps} with NaN"
@@ -819,6 +831,7 @@ SENTENCES: Mapping[str, Callable[[Values], str]] = {
         if v["step"] >= 0
         else "the loss is not a number in the last line that shows a loss"
     ),
+    "last norms are not numbers": _bad_norms,
     "stopped early": lambda v: "the run stopped before its last step",
     "logs lack lines": lambda v: (
         f"{v['num_bytes']:,} bytes of the logs could not be written, so later steps are not known"

@@ -423,3 +423,35 @@ def format_saved(step: int, folder: str) -> str:
 def format_evaluation(num_samples: int) -> str:
     """Return the line printed when an evaluation begins."""
     return f"Evaluating on {num_samples} samples"
+
+
+BAD_NORMS = 3
+"""Least number of gradient norms in a row that are not finite and count as evidence."""
+SCALE_STEPS = 20
+"""Steps in a row that a search of the fp16 loss scale may skip, with such norms, in a run that is
+well."""
+
+
+def count_bad_norms(
+    rows: Sequence[Tuple[int, Optional[float], Optional[float], bool]],
+) -> int:
+    """Return for how many of the last lines the gradient norm shows that weights are lost; 0 if it
+    does not. Each row has step (less than 0 if it is not known), norm, loss, and whether its step
+    was skipped.
+
+    The norms must not be finite in several lines in a row that do not say that their step was
+    skipped. Programs with fp16 skip steps without saying so: the lines must cover more steps than
+    these skip, or show no loss and come after a finite norm, or show a loss of 0, which Hugging
+    Face prints instead of NaN.
+    """
+    count, first = 0, 0
+    losses = set()
+    shown = [row for row in rows if row[1] is not None]
+    for step, norm, loss, is_skipped in reversed(shown):
+        if is_skipped or norm is None or math.isfinite(norm):
+            break
+        count, first = count + 1, step
+        losses.add(loss)
+    is_long = count >= SCALE_STEPS or (count > 0 and shown[-1][0] - first >= SCALE_STEPS - 1)
+    was_well = count < len(shown) and losses == {None}
+    return count if count >= BAD_NORMS and (is_long or was_well or losses == {0.0}) else 0

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from tests.jobs.monitor.builders import (
     NOW,
@@ -66,6 +69,29 @@ def test_a_loss_that_is_no_number_fails() -> None:
     assert judge(with_points(healthy(), skipped)).health is Health.HEALTHY
     recovered = (*points[:20], replace(points[20], loss=float("nan")), *points[21:])
     assert judge(with_points(healthy(), recovered)).health is Health.HEALTHY
+
+
+@pytest.mark.parametrize(
+    ("num_bad", "facts", "reason"),
+    [
+        (3, {"loss": None}, "is nan in the last 3 lines that show it, from step 48 to 50; they"),
+        (2, {"loss": None}, ""),
+        (3, {"loss": 0.0}, "their last loss is 0"),
+        (20, {"loss": 2.5}, "from step 31 to 50; their last loss is 2.5"),
+        (19, {"loss": 2.5}, ""),  # fp16 may search its loss scale
+        (50, {"loss": None}, "is nan in the last 50 lines"),
+        (50, {"loss": None, "skipped": 1, "loss_scale": 2.0}, "skipped for overflow"),
+    ],
+)
+def test_norms_that_are_no_numbers_fail(num_bad: int, facts: dict[str, Any], reason: str) -> None:
+    """A job whose lines show only `grad norm nan` was HEALTHY."""
+    points = make_points([STEP_S] * 50, **{**facts, "skipped": 0})
+    bad = tuple(replace(one, grad_norm=float("nan"), **facts) for one in points[50 - num_bad :])
+    verdict = judge(with_points(healthy(), (*points[: 50 - num_bad], *bad)))
+    assert verdict.health is (Health.FAILING if reason else Health.HEALTHY)
+    assert reason in verdict.reason
+    back = (*points[:40], *(replace(one, grad_norm=float("nan")) for one in points[40:-1]))
+    assert judge(with_points(healthy(), (*back, points[-1]))).health is Health.HEALTHY
 
 
 def test_overflow_without_end_fails_and_the_search_for_a_scale_does_not() -> None:
