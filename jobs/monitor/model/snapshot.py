@@ -147,6 +147,9 @@ class Progress:
     but a script may count from 0 or may not print its last steps."""
     at: float | None = None
     """When the step was done, at the latest."""
+    is_older: bool = False
+    """True if the step was done before `at`, by how much is not known: its log went on without a
+    step when it was first read."""
     points: tuple[Point, ...] = ()
     """The last steps that were reported, oldest first; a few hundred at most."""
     source: str = ""

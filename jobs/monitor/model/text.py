@@ -215,7 +215,8 @@ def format_progress(snapshot: Snapshot, *, is_over: bool) -> str:
     if loss is not None:
         words.append(f"loss {loss:.6g}")
     if progress.at is not None:
-        words.append(f"{format_duration(snapshot.now - progress.at)} ago")
+        more = "more than " * progress.is_older
+        words.append(f"{more}{format_duration(snapshot.now - progress.at)} ago")
     if snapshot.phase is not None and not is_over:
         words.append(f"now at a{'n' if snapshot.phase.name[0] in 'aeiou' else ''} "
                      f"{snapshot.phase.name}")  # fmt: skip

@@ -257,10 +257,12 @@ def find_progress(nodes: Collection[NodeFiles]) -> Progress | None:
         points[-1] = replace(
             points[-1], loss=by_lines.loss, grad_norm=by_lines.grad_norm, nan=by_lines.nan
         )
+    at, is_older = log.find_step_time()
     return Progress(
         step=points[-1].step,
         num_steps=log.num_steps or find_total(points[-1].step, _list_others(node, log)),
-        at=log.point_at,  # not the line's own time: its node may be in another zone
+        at=at,  # not the line's own time: its node may be in another zone
+        is_older=is_older,
         points=tuple(points),
         source=log.name,
         first_step=log.first_step,

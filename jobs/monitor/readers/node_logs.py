@@ -10,7 +10,7 @@ import re
 import time
 from collections import deque
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from re import Pattern
 from typing import Protocol
@@ -52,6 +52,9 @@ NUM_FIRST = 8
 NUM_OLDEST = 4
 """Number of first lines that are parsed if a list of lines is shortened, since times are measured
 from them."""
+WENT_ON, LEAST_REST = 4, 4096
+"""A file went on without a step if more bytes follow the last line about a step than this many of
+the longest of the last distances between such lines, and than this many bytes."""
 HEAD_BYTES = 16 * 1024
 """Bytes at the beginning of a file in which the settings are searched."""
 
@@ -160,6 +163,10 @@ class LogFile:
         """Epochs done and values, from lines that have an epoch but no step."""
         self.step_order = -1
         """Offset of the last line about a step."""
+        self._step_places: deque[int] = deque(maxlen=NUM_FIRST)
+        """Offsets of the last lines about steps, in the order in which they were read."""
+        self._first_end = 0
+        """Size of the file at the first poll."""
         self.saved: Line | None = None
         """The last line that was read in which the program says that it saved its state."""
         self._fatal: Line | None = None
@@ -215,6 +222,20 @@ class LogFile:
     def trains(self, value: bool) -> None:
         self._trains = self._steps.trains = value
 
+    def find_step_time(self) -> tuple[float | None, bool]:
+        """Return when the last line about a step was written, and True if it was written earlier
+        than that, by how much is not known.
+
+        Later polls bound the time well. At the first poll it is the time of the file's last change,
+        unless the file went on for several times the usual distance between such lines.
+        """
+        place, places = self.step_order, sorted(set(self._step_places))
+        usual = max((b - a for a, b in pairwise(places)), default=0)
+        if self._first_end - place <= max(WENT_ON * usual, LEAST_REST):
+            return self.point_at, False
+        at = None if self._times is None else self._times.read()[self._is_err].find(place)
+        return (self.point_at, True) if at is None else (at, False)
+
     @property
     def is_behind(self) -> bool:
         """True if lines about steps wait for `catch_up`."""
@@ -268,6 +289,8 @@ class LogFile:
         if added.is_anew:
             self._shown.clear()
             self._read_info(self.tail.head)
+            self._first_end = added.start + len(added.data)
+            self._step_places.clear()
         self._read(added)
         return True
 
@@ -380,6 +403,7 @@ class LogFile:
             self.points.clear()
         if reading is not None:
             self.step_order = max(place, self.step_order)
+            self._step_places.append(place)
             for one in (*reading.earlier, reading):
                 self._add_point(one)
 

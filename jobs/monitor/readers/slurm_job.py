@@ -4,8 +4,7 @@
                   └─► running, ours, with GPUs: the driver's tool beside it, once a minute at most
 
 There is no agent that records when lines are written, so their times are bounded by the file's size
-at each poll (`SeenTimes`). At the first poll the pace is the mean since the job started, which the
-snapshot's message says.
+at each poll (`SeenTimes`). At the first poll they are not known.
 """
 
 from __future__ import annotations

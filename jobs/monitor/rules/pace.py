@@ -100,6 +100,13 @@ def find_step_at(snapshot: Snapshot) -> float | None:
     return max(times, default=None)
 
 
+def is_step_older(snapshot: Snapshot) -> bool:
+    """Return True if the last step was done before `find_step_at`, by how much is not known."""
+    progress = snapshot.progress
+    is_counted = any(rank.step_at is not None for rank in snapshot.ranks)
+    return progress is not None and progress.is_older and not is_counted
+
+
 def find_phase(snapshot: Snapshot) -> Phase | None:
     """Return the phase that the job is in; None if a step has been done since its begin, since then
     the checkpoint is written while the training continues."""
@@ -154,6 +161,14 @@ def knows_few_gaps(snapshot: Snapshot) -> bool:
     return len(list_gaps(points, first)) < LEARN_GAPS
 
 
+def is_early_silence(snapshot: Snapshot) -> bool:
+    """Return True for a silence that is long for the pace, while too few gaps are known to tell a
+    stall."""
+    silence = find_silence_s(snapshot)
+    is_long = silence is not None and is_long_for_pace(snapshot, silence)
+    return is_long and knows_few_gaps(snapshot)
+
+
 def is_long_for_pace(snapshot: Snapshot, silence_s: float) -> bool:
     """Return True for a silence of many steps' length that exceeds twice the job's longest gap."""
     pace_s = find_pace_s(snapshot)
@@ -188,12 +203,14 @@ def find_pace_s(snapshot: Snapshot) -> float | None:
 
 def find_left_s(snapshot: Snapshot) -> float | None:
     """Return the seconds until the last step at the present pace; None if pace or number of steps
-    is not known, the last step is done, or the ranks hang or have all exited."""
+    is not known, the last step is done or is old, or the ranks hang or have all exited."""
     pace_s, progress = find_pace_s(snapshot), snapshot.progress
     stands = snapshot.suspected or (snapshot.hang is not None and snapshot.hang.until is None)
     if (
         stands
         or has_ended_ranks(snapshot)
+        or is_step_older(snapshot)
+        or is_early_silence(snapshot)
         or pace_s is None
         or progress is None
         or not progress.num_steps

@@ -35,9 +35,9 @@ from vjob.jobs.monitor.rules.pace import (
     find_limit_left_s,
     find_pace_s,
     find_silence_s,
-    is_long_for_pace,
+    is_early_silence,
+    is_step_older,
     job_limit_s,
-    knows_few_gaps,
 )
 
 EXCLUDE_THIS = Remedy(Action.EXCLUDE, Target.NODE, "it")
@@ -229,10 +229,10 @@ def healthy(snapshot: Snapshot) -> Verdict | None:
         return None
     pace_s, left_s = find_pace_s(snapshot), find_left_s(snapshot)
     values = step_values(snapshot)
-    is_early = knows_few_gaps(snapshot) and is_long_for_pace(snapshot, silence)
+    is_early, is_older = is_early_silence(snapshot), is_step_older(snapshot)
     if snapshot.suspected is not None:
         values["suspect"] = Finding("hangs", values=hang_values(snapshot, snapshot.suspected))
-    stands = is_early or "suspect" in values
+    stands = is_early or is_older or "suspect" in values
     proof = _see_pace(snapshot)
     pace: Known[float] = NotKnown("no two steps have a time yet")
     left: Known[float] = NotKnown("the pace or the number of steps is not known")
@@ -257,6 +257,7 @@ def healthy(snapshot: Snapshot) -> Verdict | None:
             "comes_back": snapshot.comes_back,
             "checkpoint_step": snapshot.checkpoint_step or NotKnown("no checkpoint is known"),
             "is_early": is_early,
+            "is_older": is_older,
             "limit_s": job_limit_s(snapshot),
         },
         lines=(find_step_line(snapshot),),

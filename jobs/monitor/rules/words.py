@@ -554,6 +554,9 @@ def _healthy(values: Values) -> str:
     if values["is_early"]:
         limit = format_duration(values["limit_s"])
         tail = f"; too early to judge by so few steps; the job is STALLED after {limit} without one"
+    if values["is_older"]:
+        tail = "; its log goes on without a later step" if not values["is_early"] else tail
+        return f"{_step(values)} more than {format_duration(values['age_s'])} ago{pace}{tail}"
     return f"{_step(values)} {format_duration(values['age_s'])} ago{pace}{tail}"
 
 

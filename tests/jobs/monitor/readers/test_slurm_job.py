@@ -12,6 +12,7 @@ import pytest
 
 from vjob.jobs.errors import UncertainError
 from vjob.jobs.monitor.model.snapshot import Health, Verdict
+from vjob.jobs.monitor.model.text import format_progress
 from vjob.jobs.monitor.readers.job_reader import JudgedReader, open_reader
 from vjob.jobs.monitor.readers.slurm_job import SeenTimes, build_gpu_command, parse_gpus
 from vjob.jobs.schedulers import broker
@@ -80,6 +81,35 @@ def test_a_loop_whose_lines_have_no_times_has_a_step_and_no_pace(
     assert verdict.health is Health.HEALTHY and "step 50 of 100" in verdict.reason
     assert "a step" not in verdict.reason and " left" not in verdict.reason
     assert [node.name for node in snapshot.nodes] == ["b1"] and slurm.asked == ["scontrol"] * 2
+
+
+def test_a_step_before_many_other_lines_has_no_known_age_and_no_time_left(
+    slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    """A job that waited for hours, and said so, was `HEALTHY: step 50 of 1000 2 s ago, 8 min
+    left`."""
+    log = tmp_path / "job-12.out"
+    steps = [f"step {step}/1000 loss {4 / step:.3f} step time 0.5 s\n" for step in range(1, 51)]
+    log.write_text("".join(steps) + "loader: waiting for the file server\n" * 500)
+    reader = JudgedReader(open_reader("12", tmp_path))
+    snapshot, verdict = reader.read()
+    assert verdict.health is Health.RUNNING and " left" not in verdict.reason
+    assert verdict.reason.endswith("0.5 s a step; its log goes on without a later step")
+    assert "step 50 of 1000 more than " in verdict.reason
+    assert "more than" in format_progress(snapshot, is_over=False)
+    with log.open("a") as handle:
+        handle.write(steps[-1].replace("step 50", "step 51"))
+    _, verdict = reader.read()
+    assert verdict.health is Health.HEALTHY and "step 51 of 1000 0" not in verdict.reason
+    assert "more than" not in verdict.reason and " left" in verdict.reason
+
+
+def test_a_block_after_a_step_does_not_make_it_old(slurm: FakeSlurm, tmp_path: Path) -> None:
+    block = "".join(f"  layer {layer}: norm 1.0\n" for layer in range(100))
+    text = "".join(f"step {step}/100 loss {4 / step:.3f}\n{block}" for step in range(1, 31))
+    (tmp_path / "job-12.out").write_text(text + block)
+    _, verdict = JudgedReader(open_reader("12", tmp_path)).read()
+    assert verdict.health is Health.HEALTHY and "more than" not in verdict.reason
 
 
 def test_a_job_that_is_no_training_is_running_and_its_steps_are_not_known(

@@ -172,3 +172,14 @@ def test_the_last_line_about_a_save_is_kept(tmp_path: Path) -> None:
         if saved:
             expected = text
         assert log.saved is not None and f"0: {log.saved.text}" == expected
+
+
+def test_a_step_before_many_other_lines_has_the_age_of_its_own_line(tmp_path: Path) -> None:
+    """It had that of the file's last line."""
+    logs = NodeLogs(tmp_path)
+    for step in range(1, 20):
+        logs.write(NOW + 2 * step, f"0: step {step} loss 2.5")
+    for number in range(500):
+        logs.write(NOW + 100 + number, "0: the loader waits for the file server")
+    progress = logs.read()
+    assert (progress.at, progress.is_older) == (NOW + 38, False)
