@@ -51,11 +51,12 @@ def to_minutes(text: str) -> int | None:
     return -(-seconds // 60) or None
 
 
-def to_gigabytes(text: str) -> int | None:
+def to_gigabytes(text: str, many: int = 1) -> int | None:
+    """Return so many times an amount of memory in GiB, rounded up; None for other texts."""
     match = _MEMORY.fullmatch(text)
     if match is None:
         return None
-    return -int(-int(match["number"]) * _UNITS[match["unit"].upper()] // 1)
+    return -int(-int(match["number"]) * many * _UNITS[match["unit"].upper()] // 1)
 
 
 def to_name(text: str) -> str | None:

@@ -376,6 +376,8 @@ def _build_group(
     for key, amount in amounts.items():
         if amount is not None and key not in ("count", "ranks"):
             group.setdefault(key, amount)
+    if amounts["cpus"] is not None and "cpus-per-task" not in options:
+        draft.record("one CPU a task, as no option says otherwise", f"{NODES}[].cpus")
     return group
 
 
@@ -442,15 +444,27 @@ def _work_out(
     per_gpu = number("ntasks-per-gpu")
     if each is None and tasks is None and per_gpu is not None and all_gpus is not None:
         each = per_gpu * all_gpus
-    per = number("cpus-per-task")
+    is_whole = "exclusive" in options and not options["exclusive"][0]
+    per = 1 if _count_by_task(options) and not is_whole else number("cpus-per-task")
     cpus = per * each if per is not None and each is not None else None
     found: dict[str, int | str | None] = {"count": nodes, "ranks": each, "cpus": cpus}
     found["gpus"] = f"{kind}:{gpus}" if kind and gpus is not None else gpus
-    for name, many in (("mem-per-cpu", cpus), ("mem-per-gpu", all_gpus)):
-        gigabytes = to_gigabytes(options[name][0]) if name in options else None
-        if gigabytes is not None and many is not None:
-            found["memory_gb"] = gigabytes * many
+    allocated = None if is_whole else cpus
+    for name, many in (("mem-per-cpu", allocated), ("mem-per-gpu", all_gpus)):
+        gigabytes = to_gigabytes(options[name][0], many) if name in options and many else None
+        if gigabytes is not None:
+            found["memory_gb"] = gigabytes
     return found
+
+
+def _count_by_task(options: Mapping[str, tuple[str, int]]) -> bool:
+    """Return True for a job that gets one CPU a task, Slurm's default, where that matters: for
+    several tasks or memory by CPU. A site may have another default for a GPU."""
+    has_gpus = any(name in options for name in _GPU_OPTIONS)
+    tasks = [to_number(options[name][0]) for name in ("ntasks", "ntasks-per-node", "tasks-per-node")
+             if name in options]  # fmt: skip
+    matters = "mem-per-cpu" in options or any(one is not None and one > 1 for one in tasks)
+    return "cpus-per-task" not in options and not has_gpus and matters
 
 
 def _count_gpus(options: Mapping[str, tuple[str, int]], gpus: int | None) -> int | None:
@@ -460,9 +474,13 @@ def _count_gpus(options: Mapping[str, tuple[str, int]], gpus: int | None) -> int
     return gpus
 
 
+_GPU_OPTIONS = ("gres", "gpus", "gpus-per-node", "gpus-per-task")
+
+
 def _has_gpus(blocks: Sequence[JobBlock]) -> bool:
-    names = ("gres", "gpus", "gpus-per-node", "gpus-per-task")
-    return any(block.gres or any(name in block.options for name in names) for block in blocks)
+    return any(
+        block.gres or any(name in block.options for name in _GPU_OPTIONS) for block in blocks
+    )
 
 
 def _get_count(block: JobBlock | None) -> int | None:
