@@ -159,6 +159,11 @@ def translate_source(source: Source, environ: Mapping[str, str]) -> tuple[str, l
                 f"behind the script's first command{more}; the conf does not have it either",
                 is_first=True,
             )
+        if recording.submit_dir:
+            draft.note(
+                f"{recording.submit_dir}: SLURM_SUBMIT_DIR is taken to be the script's folder, "
+                f"{draft.shorten(found.folder)}; in a run of vjob it is the run folder"
+            )
         for name in recording.arguments if source.args else ():
             draft.note(f"{recording.file}: {name} was not given, so no word stands for it")
         if recording.task:

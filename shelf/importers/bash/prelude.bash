@@ -101,7 +101,6 @@ cd() {
     local __vj_to=${1:-$HOME} __vj_was=$PWD __vj_head
     if [[ $__vj_to == -- || $__vj_to == -[LP] ]]; then __vj_to=$2; fi
     if [[ $__vj_to == - ]]; then __vj_to=$OLDPWD; fi
-    if [[ $__vj_to == @SUBMIT@* ]]; then __vj_to=$__VJ_FOLDER${__vj_to#@SUBMIT@}; fi
     if [[ $__vj_to != /* ]]; then __vj_to=$PWD/$__vj_to; fi
     builtin cd "$__vj_to" 2>/dev/null || {  # a folder that is not here: the name alone
         while [[ $__vj_to == */./* ]]; do __vj_to=${__vj_to/\/.\///}; done

@@ -51,15 +51,16 @@ MOST_DEPTH = 4
 MAX_FILE = 1_000_000
 ENTERED = ("enroot", "docker", "nvidia-docker", "podman", "apptainer", "singularity")
 SUFFIXES = (".sh", ".sbatch", ".slurm", ".bash")
-_TOKEN = re.compile(r"@(?P<kind>OUT|ARG|UNSET|ENV|NODE|IP|NODELIST|SUBMIT|NAME)(?P<more>[^@\s]*)@")
+_TOKEN = re.compile(r"@(?P<kind>OUT|ARG|UNSET|ENV|NODE|IP|NODELIST|NAME)(?P<more>[^@\s]*)@")
 _MARK = re.compile(r"@(?:ARG\d*|(?:UNSET|ENV):\w+)@")
-_PART = re.compile(r"@(?:NODELIST|SUBMIT|NODE\d|IP\d)")
+_PART = re.compile(r"@(?:NODELIST|NODE\d|IP\d)")
 PART = "$(part of a name)"
 """Text that replaces a part of a word if the script cut this part out of a name that only the job
 knows."""
 REST = "@ARG@"
 """Placeholder for all further arguments of the script."""
 _FUNCTION = re.compile(r"(?ms)^[ \t]*(?:function\s+)?[\w-]+\s*\(\s*\)\s*\{.*?^[ \t]*\}")
+_ENTERS = re.compile(r"\s*(?:cd|pushd)\s")
 _NEEDS_MORE = re.compile(r"(.*/)?python[\d.]*|-m")
 """Words after which the next word belongs to the program too: an interpreter, or `-m`."""
 PLACEHOLDER = re.compile(r"<[^<>\n=]+>|\{\{[^{}\n]+\}\}|\{[A-Z][A-Z_ ]+\}")
@@ -96,6 +97,7 @@ SEARCH_PATHS = ("CPATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "PYTHONPATH")
 ACTIVATED = ("CONDA_PREFIX", "VIRTUAL_ENV")
 """Variables that modules and environments set in the job, whatever their values on this machine."""
 ARRAY_TASK = "SLURM_ARRAY_TASK_ID"
+SUBMIT_DIR = "SLURM_SUBMIT_DIR"
 _NEEDS_TASK = re.compile(rf"(?m)^[^#\n]*\$\{{?{ARRAY_TASK}\b")
 _ASKS_FOR_TASK = re.compile(rf"{ARRAY_TASK}:?[-+=]|-[nzv]\s+[\"']?\$?\{{?{ARRAY_TASK}")
 """Uses of the array's task id that also work if the job is no array: with a default, or in a
@@ -113,7 +115,6 @@ _TEXTS: Mapping[str, str] = {
     "SLURM_JOB_NODELIST": "@NODELIST@",
     "SLURM_NODELIST": "@NODELIST@",
     "SLURM_STEP_NODELIST": "@NODELIST@",
-    "SLURM_SUBMIT_DIR": "@SUBMIT@",
     "SLURM_LAUNCH_NODE_IPADDR": "@IP0@",
     "SLURMD_NODENAME": "@ENV:SLURMD_NODENAME@",
 }
@@ -250,6 +251,9 @@ class Recording:
     task: tuple[str, str] | None = None
     """Place at which the script uses the number of its task in a job array, and the number that it
     got."""
+
+    submit_dir: str = ""
+    """Place at which it uses the folder of its submit, other than to enter it."""
 
     late: list[int] = field(default_factory=list)
     """Numbers of its #SBATCH lines that sbatch does not read."""
@@ -401,6 +405,9 @@ class _Reader:
         mine, its, marks = given
         found = Recording(file=name, options=[*asked, *read_options(mine.text, name)])
         found.late = list_late_options(mine.text)
+        for number, line in enumerate(mine.text.splitlines(), 1):
+            if SUBMIT_DIR in _drop_comments(line) and not _ENTERS.match(line):
+                found.submit_dir = found.submit_dir or f"{name}:{number}"
         job = found.options or list(around)
         how = _How(name=name, options=job, is_step=depth > 0,
                    is_job="#SBATCH" in mine.text or "srun" in mine.text or depth > 0)  # fmt: skip
@@ -469,6 +476,8 @@ class _Reader:
         env |= {key: self.environ.get(key, own.pw_name) for key in ("USER", "LOGNAME")}
         env |= {name: f"@ENV:{name}@" for name in SEARCH_PATHS}
         env["HOSTNAME"] = f"@NODE{rank * how.is_step}@"
+        if how.is_job:
+            env[SUBMIT_DIR] = str(self.folder)
         env |= self._inherit(given.text) | dict(given.env)
         if _NEEDS_TASK.search(given.text) and not _ASKS_FOR_TASK.search(given.text):
             env.setdefault(ARRAY_TASK, f"@UNSET:{ARRAY_TASK}@")
@@ -922,8 +931,7 @@ def _value(name: str, rank: int) -> str:
     pair = JOB_VALUES.get(name.strip("${}"))
     if pair is not None:
         return pair[rank]
-    return {"${MASTER_ADDR}": "@NODE0@", "${SLURM_JOB_NODELIST}": "@NODELIST@",
-            "${SLURM_SUBMIT_DIR}": "@SUBMIT@"}.get(name, name)  # fmt: skip
+    return {"${MASTER_ADDR}": "@NODE0@", "${SLURM_JOB_NODELIST}": "@NODELIST@"}.get(name, name)
 
 
 def _spell(found: re.Match[str]) -> str:
@@ -937,9 +945,7 @@ def _spell(found: re.Match[str]) -> str:
         return f"${{{more}}}"
     if kind in ("NODE", "IP"):
         return "${MASTER_ADDR}" if more == "0" else "$(hostname)"
-    return {"NODELIST": "${SLURM_JOB_NODELIST}", "SUBMIT": "${SLURM_SUBMIT_DIR}"}.get(
-        kind, "${SLURM_JOB_NAME}"
-    )
+    return "${SLURM_JOB_NODELIST}" if kind == "NODELIST" else "${SLURM_JOB_NAME}"
 
 
 def _find_env(

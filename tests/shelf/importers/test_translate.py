@@ -666,7 +666,14 @@ def test_the_folder_of_the_submit_is_the_scripts(tmp_path: Path) -> None:
     for line, folder in (('cd "${SLURM_SUBMIT_DIR}" || exit 1', None),
                          ("cd $SLURM_SUBMIT_DIR/code", "code")):  # fmt: skip
         made, notes = translate(tmp_path, f"#SBATCH -N 1\n{line}\npython t.py\n")
-        assert made.get("workdir") == folder and "which only the job" not in notes
+        assert made.get("workdir") == folder and "SUBMIT_DIR" not in notes
+    text = (
+        "#SBATCH -N 1\nexport PYTHONPATH=$SLURM_SUBMIT_DIR\npython t.py --out $SLURM_SUBMIT_DIR/o\n"
+    )
+    made, notes = translate(tmp_path, text)
+    assert made["program"]["args"] == ["--out", f"{tmp_path}/o"]
+    assert made["setup"] == [f'export PYTHONPATH="{tmp_path}"']
+    assert "x.sh:2: SLURM_SUBMIT_DIR is taken to be the script's folder" in notes
 
 
 def test_what_a_kept_command_does_inside_is_not_noted(tmp_path: Path) -> None:
