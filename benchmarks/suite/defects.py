@@ -475,8 +475,9 @@ def render_page(
 ) -> str:
     tests = list_tests(book, costs, list(PLACES))
     unknown = [file for file in list_slow() if (CONTROL, file) not in book.rows]
-    foreign = list(filter(is_foreign, unknown))
+    foreign = list(filter(is_foreign, list_slow()))
     others = [file for file in unknown if file not in foreign]
+    left = f" In which of {', '.join(map(show, others))} a defect acts is not known yet."
     return f"""# Defects that the slow tests of the runtime find
 
 Made by `python -m benchmarks.suite.defects COSTS --mutants COUNT --write`. Seconds are of
@@ -488,9 +489,8 @@ for others.{note and " "}{note}
 ## Known defects, put back
 A defect acts in a file where the patched code does otherwise than the code that is there; only
 those were run. {" and ".join(OWN)} change the equality machine's own model, so that no other test
-can find them. No process of {", ".join(map(show, foreign))} imports the runtime. In which of
-{", ".join(map(show, others)) or "no files"} a defect acts is not known yet. A file that takes over
-{LARGE_S:.0f} s ended with its first failure.
+can find them. No process of {", ".join(map(show, foreign))} imports the
+runtime.{left * bool(others)} A file that takes over {LARGE_S:.0f} s ended with its first failure.
 
 {render_defects(book, acting)}
 
