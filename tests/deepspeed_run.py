@@ -27,7 +27,9 @@ cluster:
   walltime_min: 5
   join_s: 120
   nodes: [{{{{group: pair, count: {{count}}, ranks: {{ranks}}}}}}]
+env: {{{{TORCH_EXTENSIONS_DIR: "{os.environ["TORCH_EXTENSIONS_DIR"]}"}}}}
 """
+"""With what `make` compiled for DeepSpeed, which would otherwise be compiled in the user's home."""
 
 
 @functools.cache

@@ -297,6 +297,8 @@ def submit(recipe: Recipe, place: str, vjob: Vjob) -> RunFolder:
     words = ["--set", f"cluster={PLACES[place].replace('RANKS', str(recipe.ranks))}"]
     words += ["--set", f"program.python={python}"]
     words += ["--set", "env.OMP_NUM_THREADS=1", "--set", f"env.PATH={build_path(python)}"]
+    if compiled := os.environ.get("TORCH_EXTENSIONS_DIR"):  # what make compiled, for all tests
+        words += ["--set", f"env.TORCH_EXTENSIONS_DIR={compiled}"]
     said = vjob("submit", "conf.yaml", "--json", *words).stdout
     return RunFolder(Path(json.loads(said)["folder"]))
 
