@@ -80,7 +80,10 @@ def build_nodes(draft: Draft, launch: Launch) -> None:
     is_alone = bool(find_launcher([word.text for word in (launch.script, *launch.args)]))
     for name, count, block in zip(names, counts, chosen, strict=True):
         starts_ranks = launch.kind == "command" and is_alone  # those of its node
-        group = _build_group(draft, block, count, has_ranks=ranks is not None or starts_ranks)
+        is_single = launch.kind in ("python", "command") and not launch.command.is_step
+        why = "as the script starts the program once" if is_single else ""
+        why = "as the launcher counts the ranks" if ranks is not None or starts_ranks else why
+        group = _build_group(draft, block, count, why)
         own = ranks
         if own is None and block is not None and launch.kind in ("python", "command"):
             tasks = _work_out(block.options, count)["ranks"] if launch.command.is_step else 1
@@ -319,10 +322,10 @@ def _join_srun(draft: Draft) -> list[JobBlock]:
 
 
 def _build_group(
-    draft: Draft, block: JobBlock | None, count: int, *, has_ranks: bool
+    draft: Draft, block: JobBlock | None, count: int, other_ranks: str
 ) -> dict[str, Any]:
-    """Build a group of `count` nodes from a job's options; `has_ranks`: its launcher counts the
-    ranks itself."""
+    """Build a group of `count` nodes from a job's options; `other_ranks` is why the job's tasks are
+    not its ranks, empty if they are."""
     group: dict[str, Any] = {}
     if block is None:
         return group
@@ -338,8 +341,8 @@ def _build_group(
         key, convert = {**GROUP_OPTIONS, **TOP_OPTIONS}.get(name, ("", None))
         if name in AMOUNTS:
             amount = amounts.get(AMOUNTS[name])
-            if has_ranks and AMOUNTS[name] == "ranks":
-                draft.record(said, "no key of the conf, as the launcher counts the ranks")
+            if other_ranks and AMOUNTS[name] == "ranks":
+                draft.record(said, f"no key of the conf, {other_ranks}")
             elif amount is None and AMOUNTS[name] == "gpus" and is_by_node:
                 draft.record(said, "no key of the conf, as another option counts a node's GPUs")
             elif amount is None:

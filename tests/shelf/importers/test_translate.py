@@ -344,6 +344,14 @@ def test_what_was_taken_names_the_keys_that_it_became(tmp_path: Path) -> None:
     assert "--gpus-per-node=a100:2 -> cluster.nodes[].gpus\n" in made
 
 
+def test_tasks_of_a_program_that_is_started_once_are_not_its_ranks(tmp_path: Path) -> None:
+    """`--ntasks=8 -> cluster.nodes[].ranks` stood above `ranks: 1`."""
+    (tmp_path / "x.sh").write_text("#SBATCH -N 1 --ntasks=8\npython t.py\n")
+    made, _ = translate_source(Source(path=tmp_path / "x.sh"), ENVIRON)
+    assert "--ntasks=8 -> no key of the conf, as the script starts the program once\n" in made
+    assert "cpus: 8" in made and "ranks: 1" in made
+
+
 def test_options_of_sbatch_are_keys_or_are_told(tmp_path: Path) -> None:
     head = "#SBATCH -N 1 --signal=USR1@90 -D /w --mail-type=END -d singleton --array=3-5 -t 1:30:00"
     conf, notes = translate(tmp_path, f"{head}\nsrun python t.py $SLURM_ARRAY_TASK_ID\n")
