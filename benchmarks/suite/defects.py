@@ -25,7 +25,7 @@ import re
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -414,11 +414,13 @@ def render_defects(book: Book, acting: dict[str, set[str]]) -> str:
     return "\n".join([head, "|---|---|---|", *rows])
 
 
-def render_tests(tests: Sequence[Test], unknown: Sequence[str]) -> str:
+def render_tests(tests: Sequence[Test], unknown: Sequence[str], unrun: Collection[str]) -> str:
+    """Render the tests of each file; `unknown` are the files in which defects may act, `unrun`
+    those that did not run with each defect that acts in them."""
     parts = []
     for file, of_file in itertools.groupby(tests, key=lambda one: find_file(one.name)):
         held = list(of_file)
-        nothing = "not known" if file in unknown else "none"
+        nothing = "not known" if file in unknown or file in unrun else "none"
         rows = [
             f"| {escape(one.name.partition('::')[2])} | {one.cases} | {one.seconds:.1f} "
             f"| {', '.join(sorted(one.found)) or nothing} | {', '.join(sorted(one.alone))} "
@@ -477,6 +479,8 @@ def render_page(
     unknown = [file for file in list_slow() if (CONTROL, file) not in book.rows]
     foreign = list(filter(is_foreign, list_slow()))
     others = [file for file in unknown if file not in foreign]
+    rows = [(name, file) for name, files in acting.items() for file in files]
+    unrun = {file for name, file in rows if (name, file) not in book.rows}
     left = f" In which of {', '.join(map(show, others))} a defect acts is not known yet."
     return f"""# Defects that the slow tests of the runtime find
 
@@ -495,7 +499,7 @@ runtime.{left * bool(others)} A file that takes over {LARGE_S:.0f} s ended with 
 {render_defects(book, acting)}
 
 ## Slow tests
-{render_tests(tests, others)}
+{render_tests(tests, others, unrun)}
 
 ## Mutants
 {render_mutants(book)}
