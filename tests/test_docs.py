@@ -128,7 +128,7 @@ complete -p vjob"""
         "XDG_STATE_HOME": str(tmp_path),
     }
     done = subprocess.run(
-        ["bash", "-c", script], env=env, capture_output=True, text=True, timeout=60, check=True
+        ["bash", "-c", script], env=env, capture_output=True, text=True, timeout=300, check=True
     )
     status, last, registered = done.stdout.splitlines()
     assert (status, last) == ("status", "last") and registered.endswith("vjob")
@@ -148,7 +148,7 @@ def test_make_docs_makes_what_is_made_from_the_doc_lines(tmp_path: Path) -> None
     (tmp_path / "Makefile").write_text(makefile)
     command = ["make", "--old-file=.venv/.installed", "docs", f"BIN={Path(sys.executable).parent}"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, timeout=60, check=True)
+    subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, timeout=300, check=True)
     pages = ["causes.md", "conf.md", "json.md", "varuna.md"]
     for name in (*(f"docs/{page}" for page in pages), "tests/jobs/golden/init.yaml"):
         assert (tmp_path / name).read_text() == (ROOT / name).read_text(), name
