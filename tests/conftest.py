@@ -94,20 +94,17 @@ def pytest_sessionstart() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
-    """Each process of `pytest -n 4` imports other files first, and so compiles them for all: from a
-    fresh clone all four would compile each file at the same time."""
+    """Import other test files first in each process of `pytest -n 4`, so that each file is compiled
+    by one of them. On a fresh clone all four would otherwise compile every file."""
     worker = getattr(session.config, "workerinput", None)
     if worker is None:
         return
-    files = sorted(path for name in session.config.args for path in find_tests(Path(name)))
+    places = [Path(name).absolute() for name in session.config.args]
+    files = sorted(path for place in places for path in place.rglob("test_*.py"))
     for path in files[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
         # What fails here, or is skipped, is collected again.
         with contextlib.suppress(Exception, pytest.skip.Exception):
             importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
-
-
-def find_tests(place: Path) -> list[Path]:
-    return list(place.absolute().rglob("test_*.py"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -415,8 +415,8 @@ def render_defects(book: Book, acting: dict[str, set[str]]) -> str:
 
 
 def render_tests(tests: Sequence[Test], unknown: Sequence[str], unrun: Collection[str]) -> str:
-    """Render the tests of each file; `unknown` are the files in which defects may act, `unrun`
-    those that did not run with each defect that acts in them."""
+    """Render a table of tests for each slow file. `unknown` are files that were not searched for
+    the defects that act in them; `unrun` are files that were not run with all these defects."""
     parts = []
     for file, of_file in itertools.groupby(tests, key=lambda one: find_file(one.name)):
         held = list(of_file)

@@ -461,8 +461,9 @@ def _work_out(
 
 
 def _count_by_task(options: Mapping[str, tuple[str, int]]) -> bool:
-    """Return True for a job that gets one CPU a task, Slurm's default, where that matters: for
-    several tasks or memory by CPU. A site may have another default for a GPU."""
+    """Return True if a job's CPUs follow from its tasks, by Slurm's default of one CPU for each,
+    and the conf must say so: the job has several tasks, or asks for memory by CPU. Return False for
+    a job with GPUs, as a site may have a default number of CPUs for a GPU."""
     has_gpus = any(name in options for name in _GPU_OPTIONS)
     tasks = [to_number(options[name][0]) for name in ("ntasks", "ntasks-per-node", "tasks-per-node")
              if name in options]  # fmt: skip

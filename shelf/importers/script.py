@@ -56,8 +56,8 @@ def collect(recordings: Sequence[Recording], folder: str) -> ShellConf:
 
 
 def _walk_recordings(recording: Recording) -> Iterator[Recording]:
-    """Yield a script and those that it starts, except those inside a command that the conf keeps
-    whole: what they do besides is done."""
+    """Yield the recording of a script and of the scripts that it starts. Leave out those inside a
+    command that the conf takes over as it is, since the run executes them."""
     yield recording
     for one in recording.launches:
         if one.inner is not None and not _is_whole(one):

@@ -468,8 +468,9 @@ class Manager:
         return Judged(kind, outcome.code, outcome.reason, culprit, repeats, is_sure, wants)
 
     def _blame_gone(self, attempt: AttemptFolder, judged: Judgement) -> Judgement:
-        """Attribute the attempt's end to lost nodes; the rank that failed first is a note, unless
-        it reports the loss of its peer."""
+        """Return the judgement of an attempt that ended because nodes were lost: they are its
+        cause. A rank that failed before becomes a note, unless its error only reports the
+        lost peer."""
         stop = read_stop(attempt) or {}
         if stop.get("kind") == "lost":
             end = end_of_stop(stop)

@@ -62,8 +62,8 @@ class Schedules:
             wrap(module, name, partial(self._recorder.span, "send"))
 
     def apply_to_messages(self, module: ModuleType) -> None:
-        """Wrap the methods of `P2PCommunicator`, which sends and receives messages in
-        megatron-core 0.14 and later. In earlier versions functions of the schedules do this, which
+        """Record the messages of megatron-core 0.14 and later, by wrapping the methods of
+        `P2PCommunicator`. Earlier versions send and receive in functions of their schedules, which
         `apply` wraps."""
         owner = getattr(module, "P2PCommunicator", None)
         if owner is not None:

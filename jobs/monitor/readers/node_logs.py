@@ -223,11 +223,11 @@ class LogFile:
         self._trains = self._steps.trains = value
 
     def find_step_time(self) -> tuple[float | None, bool]:
-        """Return when the last line about a step was written, and True if it was written earlier
-        than that, by how much is not known.
+        """Return the time of the last line about a step, and whether it is only an upper bound.
 
-        Later polls bound the time well. At the first poll it is the time of the file's last change,
-        unless the file went on for several times the usual distance between such lines.
+        A line that is read in a later poll has a close bound. For one that is read in the first
+        poll, the bound is the time of the file's last change. It is not close if much more text
+        follows the line than usually stands between two lines about steps.
         """
         place, places = self.step_order, sorted(set(self._step_places))
         usual = max((b - a for a, b in pairwise(places)), default=0)
@@ -578,7 +578,8 @@ class LogFile:
 
 
 def is_saved(text: str) -> bool:
-    """Return True for a line in which a program says that it has saved its model or its state."""
+    """Return True for a line of a program's output that reports a completed save of its model or
+    state; False for one that reports a failed or a future save."""
     return _SAVED.search(text) is not None and _NOT_SAVED.search(text) is None
 
 

@@ -418,8 +418,8 @@ def _find_hang_s(snapshot: Snapshot) -> float | None:
 
 
 def _by_setup(snapshot: Snapshot, decided: End) -> Cause:
-    """Return the cause for a setup line that failed, with a known line of its output if there is
-    one."""
+    """Return the cause of a run that ended because a line of the conf's `setup` failed. It quotes a
+    line of the output that explains the failure, if a known pattern matches one."""
     own = (REFUSED_BY_VJOB, ATTEMPT_ENDED)
     output = first_root([line for line in snapshot.errors if line.kind not in own])
     said = "" if output is None else f" ({format_line(output)})"

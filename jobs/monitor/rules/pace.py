@@ -101,7 +101,8 @@ def find_step_at(snapshot: Snapshot) -> float | None:
 
 
 def is_step_older(snapshot: Snapshot) -> bool:
-    """Return True if the last step was done before `find_step_at`, by how much is not known."""
+    """Return True if the time that `find_step_at` returns is only the latest possible time of the
+    last step, which may have been done much earlier."""
     progress = snapshot.progress
     is_counted = any(rank.step_at is not None for rank in snapshot.ranks)
     return progress is not None and progress.is_older and not is_counted

@@ -82,8 +82,8 @@ class AllocationJob(LocalJob):
             self.warn_at = time.monotonic() + left.value - self.limits.warn_s
 
     def warn(self) -> None:
-        """Read the job's time limit again, and send the ranks the signal that warns of it, unless
-        somebody has extended the limit since the warning was scheduled."""
+        """Send the ranks the signal that warns of the job's time limit. The limit is read again
+        first, and no signal is sent if somebody has extended it since the warning was scheduled."""
         self.set_limits()
         if self.warn_at < time.monotonic() + MARGIN_S:
             super().warn()

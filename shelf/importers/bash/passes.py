@@ -265,8 +265,8 @@ def _parse_record(
     env = {name: value for name, value in env.items() if not name.startswith("__VJ")}
     words = [_hide(word, scratch) for word in words]
     cwd = _hide(cwd, scratch)
-    told = {"is_asked": asked != "0", "ends_script": "e" in flags, "stdin": stdin}
-    return {"words": tuple(words), "cwd": cwd, **told, "env": env}, frames
+    state = {"is_asked": asked != "0", "ends_script": "e" in flags, "stdin": stdin}
+    return {"words": tuple(words), "cwd": cwd, **state, "env": env}, frames
 
 
 def _hide(text: str, scratch: str) -> str:

@@ -328,8 +328,9 @@ def list_arguments(*texts: str) -> list[str]:
 
 
 def _list_missing(text: str, given: int) -> list[str]:
-    """Return the placeholders for arguments that a script uses beyond the first `given`. Those of
-    its functions are others, and none is known to be missing where it shifts or parses them."""
+    """Return placeholders for the positional arguments that a script uses and that were not given;
+    `given` is the number of those that were. Arguments of the script's functions do not count. If
+    the script uses shift, getopts, `$@` or `$#`, it is not known which are missing: return none."""
     outside = _FUNCTION.sub("", text)
     if re.search(r"\b(shift|getopts?)\b|\$\{?[@*#]", outside):
         return []
@@ -1046,8 +1047,9 @@ def read_options(text: str, file: str) -> list[Option]:
 
 
 def list_late_options(text: str) -> list[int]:
-    """Return the numbers of the #SBATCH lines after the first command. A script that writes or
-    submits another one has the other one's lines."""
+    """Return the line numbers of the #SBATCH lines that sbatch ignores because they come after the
+    first command. Return none for a script with a here-document or a call of sbatch: the lines may
+    belong to another script, which it writes."""
     lines = text.splitlines()
     first = next((at for at, line in enumerate(lines) if line.strip() and line[0] != "#"), 0)
     if re.search(r"<<|\bsbatch\b", text):
