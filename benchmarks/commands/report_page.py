@@ -37,7 +37,8 @@ ZOOM_PLOTLY = """() => new Promise((done) => {
   requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now() - begin)));
 })"""
 DRAWN = "document.documentElement.dataset.drawn"
-PAINTED = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+PAINT = "performance.getEntriesByName('first-contentful-paint')[0]"
+PAINTED = f"{PAINT}.startTime"
 WRITE_ORDINARY = """
 import pathlib, sys
 from docs.make.pictures import write_page, write_sample
@@ -182,6 +183,7 @@ def _measure_one(browser: Any, page: Path, zoom: str) -> tuple[float, ...]:
     inside.send("Performance.enable", {"timeDomain": "threadTicks"})
     tab.goto(page.as_uri(), timeout=600_000)
     tab.wait_for_selector("html[data-drawn]", state="attached", timeout=600_000)
+    tab.wait_for_function(PAINT)  # recorded some frames after what was painted
     measured = inside.send("Performance.getMetrics")["metrics"]
     cpu_s = next(one["value"] for one in measured if one["name"] == "ThreadTime")
     times = [float(tab.evaluate(one)) for one in (DRAWN, PAINTED, zoom)]

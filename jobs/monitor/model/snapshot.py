@@ -476,7 +476,7 @@ class AttemptView:
     errors: tuple[Line, ...] = ()
     """Lines of a known kind, the likely earliest first; equal lines of ranks once."""
     saved: Line | None = None
-    """The last line in which the program says that it saved its state."""
+    """The last line in which the program says that it saves or has saved its state."""
     fatal: Line | None = None
     """The line of a fatal error after the last step, only in a bare folder of logs."""
     stop: Mapping[str, Any] | None = None

@@ -61,14 +61,18 @@ HEAD_BYTES = 16 * 1024
 _SAVED = re.compile(
     r"\b(?:model|weights?|checkpoints?|ckpt|snapshot|adapter|state)\b.{0,40}\bsaved\b"
     r"|\bsaved\b.{0,80}(?:\b(?:model|weights?|checkpoints?|ckpt|snapshot|adapter|state)\b"
-    r"|\.(?:pth?|ckpt|safetensors|keras|h5|npz|pkl)\b)",
+    r"|\.(?:pth?|ckpt|safetensors|keras|h5|npz|pkl)\b)"
+    r"|\bsaving\b.{0,40}\b(?:model|weights?|checkpoints?|ckpt|snapshot|adapter|state)\b",
     re.IGNORECASE,
 )
 _NOT_SAVED = re.compile(
-    r"\b(?:not|never|no|fail(?:ed|s)?|cannot|unable|error|will|to) |n't ", re.IGNORECASE
+    r"\b(?:not|never|no|fail(?:ed|s)?|cannot|unable|error|will|to be|every|skip(?:ped|ping)?"
+    r"|disabled?|before|after)\b|n't ",
+    re.IGNORECASE,
 )
 MOST_SAVES = 20
-"""Most lines with the word `saved` that are tried for each part of a file that is read."""
+"""Most lines with the word `saved` or `saving` that are tried for each part of a file that is
+read."""
 _DAYS_30 = 30 * 86400.0
 _LATE_S = 1800.0
 """Seconds by which a line's time may be later than its file's; a later time is in another time
@@ -541,7 +545,7 @@ class LogFile:
     def _note_saved(self, data: bytes, start: int) -> None:
         end = len(data)
         for _ in range(MOST_SAVES):
-            at = data.rfind(b"aved", 0, end)
+            at = max(data.rfind(b"aved", 0, end), data.rfind(b"aving", 0, end))
             if at < 0:
                 return
             end = data.rfind(b"\n", 0, at) + 1
