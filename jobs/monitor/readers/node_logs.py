@@ -59,15 +59,16 @@ HEAD_BYTES = 16 * 1024
 """Bytes at the beginning of a file in which the settings are searched."""
 
 _SAVED = re.compile(
-    r"\b(?:model|weights?|checkpoints?|ckpt|snapshot|adapter|state)\b.{0,40}\bsaved\b"
-    r"|\bsaved\b.{0,80}(?:\b(?:model|weights?|checkpoints?|ckpt|snapshot|adapter|state)\b"
+    r"\b(?:models?|weights?|checkpoints?|ckpt|snapshot|adapter|state)\b.{0,40}\bsaved\b"
+    r"|\bsaved\b.{0,80}(?:\b(?:models?|weights?|checkpoints?|ckpt|snapshot|adapter|state)\b"
     r"|\.(?:pth?|ckpt|safetensors|keras|h5|npz|pkl)\b)"
-    r"|\bsaving\b.{0,40}\b(?:model|weights?|checkpoints?|ckpt|snapshot|adapter|state)\b",
+    r"|\bsaving\b.{0,40}\b(?:models?|weights?|checkpoints?|ckpt|snapshot|adapter|state)\b",
     re.IGNORECASE,
 )
 _NOT_SAVED = re.compile(
-    r"\b(?:not|never|no|fail(?:ed|s)?|cannot|unable|error|will|to be|every|skip(?:ped|ping)?"
-    r"|disabled?|before|after)\b|n't ",
+    r"\b(?:not|never|no|fail(?:ed|s|ure)?|cannot|unable|will|to be|every|skip(?:ped|ping)?"
+    r"|disabled?|before|after|errors? (?:while |when |on |in )?saving"
+    r"|(?:load|resum|restor)(?:ed|es?|ing))\b|error:|n't ",
     re.IGNORECASE,
 )
 MOST_SAVES = 20
