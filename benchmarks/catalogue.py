@@ -354,7 +354,6 @@ BENCHMARKS: Sequence[Benchmark] = (
         title="Up to 10,240 nodes",
         peer="none; growth from 64 nodes on, and a simulated cluster",
         needs=("numpy", "pandas"),
-        words=("--write",),
         quick=("--most", "256", "--only", "submit", "manager"),
     ),
     Benchmark(
@@ -415,7 +414,6 @@ BENCHMARKS: Sequence[Benchmark] = (
         module="hostile",
         title="Every command over hostile folders and failing disks",
         peer="10 s of processor, 500 MB, a sentence, no secret",
-        words=("--write",),
         quick=("--draws", "20"),
     ),
     Benchmark(
@@ -423,7 +421,6 @@ BENCHMARKS: Sequence[Benchmark] = (
         module="commands.storm",
         title="Live pages under a storm of connections",
         peer="none; the owner is served within 2 s",
-        words=("--write",),
         quick=("--connections", "1000", "--asks", "5"),
     ),
     Benchmark(
@@ -432,7 +429,6 @@ BENCHMARKS: Sequence[Benchmark] = (
         title="Secrets that others would see",
         peer="detect-secrets; gitleaks' rules, from a file that --rules names",
         needs=("detect_secrets",),
-        words=("--write",),
         quick=("--seeds", "1"),
     ),
     Benchmark(

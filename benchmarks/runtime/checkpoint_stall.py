@@ -55,6 +55,9 @@ WAYS: dict[str, tuple[str, Options]] = {
 }
 
 
+HEAD = ("| what | bound | smallest | median | largest |", "|---|---|---|---|---|")
+
+
 def build_model(sizes: dict[str, Any]) -> Gpt:
     torch.manual_seed(0)
     return Gpt(**sizes, dropout=0.0)
@@ -171,6 +174,7 @@ def render_bounds(way: str, found: dict[str, list[float]], *, bounded: bool = Tr
     rows = []
     for what, (first, second), bound in (
         ("stall / DCP's async_save", ("stall", "dcp"), STALL_BOUND),
+        ("stall / cloning the same tensors", ("stall", "clone"), CLONE_BOUND),
         ("step after a save / one without", ("after", "plain"), STEP_BOUND),
     ):
         each = sorted(a / b for a, b in zip(found[first], found[second], strict=True))
@@ -178,6 +182,12 @@ def render_bounds(way: str, found: dict[str, list[float]], *, bounded: bool = Tr
         limit = bound if bounded else ""
         rows.append(f"| {way}: {what} | {limit} | {each[0]:.3f} | {middle:.3f} | {each[-1]:.3f} |")
     return rows
+
+
+def describe(way: str, found: dict[str, list[float]]) -> str:
+    """Return a sentence with the milliseconds of a stall and of a step."""
+    stall, step = (statistics.median(found[name]) * 1e3 for name in ("stall", "plain"))
+    return f"{way}: a stall of {stall:.1f} ms, steps of {step:.0f} ms."
 
 
 def measure_on_gpu(rounds: int) -> None:
@@ -196,23 +206,11 @@ def measure_on_gpu(rounds: int) -> None:
             found = measure("bf16", store, local, rounds, sizes, device)
             shutil.rmtree(store)
             rows += render_bounds(f"copy on {place}", found, bounded=not rows)
-            stall, step = (statistics.median(found[name]) * 1e3 for name in ("stall", "plain"))
-            figures.append(f"A copy on {place}: a stall of {stall:.1f} ms, steps of {step:.0f} ms.")
+            figures.append(describe(f"A copy on {place}", found))
         dist.destroy_process_group()
     millions = sum(weight.numel() for weight in build_model(sizes).parameters()) / 1e6
     print(f"{millions:.0f} million parameters in bf16 with AdamW, {rounds} rounds.\n")
-    print("| what | bound | smallest | median | largest |\n|---|---|---|---|---|")
-    print("\n".join([*rows, "", *figures]))
-
-
-def render_row(way: str, found: dict[str, list[float]]) -> str:
-    def ratio(first: str, second: str) -> str:
-        each = sorted(a / b for a, b in zip(found[first], found[second], strict=True))
-        return f"{statistics.median(each):.2f} ({each[0]:.2f} to {each[-1]:.2f})"
-
-    stall, step = (statistics.median(found[name]) * 1e3 for name in ("stall", "plain"))
-    cells = [way, f"{stall:.1f}", ratio("stall", "dcp"), ratio("stall", "clone"), f"{step:.0f}"]
-    return "| " + " | ".join([*cells, ratio("after", "plain")]) + " |"
+    print("\n".join([*HEAD, *rows, "", *figures]))
 
 
 def main() -> None:
@@ -229,7 +227,8 @@ def main() -> None:
         measure_on_gpu(options.rounds)
         return
     dist.init_process_group("gloo")
-    rows = []
+    rows: list[str] = []
+    figures = []
     millions = sum(weight.numel() for weight in build_model(SIZES).parameters()) / 1e6
     for way in options.ways:
         name = tempfile.mkdtemp(dir=".", prefix=".stall-")
@@ -238,23 +237,24 @@ def main() -> None:
         try:
             folder = Path(shared[0])
             found = measure(way, folder, folder, options.rounds, SIZES, CPU)
-            rows.append(render_row(way, found))
+            rows += render_bounds(way, found)
+            figures.append(describe(way, found))
         finally:
             dist.barrier()
             for made in {name, shared[0]}:
                 shutil.rmtree(made, ignore_errors=True)
         if dist.get_rank() == 0:
-            print(rows[-1], flush=True)
+            print(figures[-1], file=sys.stderr, flush=True)
     if dist.get_rank() == 0:
         text = "\n".join([
             f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, "
             f"two replicas with one compute thread each, {millions:.0f} million parameters, "
-            f"{options.rounds} rounds. Medians, and the smallest and largest round.",
-            f"| state | stall, ms | over DCP's async_save (bound {STALL_BOUND}) | over cloning the "
-            f"same tensors (bound {CLONE_BOUND}) | step, ms | the step after a save over one "
-            f"without (bound {STEP_BOUND}) |",
-            "|---|---|---|---|---|---|",
+            f"{options.rounds} rounds.",
+            "",
+            *HEAD,
             *rows,
+            "",
+            " ".join(figures),
         ])  # fmt: skip
         print(text)
         if options.write:

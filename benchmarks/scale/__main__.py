@@ -16,7 +16,7 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import RESULTS
@@ -29,11 +29,17 @@ RESULT = RESULTS / "scale.md"
 BEGIN, END = "<!-- measured -->", "<!-- end -->"
 """What stands between these lines of the page is written here; the rest is written by hand."""
 SIZES = (64, 256, 1024, 4096, 10240)
+BOUNDS: Mapping[str, tuple[float, float]] = {
+    "status: first look": (1.05, 2.0),
+    "manager: all nodes are new": (1.05, math.inf),
+    "search for a plan": (math.inf, 5.0),
+}
+"""The largest slope, and the most seconds with the most nodes."""
 
 
 def measure_parts(sizes: Sequence[int], parts: Sequence[str]) -> list[str]:
-    """Return the rows of the table."""
-    rows = []
+    """Return a table of all parts, and one of those that have bounds."""
+    rows, figures = [], []
     for part in parts:
         found: dict[str, list[float]] = {}
         for nodes in sizes:
@@ -46,8 +52,15 @@ def measure_parts(sizes: Sequence[int], parts: Sequence[str]) -> list[str]:
             slope = math.log(seconds[-1] / seconds[-2]) / math.log(sizes[-1] / sizes[-2])
             cells = [what, *(f"{one:.4f}" for one in seconds), f"{slope:.2f}", f"{peak_mb:.0f}"]
             rows.append(f"| {' | '.join(cells)} |")
+            measured = (("slope", slope), (f"seconds, {sizes[-1]:,} nodes", seconds[-1]))
+            for (name, value), bound in zip(measured, BOUNDS.get(what, ()), strict=False):
+                if bound < math.inf:
+                    figures.append(f"| {what}, {name} | {bound} | {value:.2f} |")
     head = ["what", *(f"{size:,} nodes" for size in sizes), "slope", "peak MB at the end"]
-    return [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *rows]
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *rows]
+    return (
+        [*lines, "", "| what | bound | measured |", "|---|---|---|", *figures] if figures else lines
+    )
 
 
 def count_file_calls() -> str:
