@@ -70,6 +70,19 @@ class Added:
     poll."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Fetched:
+    """What was read of a file."""
+
+    found: os.stat_result
+    is_anew: bool
+    """True if the file is another than that of the last poll, or was truncated."""
+    first: int
+    """Offset of `data` in the file."""
+    data: bytes
+    head: bytes
+
+
 class Tail:
     """Reader of the end of one file."""
 
@@ -87,6 +100,9 @@ class Tail:
         self.head = b""
         """The file's first bytes, if `head_bytes` asks for them and the first poll skipped them."""
         self._tail_bytes, self._head_bytes = tail_bytes, head_bytes
+        self._is_fetched = False
+        self._fetched: _Fetched | OSError | None = None
+        """What `fetch` has found for the next poll; None for a file that has not changed."""
         self._seen: tuple[int, int, int] | None = None
         """Inode, size and mtime at the last poll."""
         self._offset = 0
@@ -138,47 +154,67 @@ class Tail:
         except OSError:
             return b""
 
-    def poll(self) -> Added | None:
-        """Read what was added; return None if nothing was, which costs one stat."""
+    def fetch(self) -> None:
+        """Read what the next poll will take in, and change nothing else: the ends of several files
+        may be fetched at once, each in a thread."""
+        self._is_fetched = True
         try:
-            if self._seen is not None:
-                found = os.stat(self.path)
-                if (found.st_ino, found.st_size, found.st_mtime_ns) == self._seen:
-                    return None
-            return self._read()
-        except FileNotFoundError:
+            self._fetched = self._read() if self._has_changed() else None
+        except OSError as error:
+            self._fetched = error
+
+    def poll(self) -> Added | None:
+        """Return what was added, read now unless it was fetched; None if nothing was, which costs
+        one stat."""
+        if not self._is_fetched:
+            self.fetch()
+        fetched, self._fetched, self._is_fetched = self._fetched, None, False
+        if isinstance(fetched, _Fetched):
+            return self._note(fetched)
+        if isinstance(fetched, FileNotFoundError):
             self.is_missing, self.problem, self._seen = True, "", None
             self._inode = -1
-        except OSError as error:
-            self.problem, self._seen = error.strerror or str(error), None
+        elif fetched is not None:
+            self.problem, self._seen = fetched.strerror or str(fetched), None
         return None
 
-    def _read(self) -> Added | None:
+    def _has_changed(self) -> bool:
+        if self._seen is None:
+            return True
+        found = os.stat(self.path)
+        return (found.st_ino, found.st_size, found.st_mtime_ns) != self._seen
+
+    def _read(self) -> _Fetched:
         fd = open_to_read(self.path)
         try:
             found = os.fstat(fd)  # of what is open: the name may be another file's by now
             # Replaced or truncated: a file that was only out of reach for a while is neither.
             is_anew = found.st_ino != self._inode or found.st_size < self._offset
-            if is_anew:
-                self._offset, self.rest, self._is_within = 0, b"", False
-            start = self._offset
+            start = 0 if is_anew else self._offset
             bound = self._tail_bytes if is_anew else LOOK_BYTES
             first = max(start, found.st_size - bound)
             data = _read_at(fd, first, found.st_size - first)
-            if is_anew:
-                self._first = first
-            if is_anew and self._head_bytes:
-                self.head = os.pread(fd, min(first, self._head_bytes), 0) if first else b""
+            has_head = is_anew and self._head_bytes and first
+            head = os.pread(fd, min(first, self._head_bytes), 0) if has_head else b""
         finally:
             os.close(fd)
+        return _Fetched(found=found, is_anew=is_anew, first=first, data=data, head=head)
+
+    def _note(self, fetched: _Fetched) -> Added | None:
+        found, first, is_anew = fetched.found, fetched.first, fetched.is_anew
+        if is_anew:
+            self._offset, self.rest, self._is_within = 0, b"", False
+            self._first = first
+            self.head = fetched.head
+        start = self._offset
         self._seen = (found.st_ino, found.st_size, found.st_mtime_ns)
         self._inode = found.st_ino
         self.size, self.mtime = found.st_size, found.st_mtime
         self.is_missing, self.problem = False, ""
-        self._offset = first + len(data)
+        self._offset = first + len(fetched.data)
         if first > start:
             self.rest, self._is_within, self._is_beginning_known = b"", True, False
-        added = self._take(data, first, first - start, is_anew)
+        added = self._take(fetched.data, first, first - start, is_anew)
         if is_anew:
             self.skipped = None
         if first > start:

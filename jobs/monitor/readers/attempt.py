@@ -24,6 +24,7 @@ from varuna_core.records.rank_map import RankPlace, locate_ranks
 from varuna_core.records.runfolder import MOST_NODES, AttemptFolder, RunFolder
 from varuna_core.records.training import parse_partition, read_training
 from vjob.jobs.monitor.log_lines.errors import STEP_MARKS, Classifier, list_exceptions
+from vjob.jobs.monitor.log_lines.many_files import ManyFiles
 from vjob.jobs.monitor.model.snapshot import AttemptView, Node, Progress, Rank
 from vjob.jobs.monitor.readers.gpu_logs import describe_late
 from vjob.jobs.monitor.readers.node_files import (
@@ -34,6 +35,7 @@ from vjob.jobs.monitor.readers.node_files import (
     find_progress,
     join_counts,
     join_progress,
+    poll_all,
     view_logs,
 )
 from vjob.jobs.monitor.readers.rank_files import (
@@ -57,12 +59,13 @@ class AttemptReader:
         self.files: dict[str, NodeFiles] = {}
         """The logs of each node, keyed by node name."""
         self._num_lines = num_lines
-        self._state = JsonFolder(attempt.path / "state")
-        self._reports = JsonFolder(attempt.path / "nodes")
-        self._beats = JsonFolder(attempt.path / "beat")
-        self._exits = JsonFolder(attempt.path / "exit")
+        self._many = ManyFiles()
+        self._state = JsonFolder(attempt.path / "state", self._many)
+        self._reports = JsonFolder(attempt.path / "nodes", self._many)
+        self._beats = JsonFolder(attempt.path / "beat", self._many)
+        self._exits = JsonFolder(attempt.path / "exit", self._many)
         self._lives: dict[str, Beats] = {}
-        self.traces = TraceFolder(attempt)
+        self.traces = TraceFolder(attempt, self._many)
         self._steps = StepsFolder(attempt)
         self._left_out: dict[str, str] = {}
         self._listed: dict[str, tuple[tuple[int, int], bool]] = {}
@@ -113,8 +116,8 @@ class AttemptReader:
                 changed.add(found.node)
         self._find_files()
         self._find_traces()
-        for files in self.files.values():
-            if files.poll():
+        for files, is_new in poll_all([*self.files.values()], self._many):
+            if is_new:
                 changed.add(files.name)
                 times += [files.newest] if files.newest else []
         changed.update(f"@{rank}" for rank in self.traces.poll() | self._steps.poll())

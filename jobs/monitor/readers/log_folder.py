@@ -15,6 +15,7 @@ from pathlib import Path
 from varuna_core.records.files import as_whole, list_names
 from varuna_core.records.logs.training_log import LogOwner, find_other_jobs, list_missing_nodes
 from vjob.jobs.monitor.log_lines.errors import Classifier
+from vjob.jobs.monitor.log_lines.many_files import ManyFiles
 from vjob.jobs.monitor.model.snapshot import Disk, Node, Scheduler, Snapshot
 from vjob.jobs.monitor.readers.file_systems import Skew, read_disks
 from vjob.jobs.monitor.readers.node_files import (
@@ -23,6 +24,7 @@ from vjob.jobs.monitor.readers.node_files import (
     count_lines,
     find_fatal,
     find_progress,
+    poll_all,
     view_logs,
 )
 from vjob.jobs.monitor.readers.settings import compare, take_first
@@ -56,7 +58,7 @@ class FolderReader:
         self, folder: Path, *, num_lines: int, clock: Callable[[], float] = time.time
     ) -> None:
         self._folder, self._num_lines, self._clock = folder, num_lines, clock
-        self._classifier = Classifier()
+        self._classifier, self._many = Classifier(), ManyFiles()
         self._files: dict[str, NodeFiles] = {}
         self._nodes: dict[str, Node] = {}
         self._seen: int | None = None
@@ -69,11 +71,11 @@ class FolderReader:
         """Return a snapshot of the folder's present state."""
         is_changed = self._find_files()
         newest: list[float] = []
-        for name, files in self._files.items():
-            if files.poll() or name not in self._nodes:
+        for files, is_new in poll_all([*self._files.values()], self._many):
+            if is_new or files.name not in self._nodes:
                 is_changed = True
                 newest += [files.newest] if files.newest else []
-                self._nodes[name] = files.build_node(self._num_lines)
+                self._nodes[files.name] = files.build_node(self._num_lines)
         ours = self._clock()
         self._skew.note(max(newest, default=None), ours)
         now = ours + self._skew.offset_s

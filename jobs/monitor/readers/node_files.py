@@ -20,6 +20,7 @@ from varuna_core.records.logs.step_counts import NUM_RECENT, StepCounts
 from varuna_core.records.logs.steps import LINE, StepReader, count_epochs, find_total
 from varuna_core.records.logs.times import BAR_SLACK_S, TimesTail
 from vjob.jobs.monitor.log_lines.errors import Classifier, first_root
+from vjob.jobs.monitor.log_lines.many_files import ManyFiles
 from vjob.jobs.monitor.log_lines.tails import TAIL_BYTES, Budget, Tail
 from vjob.jobs.monitor.model.snapshot import (
     COUNTED,
@@ -100,8 +101,13 @@ class NodeFiles:
         if "out" in self.logs:
             self.logs["out"].is_apart = self.is_ours or "err" in self.logs
 
+    def fetch(self) -> None:
+        """Read what the next `poll` will take in, and change nothing else."""
+        for tail in self.tails().values():
+            tail.fetch()
+
     def poll(self) -> bool:
-        """Read what was added; return True if anything was, or if a search continues."""
+        """Take in what was added; return True if anything was, or if a search continues."""
         is_new = any(log.is_sought and log.is_unsearched for log in self.logs.values())
         for log in self.logs.values():
             is_new = log.poll() or is_new
@@ -168,6 +174,12 @@ class NodeFiles:
             memory_used_mb=samples.memory_used_mb if samples is not None else None,
             memory_total_mb=samples.memory_total_mb if samples is not None else None,
         )
+
+
+def poll_all(nodes: Sequence[NodeFiles], many: ManyFiles) -> Iterator[tuple[NodeFiles, bool]]:
+    """Poll the logs of all nodes; yield each node's with True if anything was added."""
+    for files, _ in zip(nodes, many.call(NodeFiles.fetch, nodes), strict=True):
+        yield files, files.poll()
 
 
 def count_lines(

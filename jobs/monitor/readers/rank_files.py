@@ -12,6 +12,7 @@ import statistics
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from varuna_core.records.logs.slow_ranks import RECENT_STEPS, WARM_UP_STEPS
 from varuna_core.records.logs.step_counts import StepCounts, parse_counts
 from varuna_core.records.logs.trace import COMPUTE
 from varuna_core.records.runfolder import AttemptFolder
+from vjob.jobs.monitor.log_lines.many_files import ManyFiles
 from vjob.jobs.monitor.log_lines.tails import Added, Tail
 from vjob.jobs.monitor.model.snapshot import Point
 
@@ -38,8 +40,9 @@ MOST_BYTES = 4 * 1024 * 1024
 class JsonFolder:
     """The parsed files of a folder, keyed by name without `.json`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, many: ManyFiles) -> None:
         self.path = path
+        self._many = many
         self.values: dict[str, dict[str, Any]] = {}
         self.times: dict[str, float] = {}
         """Modification time of each file."""
@@ -83,22 +86,24 @@ class JsonFolder:
         for stem in self._marks.keys() - {name[:-5] for name in names}:
             for held in (self.values, self.times, self._marks):
                 held.pop(stem, None)
-        for name in names:
-            stem = name[:-5]
-            if not name.endswith(".json") or name.startswith("."):
-                continue
-            seen = self._marks.get(stem)
-            try:
-                if seen is not None and seen == _mark(os.stat(name, dir_fd=fd)):
-                    continue
-                data, found = _read(name, fd)
-            except OSError:
-                continue
-            value = parse_json(data)
-            if isinstance(value, dict):
+        names = [name for name in names if name.endswith(".json") and not name.startswith(".")]
+        for name, read in zip(
+            names, self._many.call(partial(self._read_if_changed, fd), names), strict=True
+        ):
+            value = None if read is None else parse_json(read[0])
+            if read is not None and isinstance(value, dict):
+                stem, (_, found) = name[:-5], read
                 self._marks[stem] = _mark(found)
                 self.values[stem], self.times[stem] = value, found.st_mtime
                 yield stem
+
+    def _read_if_changed(self, fd: int, name: str) -> tuple[bytes, os.stat_result] | None:
+        seen = self._marks.get(name[:-5])
+        try:
+            is_seen = seen is not None and seen == _mark(os.stat(name, dir_fd=fd))
+            return None if is_seen else _read(name, fd)
+        except OSError:
+            return None
 
 
 def _mark(found: os.stat_result) -> tuple[int, int, int]:
@@ -153,8 +158,12 @@ class TraceFile:
     def _open(self, tail_bytes: int) -> Tail:
         return Tail(self.path, tail_bytes=tail_bytes * self._share, head_bytes=HEAD_BYTES)
 
+    def fetch(self) -> None:
+        """Read what the next `poll` will take in, and change nothing else."""
+        self.tail.fetch()
+
     def poll(self) -> set[int]:
-        """Read the lines that were added to the file; return the ranks that wrote them."""
+        """Take in the lines that were added to the file; return the ranks that wrote them."""
         added = self.tail.poll()
         if added is None:
             return set()
@@ -203,7 +212,8 @@ class TraceFile:
 class TraceFolder:
     """Reader of all traces of an attempt."""
 
-    def __init__(self, attempt: AttemptFolder) -> None:
+    def __init__(self, attempt: AttemptFolder, many: ManyFiles) -> None:
+        self._many = many
         self.ranks: dict[int, TraceEnd] = {}
         self.times: list[float] = []
         """Modification times of the files that had changed at the last poll."""
@@ -220,7 +230,8 @@ class TraceFolder:
         """Read the lines that were added to all trace files; return the ranks that wrote them."""
         changed: set[int] = set()
         self.times = []
-        for file in self._files.values():
+        files = [*self._files.values()]
+        for file, _ in zip(files, self._many.call(TraceFile.fetch, files), strict=True):
             if found := file.poll():
                 changed |= found
                 self.times.append(file.tail.mtime)

@@ -17,6 +17,7 @@ from varuna_core.records.files import write_json
 from varuna_core.records.logs.trace import TraceWriter
 from varuna_core.records.plan import read_plan
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.monitor.log_lines.many_files import ManyFiles
 from vjob.jobs.monitor.readers.file_systems import Skew, probe
 from vjob.jobs.monitor.readers.gpu_logs import GpuSamples, describe_late
 from vjob.jobs.monitor.readers.rank_files import Beats, JsonFolder, TraceFile
@@ -235,7 +236,7 @@ def test_the_newest_complete_checkpoint_is_found_by_its_manifest(tmp_path: Path)
 
 
 def test_a_folder_of_small_files_tells_what_is_new_and_forgets_what_is_gone(tmp_path: Path) -> None:
-    folder = JsonFolder(tmp_path)
+    folder = JsonFolder(tmp_path, ManyFiles())
     assert folder.poll() == []
     write_json(tmp_path / "0.json", {"a": 1})
     (tmp_path / "torn.json").write_text("{")
@@ -248,7 +249,7 @@ def test_a_folder_of_small_files_tells_what_is_new_and_forgets_what_is_gone(tmp_
     (tmp_path / "0.json").unlink()
     folder.poll()
     assert folder.values == {"torn": {"b": 3}}
-    assert JsonFolder(tmp_path / "missing").poll() == []
+    assert JsonFolder(tmp_path / "missing", ManyFiles()).poll() == []
 
 
 @pytest.mark.parametrize(
