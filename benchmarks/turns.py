@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from benchmarks import ROOT
 
@@ -45,9 +45,14 @@ def time_in_turn(
     ][1:]
 
 
-def divide(costs: Sequence[Sequence[Cost]]) -> tuple[list[float], list[float]]:
-    """The processor time of each round over that of its last command: now, and before."""
-    now, then = ([each[at].processor_s / each[-1].processor_s for each in costs] for at in (0, -2))
+def divide(
+    costs: Sequence[Sequence[Cost]], what: Literal["seconds", "processor_s"] = "processor_s"
+) -> tuple[list[float], list[float]]:
+    """The processor time of each round, or its seconds, over that of its last command: now, and
+    before."""
+    now, then = (
+        [getattr(each[at], what) / getattr(each[-1], what) for each in costs] for at in (0, -2)
+    )
     return now, then
 
 

@@ -4,6 +4,8 @@
 
 The files are sparse, 100 MB each, with lines as Megatron-LM, gpustat and Python's warnings print
 them at their ends, and lie in memory. Whole processes run in turn; their processor time counts.
+Where each call on these files waits for a file server, which a preloaded library stages, the time
+by the clock does.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import time
 from pathlib import Path
 
 from benchmarks import RESULTS
+from benchmarks.commands.slow_server import WAIT_S, build_slow_server
 from benchmarks.machine import compile_to
 from benchmarks.turns import (
     Row,
@@ -39,7 +42,7 @@ from vjob.jobs.monitor.readers.job_reader import Reader, open_reader
 from vjob.jobs.monitor.readers.run import RunReader
 
 RESULT = RESULTS / "status.md"
-BOUND = 8.0
+BOUND, SLOW_BOUND = 8.0, 1.0
 FILE_BYTES = 100_000_000
 END_BYTES = 96 * 1024
 RANKS = 8
@@ -208,14 +211,26 @@ def main() -> None:
         tail = ["sh", "-c", f"exec tail -n 50 {run.attempt(0).path}/n*.*"]
         turns = [*(([*status, str(run.path)], env) for env in envs), (tail, env)]
         whole = time_in_turn(turns, Path(name), options.rounds)
+        slow = build_slow_server(Path(name, "slow.so"), run.path)
+        slowly = time_in_turn(
+            [(command, {**env, **slow}) for command, env in turns], Path(name), options.rounds
+        )
         looks, first_s = measure_looks(run, options.rounds)
         called = count_calls(calls, run, 5)
     rows: list[Row] = [
         ("`vjob status --json` of a bare folder over one `tail -n 50`", BOUND, *divide(bare)),
         ("the same of a run: reports, beats and squeue too", BOUND, *divide(whole)),
+        (
+            f"the same where each open, stat and read waits {WAIT_S * 1e3:g} ms: its seconds over "
+            "`tail`'s",
+            SLOW_BOUND,
+            *divide(slowly, "seconds"),
+        ),
         ("a look with nothing new over the first, of the run", 0.05, looks, []),
     ]
-    seconds = [statistics.median(each[0].seconds for each in costs) for costs in (bare, whole)]
+    seconds = [
+        statistics.median(each[0].seconds for each in costs) for costs in (bare, whole, slowly)
+    ]
     lines = [
         f"Python {platform.python_version()}, {platform.machine()}, {options.rounds} rounds, "
         f"{describe_load()}; "
@@ -224,7 +239,7 @@ def main() -> None:
         *render_rows(options.before, rows),
         "",
         f"The commands take {seconds[0]:.2f} s and {seconds[1]:.2f} s, the first look within a "
-        f"process {first_s:.2f} s.",
+        f"process {first_s:.2f} s; where each call waits, the second takes {seconds[2]:.2f} s.",
         "",
         f"Five looks at a job of 16 components started: {called}.",
     ]
