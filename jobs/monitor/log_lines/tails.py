@@ -72,7 +72,7 @@ class Added:
 
 @dataclass(frozen=True, kw_only=True)
 class _Fetched:
-    """What was read of a file."""
+    """One reading of a file."""
 
     found: os.stat_result
     is_anew: bool
