@@ -67,8 +67,8 @@ _SAVED = re.compile(
 )
 _NOT_SAVED = re.compile(
     r"\b(?:not|never|no|fail(?:ed|s|ure)?|cannot|unable|will|to be|every|skip(?:ped|ping)?"
-    r"|disabled?|before|after|errors? (?:while |when |on |in )?saving"
-    r"|(?:load|resum|restor)(?:ed|es?|ing))\b|error:|n't ",
+    r"|disabled?|errors? (?:while |when |on |in )?saving|(?:load|resum|restor)(?:ed|es?|ing))\b"
+    r"|error:|n't ",
     re.IGNORECASE,
 )
 MOST_SAVES = 20

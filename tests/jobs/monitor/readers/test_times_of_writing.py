@@ -164,6 +164,7 @@ def test_the_last_line_about_a_save_is_kept(tmp_path: Path) -> None:
         ("0: Saved model to /scratch/run 1/model.pt", True),
         ("0: test loss 2.05 is the best so far, saving model to out/model.pt", True),
         ("0: saving checkpoint to out-shakespeare", True),
+        ("0: Checkpoint saved: 12 episodes after 40 runs", True),
         ("0: Validation error decreased (0.31 --> 0.29).  Saving model ...", True),
         ("0: Error saving model: the folder is read-only", False),
         ("0: Loading saved model from model.pt", False),
