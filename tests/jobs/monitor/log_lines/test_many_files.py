@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,7 @@ def test_a_slow_file_server_changes_nothing_that_is_seen(
         with monkeypatch.context() as patch:
             if slowly:
                 patch.setattr(tails, "open_to_read", open_slowly)
-            return reader.read()
+            return replace(reader.read(), disks=())  # other processes write on them
 
     assert look(slow, slowly=True) == look(plain, slowly=False)
     assert len(threads) > 1
