@@ -54,6 +54,7 @@ REASONS = {
     "tests/varuna_core/functions/": RUNS,
     "tests/varuna_core/profiling/": "measures a model on four ranks",
     "tests/varuna_core/programs/": ALL_CASES,
+    "tests/varuna_core/records/test_patterns": "each pattern is timed on long lines",
     "tests/varuna_core/runtime/": ALL_CASES,
     "tests/varuna_core/test_foreign": "imports transformers, whose models it trains",
     "tests/varuna_core/test_varuna": ALL_CASES,
