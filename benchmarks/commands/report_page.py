@@ -24,6 +24,7 @@ STEPS = 4
 BARS = 100_000
 TRIES = 3
 PAGE_KB = 400
+ORDINARY = "an ordinary run"
 ZOOM = """() => new Promise((done) => {
   const canvas = document.querySelector("canvas.marks");
   const begin = performance.now();
@@ -154,9 +155,9 @@ def measure_ordinary(folder: Path, before: Path | None) -> list[str]:
         "| page | KB | bound | first paint, ms | complete, ms | processor time of its thread, ms |",
         "|---|---|---|---|---|---|",
     ]
-    for name, page, times in zip(("now", "before"), pages, found, strict=False):
+    for name, page, times in zip((ORDINARY, "the same, before"), pages, found, strict=False):
         draw, paint, _, cpu = (f"{one:.0f}" for one in times)
-        size, bound = page.stat().st_size / 1000, PAGE_KB if name == "now" else ""
+        size, bound = page.stat().st_size / 1000, PAGE_KB if name == ORDINARY else ""
         lines.append(f"| {name} | {size:.0f} | {bound} | {paint} | {draw} | {cpu} |")
     return [*lines, ""]
 

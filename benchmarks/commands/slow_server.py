@@ -40,41 +40,41 @@ static int note(int fd, int slow) {
   return fd;
 }
 
-#define OPEN(name)                                                   \
-  int name(const char *path, int flags, ...) {                       \
-    int (*next)(const char *, int, ...) = dlsym(RTLD_NEXT, #name);                    \
-    va_list rest; va_start(rest, flags);                             \
-    mode_t mode = va_arg(rest, mode_t); va_end(rest);                \
-    int slow = is_slow(-1, path);                                    \
-    if (slow) wait_for_server();                                     \
-    return note(next(path, flags, mode), slow);                      \
+#define OPEN(name)                                                                \
+  int name(const char *path, int flags, ...) {                                    \
+    int (*next)(const char *, int, ...) = dlsym(RTLD_NEXT, #name);                \
+    va_list rest; va_start(rest, flags);                                          \
+    mode_t mode = va_arg(rest, mode_t); va_end(rest);                             \
+    int slow = is_slow(-1, path);                                                 \
+    if (slow) wait_for_server();                                                  \
+    return note(next(path, flags, mode), slow);                                   \
   }
-#define OPENAT(name)                                                 \
-  int name(int folder, const char *path, int flags, ...) {           \
-    int (*next)(int, const char *, int, ...) = dlsym(RTLD_NEXT, #name);               \
-    va_list rest; va_start(rest, flags);                             \
-    mode_t mode = va_arg(rest, mode_t); va_end(rest);                \
-    int slow = is_slow(folder, path);                                \
-    if (slow) wait_for_server();                                     \
-    return note(next(folder, path, flags, mode), slow);              \
+#define OPENAT(name)                                                              \
+  int name(int folder, const char *path, int flags, ...) {                        \
+    int (*next)(int, const char *, int, ...) = dlsym(RTLD_NEXT, #name);           \
+    va_list rest; va_start(rest, flags);                                          \
+    mode_t mode = va_arg(rest, mode_t); va_end(rest);                             \
+    int slow = is_slow(folder, path);                                             \
+    if (slow) wait_for_server();                                                  \
+    return note(next(folder, path, flags, mode), slow);                           \
   }
-#define STAT(name, type)                                             \
-  int name(const char *path, struct type *found) {                   \
-    int (*next)(const char *, struct type *) = dlsym(RTLD_NEXT, #name);               \
-    if (is_slow(-1, path)) wait_for_server();                        \
-    return next(path, found);                                        \
+#define STAT(name, type)                                                          \
+  int name(const char *path, struct type *found) {                                \
+    int (*next)(const char *, struct type *) = dlsym(RTLD_NEXT, #name);           \
+    if (is_slow(-1, path)) wait_for_server();                                     \
+    return next(path, found);                                                     \
   }
-#define STATAT(name, type)                                           \
-  int name(int folder, const char *path, struct type *found, int flags) { \
-    int (*next)(int, const char *, struct type *, int) = dlsym(RTLD_NEXT, #name);     \
-    if (is_slow(folder, path)) wait_for_server();                    \
-    return next(folder, path, found, flags);                         \
+#define STATAT(name, type)                                                        \
+  int name(int folder, const char *path, struct type *found, int flags) {         \
+    int (*next)(int, const char *, struct type *, int) = dlsym(RTLD_NEXT, #name); \
+    if (is_slow(folder, path)) wait_for_server();                                 \
+    return next(folder, path, found, flags);                                      \
   }
-#define PREAD(name)                                                  \
-  ssize_t name(int fd, void *to, size_t size, off_t place) {         \
-    ssize_t (*next)(int, void *, size_t, off_t) = dlsym(RTLD_NEXT, #name);            \
-    if (fd >= 0 && fd < MOST && below[fd]) wait_for_server();        \
-    return next(fd, to, size, place);                                \
+#define PREAD(name)                                                               \
+  ssize_t name(int fd, void *to, size_t size, off_t place) {                      \
+    ssize_t (*next)(int, void *, size_t, off_t) = dlsym(RTLD_NEXT, #name);        \
+    if (fd >= 0 && fd < MOST && below[fd]) wait_for_server();                     \
+    return next(fd, to, size, place);                                             \
   }
 OPEN(open) OPEN(open64) OPENAT(openat) OPENAT(openat64)
 STAT(stat, stat) STAT(stat64, stat64) STAT(lstat, stat) STAT(lstat64, stat64)

@@ -155,7 +155,7 @@ class Tail:
             return b""
 
     def fetch(self) -> None:
-        """Read what the next poll will take in, and change nothing else: the ends of several files
+        """Read what was added to the file, for the next `poll` to split into lines. Several files
         may be fetched at once, each in a thread."""
         self._is_fetched = True
         try:
@@ -164,8 +164,8 @@ class Tail:
             self._fetched = error
 
     def poll(self) -> Added | None:
-        """Return what was added, read now unless it was fetched; None if nothing was, which costs
-        one stat."""
+        """Return the lines that were added since the last call, reading them unless `fetch` has
+        done so. Return None if there are none, which costs one stat."""
         if not self._is_fetched:
             self.fetch()
         fetched, self._fetched, self._is_fetched = self._fetched, None, False

@@ -102,12 +102,14 @@ class NodeFiles:
             self.logs["out"].is_apart = self.is_ours or "err" in self.logs
 
     def fetch(self) -> None:
-        """Read what the next `poll` will take in, and change nothing else."""
+        """Read what was added to the node's logs, for the next `poll` to parse. The logs of several
+        nodes may be fetched at once, each node's in a thread."""
         for tail in self.tails().values():
             tail.fetch()
 
     def poll(self) -> bool:
-        """Take in what was added; return True if anything was, or if a search continues."""
+        """Parse what was added to the node's logs since the last call, reading it unless `fetch`
+        has done so. Return True if anything was added, or if a search for older lines continues."""
         is_new = any(log.is_sought and log.is_unsearched for log in self.logs.values())
         for log in self.logs.values():
             is_new = log.poll() or is_new
@@ -177,7 +179,8 @@ class NodeFiles:
 
 
 def poll_all(nodes: Sequence[NodeFiles], many: ManyFiles) -> Iterator[tuple[NodeFiles, bool]]:
-    """Poll the logs of all nodes; yield each node's with True if anything was added."""
+    """Poll the logs of all nodes, fetching those of several at once if the file server is slow.
+    Yield the files of each node, with what their `poll` returned."""
     for files, _ in zip(nodes, many.call(NodeFiles.fetch, nodes), strict=True):
         yield files, files.poll()
 

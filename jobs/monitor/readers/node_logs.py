@@ -58,11 +58,11 @@ the longest of the last distances between such lines, and than this many bytes."
 HEAD_BYTES = 16 * 1024
 """Bytes at the beginning of a file in which the settings are searched."""
 
+_STATE = r"\b(?:models?|weights?|checkpoints?|ckpt|snapshot|adapter|state)\b"
 _SAVED = re.compile(
-    r"\b(?:models?|weights?|checkpoints?|ckpt|snapshot|adapter|state)\b.{0,40}\bsaved\b"
-    r"|\bsaved\b.{0,80}(?:\b(?:models?|weights?|checkpoints?|ckpt|snapshot|adapter|state)\b"
-    r"|\.(?:pth?|ckpt|safetensors|keras|h5|npz|pkl)\b)"
-    r"|\bsaving\b.{0,40}\b(?:models?|weights?|checkpoints?|ckpt|snapshot|adapter|state)\b",
+    rf"{_STATE}.{{0,40}}\bsaved\b"
+    rf"|\bsaved\b.{{0,80}}(?:{_STATE}|\.(?:pth?|ckpt|safetensors|keras|h5|npz|pkl)\b)"
+    rf"|\bsaving\b.{{0,40}}{_STATE}",
     re.IGNORECASE,
 )
 _NOT_SAVED = re.compile(

@@ -87,9 +87,8 @@ class JsonFolder:
             for held in (self.values, self.times, self._marks):
                 held.pop(stem, None)
         names = [name for name in names if name.endswith(".json") and not name.startswith(".")]
-        for name, read in zip(
-            names, self._many.call(partial(self._read_if_changed, fd), names), strict=True
-        ):
+        contents = self._many.call(partial(self._read_if_changed, fd), names)
+        for name, read in zip(names, contents, strict=True):
             value = None if read is None else parse_json(read[0])
             if read is not None and isinstance(value, dict):
                 stem, (_, found) = name[:-5], read
@@ -159,11 +158,13 @@ class TraceFile:
         return Tail(self.path, tail_bytes=tail_bytes * self._share, head_bytes=HEAD_BYTES)
 
     def fetch(self) -> None:
-        """Read what the next `poll` will take in, and change nothing else."""
+        """Read what was added to the file, for the next `poll` to parse. Several files may be
+        fetched at once, each in a thread."""
         self.tail.fetch()
 
     def poll(self) -> set[int]:
-        """Take in the lines that were added to the file; return the ranks that wrote them."""
+        """Parse the lines that were added to the file since the last call, reading them unless
+        `fetch` has done so. Return the ranks that wrote them."""
         added = self.tail.poll()
         if added is None:
             return set()
